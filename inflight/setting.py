@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -114,13 +114,14 @@ def settings_of(kind: type) -> dict[str, Setting]:
         if declared is None:
             continue
         hint = hints[each.name]
-        kinds = [part for part in get_args(hint) if part is not NoneType] if NoneType in get_args(hint) else [hint]
+        parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        kinds = [part for part in parts if part is not NoneType]
         elements = [get_args(part)[0] for part in kinds if get_origin(part) in (tuple, Sequence)]
         found[each.name] = replace(
             declared,
             name=each.name,
             type=kinds[0] if len(kinds) == 1 else None,
-            is_optional=kinds != [hint],
+            is_optional=NoneType in parts,
             default=each.default,
             element=elements[0] if elements else None,
         )

@@ -21,12 +21,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One phase of one step. `start_ns` and `end_ns` are times of `time.perf_counter_ns()`."""
+    """One phase of one step. `start_ns` and `end_ns` are times of `time.perf_counter_ns()`.
+
+    The commit of a step has `details`: `predicted_ms` and `measured_ms`, the times that the step was predicted to compute and
+    did compute, if they are known.
+    """
 
     step_id: int
     phase: str
     start_ns: int
     end_ns: int
+    details: Mapping[str, float] | None = None
 
     @property
     def microseconds(self) -> float:
@@ -41,8 +46,10 @@ class Timeline:
         self._next = itertools.count()
         self._under_way: dict[int, tuple[int, str, int]] = {}  # thread -> (step, phase, start) of its current span
 
-    def record(self, step_id: int, phase: str, start_ns: int, end_ns: int) -> None:
-        self._ring[next(self._next) % len(self._ring)] = Event(step_id, phase, start_ns, end_ns)
+    def record(
+        self, step_id: int, phase: str, start_ns: int, end_ns: int, details: Mapping[str, float] | None = None
+    ) -> None:
+        self._ring[next(self._next) % len(self._ring)] = Event(step_id, phase, start_ns, end_ns, details)
 
     @contextmanager
     def span(self, step_id: int, phase: str) -> Iterator[None]:
@@ -93,7 +100,7 @@ def chrome_trace(events_by_process: Mapping[str, Sequence[Event]]) -> dict[str, 
                     "tid": lanes[event.phase],
                     "ts": (event.start_ns - start_ns) / 1e3,
                     "dur": event.microseconds,
-                    "args": {"step": event.step_id},
+                    "args": {"step": event.step_id, **(event.details or {})},
                 }
             )
     return {"displayTimeUnit": "ms", "traceEvents": entries}

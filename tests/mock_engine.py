@@ -23,6 +23,8 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.scheduler.step_limits import StepLimits
+from inflight.scheduler.step_time import StepTimeModel
 from inflight.structured_output.manager import StructuredOutputManager
 from tests.conformance.configs import engine_config
 from tests.mock_worker import MockWorker, mock_generate
@@ -177,6 +179,12 @@ class MockEngine:
         self.core = EngineCore(config, self.executor, self.grammars)  # type: ignore[arg-type]
         self.scheduler = self.core.scheduler
         self.pool = self.scheduler._kv_cache.pool
+
+    def limit_times(self, times: StepTimeModel, **limits: Any) -> None:
+        """Limit the time of steps, as predicted by `times`. `limits` are fields of `SchedulerConfig`."""
+        config = replace(self.core.scheduler_config, **limits)
+        self.scheduler._config = config
+        self.scheduler.limits = StepLimits(config, self.block_size, times)
 
     def add(
         self,

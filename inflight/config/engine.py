@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,10 @@ class SchedulerConfig:
 
     If `max_stagger` is set, stagger and depth are minimum values: at the start `engine.pipeline_tuning` measures the pipeline
     and chooses a stagger of at most `max_stagger`, and a depth of at least stagger + 1. If it is None, both stay as they are.
+
+    `target_seconds` is the longest time that prompts in a step may put between two tokens of a request; None: it follows from
+    the decodes of the moment; infinite: no limit. `max_step_seconds` limits a step while no request decodes.
+    `scheduler.step_limits` describes these two, and how prompts share a step.
     """
 
     max_num_seqs: int
@@ -79,6 +84,15 @@ class SchedulerConfig:
     depth: int
     stagger: int
     max_stagger: int | None = None
+    target_seconds: float | None = math.inf
+    max_step_seconds: float = math.inf
+    max_num_partial_prefills: int = 4
+    max_long_partial_prefills: int = 1
+    long_prefill_token_threshold: int = 256
+
+    @property
+    def limits_time(self) -> bool:
+        return self.target_seconds != math.inf or self.max_step_seconds != math.inf
 
     @property
     def max_depth(self) -> int:

@@ -13,6 +13,7 @@ from inflight.errors import ConfigError
 from inflight.setting import check_values, parse_bytes, setting, unknown_name
 
 _EXECUTORS = ("uni", "mp", "external_launcher")
+MAX_MILLISECONDS = 3_600_000
 _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)*:\w+")
 
 _model = partial(setting, group="Model")
@@ -21,6 +22,21 @@ _parallel = partial(setting, group="Parallel")
 _COUNT = {"bounds": (1, 65536)}
 _LENGTH = {"bounds": (1, 2**24)}
 _PORT = {"bounds": (1, 65535), "metavar": "PORT"}
+
+
+def _parse_milliseconds(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # "auto", "none", or an error that `EngineArgs` reports
+
+
+def _time_problem(name: str, value: object, names: tuple[str, ...]) -> str | None:
+    """Why this time is wrong; None if it is right."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value in names if not is_number else 0 < value <= MAX_MILLISECONDS:  # type: ignore[operator]
+        return None
+    return f"{name}={value!r} is not {' or '.join(names)}, nor a number of milliseconds in (0, {MAX_MILLISECONDS}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +108,28 @@ class EngineArgs:
     )
     enable_prefix_caching: bool = _engine(True, "Reuse the KV blocks of equal prompt beginnings (on by default).")
     enable_chunked_prefill: bool = _engine(True, "Let a long prompt take several steps (on by default).")
+    target_inter_token_latency: str | float = _engine(
+        "auto",
+        "Milliseconds from one token of a request to the next that prompts of other requests may cause. auto: twice what the "
+        "decodes of the moment need, at least 100. none: only --max-num-batched-tokens bounds a step, as in `LLM` by default.",
+        metavar="auto|none|MS",
+        parse=_parse_milliseconds,
+    )
+    max_step_time: str | float = _engine(
+        1000,
+        "Most milliseconds of a step while no request decodes; none: no limit, as in `LLM` by default.",
+        metavar="none|MS",
+        parse=_parse_milliseconds,
+    )
+    max_num_partial_prefills: int = _engine(4, "Most prompts that are computed in part at the same time.", **_COUNT)
+    max_long_partial_prefills: int = _engine(
+        1, "Most long prompts among them. Further ones wait; short prompts may overtake these.", **_COUNT
+    )
+    long_prefill_token_threshold: int = _engine(
+        0,
+        "A prompt with more tokens to compute is long. 0: 4 % of --max-model-len, at least 256.",
+        bounds=(0, 2**24),
+    )
     scheduling_policy: str = _engine(
         "fcfs", "Order of requests: by arrival, or by priority.", choices=("fcfs", "priority")
     )
@@ -180,7 +218,11 @@ class EngineArgs:
         return cls(**kwargs)
 
     def __post_init__(self) -> None:
-        wrong = check_values(EngineArgs, vars(self)).values()
+        times = (
+            _time_problem("target_inter_token_latency", self.target_inter_token_latency, ("auto", "none")),
+            _time_problem("max_step_time", self.max_step_time, ("none",)),
+        )
+        wrong = [*check_values(EngineArgs, vars(self)).values(), *filter(None, times)]
         # Combinations are checked only if each value by itself is right.
         if problems := [f"{problem}; give one, or leave it out" for problem in wrong] or list(self._conflicts()):
             raise ConfigError("; ".join(problems))
@@ -206,5 +248,19 @@ class EngineArgs:
                 f"nnodes={self.nnodes} with distributed_executor_backend='external_launcher': the launcher knows "
                 "the nodes; give --nnodes to torchrun and leave it out here"
             )
+        if self.max_long_partial_prefills > self.max_num_partial_prefills:
+            yield (
+                f"max_long_partial_prefills={self.max_long_partial_prefills} is more than "
+                f"max_num_partial_prefills={self.max_num_partial_prefills}; raise the second or lower the first"
+            )
+        if self.target_inter_token_latency not in ("auto", "none"):
+            target = f"target_inter_token_latency={self.target_inter_token_latency}"
+            if backend == "external_launcher":
+                yield (
+                    f"{target} with distributed_executor_backend='external_launcher': all ranks must make the same plans, "
+                    "but the times that they measure differ; leave it out, and bound steps by max_num_batched_tokens"
+                )
+            if not self.enable_chunked_prefill:
+                yield f"{target} with enable_chunked_prefill=False: a prompt cannot be split; leave one of them out"
         if self.nnodes > 1 and self.distributed_executor_backend == "uni":
             yield (f"nnodes={self.nnodes} with distributed_executor_backend='uni': threads run on one node; use 'mp'")

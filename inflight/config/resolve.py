@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +174,7 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
             "hold one token of each sequence; raise the first or lower the second"
         )
     depth, stagger, max_stagger = _resolve_depth(args)
+    target_seconds, max_step_seconds = _resolve_step_time(args)
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -181,7 +183,24 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
         depth=depth,
         stagger=stagger,
         max_stagger=max_stagger,
+        target_seconds=target_seconds,
+        max_step_seconds=max_step_seconds,
+        max_num_partial_prefills=args.max_num_partial_prefills,
+        max_long_partial_prefills=args.max_long_partial_prefills,
+        long_prefill_token_threshold=args.long_prefill_token_threshold or max(256, max_model_len // 25),
     )
+
+
+def _resolve_step_time(args: EngineArgs) -> tuple[float | None, float]:
+    """(target, longest step without decodes) in seconds, as `SchedulerConfig` has them."""
+    if args.distributed_executor_backend == "external_launcher" or not args.enable_chunked_prefill:
+        # engines that plan by themselves must not depend on measured times; prompts that cannot be split cannot fit a time
+        return math.inf, math.inf
+    target, longest = args.target_inter_token_latency, args.max_step_time
+    max_step_seconds = math.inf if isinstance(longest, str) else longest / 1e3
+    if isinstance(target, str):
+        return (None if target == "auto" else math.inf), max_step_seconds
+    return target / 1e3, max_step_seconds
 
 
 def _check_device_state(args: EngineArgs, max_model_len: int, machine: Machine) -> None:

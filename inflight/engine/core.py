@@ -34,6 +34,7 @@ from inflight.engine.kv_cache_sizing import num_tokens_held
 from inflight.engine.kv_cache_start import allocate_kv_cache
 from inflight.engine.pipeline_tuning import tuned
 from inflight.engine.step_records import StepRecords
+from inflight.engine.step_time_start import measured_step_times
 from inflight.errors import EngineDeadError, EngineError, RankError, StepError
 from inflight.executor.executor import Executor
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
@@ -78,6 +79,7 @@ class EngineCore:
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
         self.scheduler_config, first_step_id = tuned(config, executor, self.kv_cache_config)
+        step_times, first_step_id = measured_step_times(config, executor, self.kv_cache_config, first_step_id)
         self.scheduler = Scheduler(
             self.scheduler_config,
             kv_cache,
@@ -85,6 +87,7 @@ class EngineCore:
             grammars=grammars,
             num_speculative_tokens=config.speculative.num_speculative_tokens if config.speculative is not None else 0,
             first_step_id=first_step_id,
+            step_times=step_times,
         )
         self._depth = self.scheduler_config.depth
         # external_launcher needs equal plans on all engines, although they compile a grammar in different times
@@ -211,8 +214,7 @@ class EngineCore:
             output = future.result()
         start = time.perf_counter_ns()
         self._outputs += self.scheduler.update_from_output(plan, output)
-        self._records.worked(plan.step_id, "commit", start)
-        self._records.committed(plan.step_id)
+        self._records.committed(plan.step_id, start, self.scheduler.limits.last_step)
         self._in_flight.popleft()  # not earlier, because an interrupt during the wait must not lose the step
         self._send_masks()
 

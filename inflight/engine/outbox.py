@@ -113,6 +113,7 @@ def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStat
         prefix_cache_hits=earlier.prefix_cache_hits + later.prefix_cache_hits,
         num_preemptions=earlier.num_preemptions + later.num_preemptions,
         step_gaps=(earlier.step_gaps + later.step_gaps)[-MAX_GAPS:],
+        step_time_ratios=(earlier.step_time_ratios + later.step_time_ratios)[-MAX_GAPS:],
         hidden_share=earlier.hidden_share if later.hidden_share is None else later.hidden_share,
     )
 

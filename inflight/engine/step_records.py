@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
-from inflight.engine.step_figures import StepClock
+from inflight.engine.step_figures import MAX_GAPS, StepClock
 from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import ModelRunnerOutput
 from inflight.kv_cache.manager import KVCacheManager
@@ -26,15 +28,17 @@ class StepRecords:
         self.timeline = Timeline()
         self._scheduler, self._kv_cache = scheduler, kv_cache
         self._clock = StepClock()
+        # measured / predicted times of the steps since the last report
+        self._ratios: deque[float] = deque(maxlen=MAX_GAPS)
         self._newest_step = -1  # the id of the step that was committed last
         self._reported = StepCounters()
         self._idle_since_ns: int | None = None  # since when there has been no request; None if there is one
         self.note_idleness()
 
-    def worked(self, step_id: int, phase: str, start_ns: int) -> int:
+    def worked(self, step_id: int, phase: str, start_ns: int, details: Mapping[str, float] | None = None) -> int:
         """Record work of the engine's thread from `start_ns` to now. Returns the present time."""
         end_ns = time.perf_counter_ns()
-        self.timeline.record(step_id, phase, start_ns, end_ns)
+        self.timeline.record(step_id, phase, start_ns, end_ns, details)
         self._clock.worked(start_ns, end_ns)
         return end_ns
 
@@ -45,8 +49,15 @@ class StepRecords:
             self._idle_since_ns = None
         self._clock.submitted(future, after_idleness=was_idle)
 
-    def committed(self, step_id: int) -> None:
+    def committed(self, step_id: int, start_ns: int, last_step: tuple[float, float] | None) -> None:
+        """Record the commit of a step, which began at `start_ns`. `last_step`: its predicted and measured seconds."""
         self._newest_step = step_id
+        details = None
+        if last_step is not None:
+            predicted, measured = last_step
+            self._ratios.append(measured / predicted)
+            details = {"predicted_ms": round(predicted * 1e3, 3), "measured_ms": round(measured * 1e3, 3)}
+        self.worked(step_id, "commit", start_ns, details)
 
     def note_idleness(self) -> None:
         """If there are no requests, the time until the next plan does not count as time that devices waited for the engine."""
@@ -58,6 +69,8 @@ class StepRecords:
         scheduler, before = self._scheduler, self._reported
         self._reported = now = replace(scheduler.stats)
         gaps, hidden_share = self._clock.take()
+        ratios = tuple(self._ratios)
+        self._ratios.clear()
         return SchedulerStats(
             step_id=self._newest_step,
             num_running=scheduler.num_running,
@@ -74,5 +87,6 @@ class StepRecords:
             num_draft_tokens=now.num_draft_tokens - before.num_draft_tokens,
             num_accepted_tokens=now.num_accepted_tokens - before.num_accepted_tokens,
             step_gaps=gaps,
+            step_time_ratios=ratios,
             hidden_share=hidden_share,
         )

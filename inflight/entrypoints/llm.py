@@ -22,6 +22,7 @@ from inflight.timeline import Event, chrome_trace
 from inflight.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]  # Any: JSON, checked by the chat template
+NO_TIME_LIMITS = {"target_inter_token_latency": "none", "max_step_time": "none"}
 
 
 class LLM:
@@ -33,7 +34,8 @@ class LLM:
 
     The arguments are those of `EngineArgs`. If a value is None or "auto", the engine chooses. An unknown name is an error.
     `model` is a folder in the Hugging Face layout, a GGUF file, a hub id, "org/name:FILE.gguf", or None for the small model
-    that Inflight contains.
+    that Inflight contains. Nobody reads a token before its completion has ended, so the time of a step is not limited:
+    `target_inter_token_latency` and `max_step_time` are "none" if they are not given.
 
     Raises:
         ConfigError: an argument is unknown, or it does not fit the model or the machine.
@@ -41,7 +43,7 @@ class LLM:
 
     def __init__(self, model: str | None = None, **engine_args: Any) -> None:  # Any: EngineArgs checks every value
         self._request_ids = itertools.count()
-        self.llm_engine = LLMEngine.from_args(EngineArgs.from_kwargs({"model": model, **engine_args}))
+        self.llm_engine = LLMEngine.from_args(EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **engine_args}))
 
     def generate(
         self,

@@ -11,12 +11,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from inflight.errors import ConfigError, InflightError, RankError, StepError
 from inflight.executor.failures import named_error
 from inflight.interface.messages import ReplyKey, WorkerFailure
-from inflight.interface.step import SchedulerOutput
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 
 MAX_REQUEST_IDS_SHOWN = 8
 
@@ -78,12 +79,18 @@ class Pending(ABC):
 
 
 class PendingStep(Pending):
-    """A step. Its future waits for all ranks. The result is the output of `output_rank`."""
+    """A step. Its future waits for all ranks. The result is the output of `output_rank`, with the compute time of the slowest
+    rank."""
 
     def __init__(self, plan: SchedulerOutput, num_ranks: int, output_rank: int) -> None:
         super().__init__(("step", plan.step_id), num_ranks, output_rank)
         self.plan, self.step_id, self.request_ids = plan, plan.step_id, plan.request_ids
         self.awaits_masks = len(plan.grammar_rows) > 0  # the time allowed for the step begins when they have been sent
+
+    def result(self) -> ModelRunnerOutput:
+        output: ModelRunnerOutput = super().result()
+        slowest = max(each.compute_seconds for each in self.values.values())
+        return output if slowest == output.compute_seconds else replace(output, compute_seconds=slowest)
 
     @property
     def name(self) -> str:

@@ -23,6 +23,7 @@ class SchedulerStats:
         num_draft_tokens: drafts that were verified since the last report.
         num_accepted_tokens: how many of these drafts were accepted.
         step_gaps: for each step since the last report, the seconds that the devices were idle before it.
+        step_time_ratios: for each step since the last report whose time was predicted, the measured time divided by it.
         hidden_share: which share of the host's work was done while a device computed a step. None if there was no step since
             the last report.
     """
@@ -39,4 +40,5 @@ class SchedulerStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     step_gaps: tuple[float, ...] = ()
+    step_time_ratios: tuple[float, ...] = ()
     hidden_share: float | None = None

@@ -137,6 +137,9 @@ class ModelRunnerOutput:
     arrays are empty: each sampling row has one token, directly after the row's last token. `logprobs` are those of the
     tokens `sampled_token_ids[logprobs_rows]`. `draft_token_ids[j]` are drafts that the next step may compute after the last
     token of the j-th sampling row. Unused entries are -1.
+
+    `compute_seconds` is how long the step computed: forward and sample,
+    without waits for other ranks' data or for masks; 0 if it was not measured.
     """
 
     step_id: int
@@ -147,3 +150,4 @@ class ModelRunnerOutput:
     logprobs_rows: Int32Array = field(default_factory=_empty)
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     draft_token_ids: Int32Array = field(default_factory=_empty)  # [num_sampling_rows, num_speculative_tokens] or empty
+    compute_seconds: float = 0.0

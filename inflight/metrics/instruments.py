@@ -73,6 +73,11 @@ INSTRUMENTS = (
     _gauge("num_waiting_tokens", "Prompt tokens of the waiting requests, still to be computed."),
     _counter("engine_steps", "Steps committed by the engine."),
     _histogram("step_gap_seconds", "Time for which the devices were idle between two steps.", STEP_GAP_BUCKETS),
+    _histogram(
+        "step_time_ratio",
+        "Measured time of a step divided by the time that was predicted for it.",
+        (0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0),
+    ),
     _gauge(
         "hidden_share",
         "Share of the host's last work that was done while a step ran; NaN before the first step.",

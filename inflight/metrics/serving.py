@@ -45,6 +45,8 @@ class ServingMetrics(EngineObserver):
         self._last_step_id = stats.step_id
         for gap in stats.step_gaps:
             self._observe("step_gap_seconds", gap)
+        for ratio in stats.step_time_ratios:
+            self._observe("step_time_ratio", ratio)
         if stats.hidden_share is not None:
             self._set("hidden_share", stats.hidden_share)
 

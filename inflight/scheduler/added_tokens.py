@@ -10,7 +10,7 @@ import numpy as np
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
 from inflight.interface.step import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from inflight.scheduler.grammars import RequestGrammars
-from inflight.scheduler.request import Request
+from inflight.scheduler.request import Request, RequestStatus
 
 NOTHING_TO_DRAW = "no token could be drawn: the model's logits are not finite, or every token is forbidden"
 
@@ -129,6 +129,20 @@ def _append(
     if has_ended:
         return FinishReason.STOP, ""  # even before min_tokens, because the grammar allows no more tokens
     return (FinishReason.LENGTH if request.num_tokens >= request.max_num_tokens else None), ""
+
+
+def take_back_rejected(
+    request: Request, drawn: SampledRow, num_scheduled: int, max_drafts: int, stats: StepCounters
+) -> int:
+    """The plan assumed that all drafts are computed and accepted. Subtract those that were not. Returns how many tokens of the
+    request are computed."""
+    num_rejected = num_scheduled - len(drawn.token_ids)
+    request.num_planned_tokens -= num_rejected
+    if request.status is RequestStatus.RUNNING:
+        request.num_computed_tokens -= num_rejected
+    stats.num_draft_tokens += min(max_drafts, len(request.draft_token_ids))
+    stats.num_accepted_tokens += len(drawn.token_ids) - 1
+    return drawn.position - 1 + len(drawn.token_ids)
 
 
 def make_output(

@@ -36,6 +36,8 @@ class Request:
         order: the number of the request, counted in the order of arrival.
         draft_token_ids: drafts proposed by the last committed step that drew tokens. They follow the last token.
         num_drawn_tokens: 1 + the position of the last token that a committed step drew.
+        is_long: when it was queued, more of its tokens had to be computed than `long_prefill_token_threshold`.
+        due_time: when its newest token is drawn, on the clock of planned steps (`StepLimits`).
         has_untold_tokens: a grammar has forced the last tokens, and the workers do not know them yet. The next plan contains
             them.
     """
@@ -53,6 +55,8 @@ class Request:
         self.num_computed_tokens = 0
         self.num_in_flight = 0  # steps in flight with a row of this request
         self.staggered_until = 0  # while the last token is in flight, no step with a smaller id computes this request
+        self.is_long = False
+        self.due_time = 0.0
         self.num_cached_tokens = -1  # how many tokens the prefix cache had; -1: not admitted yet
         self.num_prompt_logprobs_done = 1  # the first prompt token has no logprob
         self.first_scheduled_time = 0.0
@@ -70,6 +74,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether plans have drawn its first token, and it will get more."""
+        return self.num_prompt_tokens < self.num_planned_tokens < self.max_num_tokens
 
     @property
     def has_planned_prompt(self) -> bool:

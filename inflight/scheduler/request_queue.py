@@ -6,6 +6,8 @@ import heapq
 
 from inflight.scheduler.request import Request, RequestStatus
 
+_Entry = tuple[tuple[int, int], Request]
+
 
 class RequestQueue:
     """Ordered by arrival ("fcfs"), or by (priority, arrival) with the lower number first. A preempted request keeps its place.
@@ -14,7 +16,9 @@ class RequestQueue:
     of an event is the id of a request: the event is that its grammar is compiled, or that its followers (requests with the same
     prompt, which share its blocks) may be admitted. `release` puts the held requests back at their places in the order.
 
-    `remove` is lazy: a removed request stays in the heap until it is the first there, or until most of the heap is removed.
+    Short requests may overtake long ones. So there are two heaps, one of short and one of long requests (`Request.is_long`).
+
+    `remove` is lazy: a removed request stays in its heap until it is the first there, or until most of the heap is removed.
 
     Attributes:
         num_tokens: the tokens of all waiting requests, counted when they were pushed. A follower counts as 0, because
@@ -23,9 +27,9 @@ class RequestQueue:
 
     def __init__(self, policy: str) -> None:
         self._by_priority = policy == "priority"
-        self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._heaps: tuple[list[_Entry], list[_Entry]] = ([], [])  # of short and of long requests
         self._num_tokens_of: dict[int, int] = {}  # `order` of a waiting request -> its number of tokens
-        self._held: set[int] = set()  # `order` of waiting requests that are not in the heap
+        self._held: set[int] = set()  # `order` of waiting requests that are not in a heap
         self._held_until: dict[str, list[Request]] = {}  # event -> requests; some may have been removed
         self.num_tokens = 0
 
@@ -49,30 +53,53 @@ class RequestQueue:
         if is_held:
             self._hold(request, request.request_id)
         else:
-            heapq.heappush(self._heap, (self.key(request), request))
+            self._push_heap(request)
 
-    def peek(self) -> Request | None:
-        """Returns the first request that is not held; None if there is none."""
-        while self._heap and self._heap[0][1].order not in self._num_tokens_of:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+    def peek(self, *, may_start_long: bool = True) -> Request | None:
+        """Returns the first request that is not held; None if there is none.
 
-    def pop(self) -> Request:
-        """Remove and return the request that `peek` returns."""
-        request = self._pop_heap()
+        If not `may_start_long`, and this request is long and has never run, returns the first short request with the same
+        priority instead.
+        """
+        for heap in self._heaps:
+            while heap and heap[0][1].order not in self._num_tokens_of:
+                heapq.heappop(heap)
+        tops = [heap[0] for heap in self._heaps if heap]
+        if not tops:
+            return None
+        (priority, _), first = min(tops)  # no two keys are equal
+        if may_start_long or not first.is_long or first.status is RequestStatus.PREEMPTED:
+            return first
+        short = self._heaps[0][0] if self._heaps[0] else None
+        return short[1] if short is not None and short[0][0] == priority else None
+
+    def pop(self, request: Request) -> None:
+        """Remove a request that `peek` returned."""
+        heapq.heappop(self._heaps[request.is_long])
         self.num_tokens -= self._num_tokens_of.pop(request.order)
-        return request
 
-    def hold_first(self, event: str) -> None:
-        """Hold the request that `peek` returns, until `event`."""
-        self._hold(self._pop_heap(), event)
+    def num_short_tokens(self, priority: int, most: int) -> int:
+        """Returns the tokens of all short requests that are not held and whose priority number is at most `priority`. The
+        result is at most `most`."""
+        total = 0
+        for (number, order), request in self._heaps[0]:
+            if number <= priority and order in self._num_tokens_of:
+                total += request.num_tokens
+                if total >= most:
+                    return most
+        return total
+
+    def hold(self, request: Request, event: str) -> None:
+        """Hold a request that `peek` returned until `event`."""
+        heapq.heappop(self._heaps[request.is_long])
+        self._hold(request, event)
 
     def release(self, event: str) -> None:
         """Put back the requests that were held until `event`."""
         for request in self._held_until.pop(event, ()):
             if request.order in self._held:
                 self._held.remove(request.order)
-                heapq.heappush(self._heap, (self.key(request), request))
+                self._push_heap(request)
 
     def is_held(self, request: Request) -> bool:
         return request.order in self._held
@@ -81,16 +108,14 @@ class RequestQueue:
         """Remove a waiting request that has ended."""
         self.num_tokens -= self._num_tokens_of.pop(request.order)
         self._held.discard(request.order)
-        if len(self._heap) > 2 * (len(self) - len(self._held)):
-            self._heap = [entry for entry in self._heap if entry[1].order in self._num_tokens_of]
-            heapq.heapify(self._heap)
+        heap = self._heaps[request.is_long]
+        if len(heap) > 2 * (len(self) - len(self._held)):
+            heap[:] = [entry for entry in heap if entry[1].order in self._num_tokens_of]
+            heapq.heapify(heap)
+
+    def _push_heap(self, request: Request) -> None:
+        heapq.heappush(self._heaps[request.is_long], (self.key(request), request))
 
     def _hold(self, request: Request, event: str) -> None:
         self._held.add(request.order)
         self._held_until.setdefault(event, []).append(request)
-
-    def _pop_heap(self) -> Request:
-        request = self.peek()
-        assert request is not None
-        heapq.heappop(self._heap)
-        return request

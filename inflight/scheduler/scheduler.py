@@ -36,20 +36,23 @@ from inflight.config.engine import SchedulerConfig
 from inflight.errors import EngineError
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager
+from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.added_tokens import (
     NOTHING_ADDED,
     AddedTokens,
-    SampledRow,
     StepCounters,
     add_tokens,
     make_output,
     sampled_rows,
+    take_back_rejected,
 )
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.plan import PlannedRow, make_plan
+from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue
+from inflight.scheduler.step_limits import StepBudget, StepLimits
+from inflight.scheduler.step_time import StepTimeModel
 from inflight.structured_output.manager import StructuredOutputManager
 
 
@@ -59,6 +62,7 @@ class Scheduler:
         grammars: compiles grammars and makes masks. None if the input processor refuses every request with a grammar.
         num_speculative_tokens: the most drafts that the workers propose for a request.
         first_step_id: the step id of the first plan.
+        step_times: predicts how long steps take; None if the configuration does not limit their time.
     """
 
     def __init__(
@@ -70,12 +74,16 @@ class Scheduler:
         grammars: StructuredOutputManager | None = None,
         num_speculative_tokens: int = 0,
         first_step_id: int = 0,
+        step_times: StepTimeModel | None = None,
     ) -> None:
         self._config = config
         self._grammars = RequestGrammars(grammars)
         self._num_speculative_tokens = num_speculative_tokens
         self._kv_cache, self._max_model_len = kv_cache, max_model_len
         self._requests: dict[str, Request] = {}
+        self._sharing = PromptSharing(self._requests, kv_cache)
+        self.limits = StepLimits(config, kv_cache.block_size, step_times)
+        self._has_partial_prompts = False  # whether the plan made last leaves prompts incomplete
         self._waiting = RequestQueue(config.policy)
         self._running: list[Request] = []  # in queue order
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
@@ -109,6 +117,8 @@ class Scheduler:
         self._requests[core.request_id] = request
         if request.has_grammar:
             self._grammars.add(request)
+        if self.limits.is_long(request.num_tokens) and self._sharing.leader(request) is None:
+            request.is_long = self.limits.is_long(request.num_tokens - self._sharing.num_computed_tokens(request))
         self._waiting.push(request, is_held=request.has_grammar)  # held until its grammar has been compiled
 
     def abort_requests(self, request_ids: Collection[str]) -> None:
@@ -143,14 +153,17 @@ class Scheduler:
         compiled."""
         self._release_compiled()
         rows: list[PlannedRow] = []
-        budget = self._schedule_running(rows, self._config.max_num_batched_tokens)
-        self._schedule_waiting(rows, budget)
+        budget = self._budget()
+        if self._schedule_running(rows, budget):
+            self._schedule_waiting(rows, budget)
+        self._has_partial_prompts = budget.num_partial > 0
         if not rows:
             self._check_progress()
             return None
         plan = make_plan(self._next_step_id, rows, self._kv_cache.num_groups)
         self._next_step_id += 1
         self._in_flight.append((plan, [row.request for row in rows]))
+        due_time = self.limits.planned(plan)
         if len(plan.grammar_rows):
             self._grammars.expect(plan)
         has_held = self._waiting.num_held > 0
@@ -166,7 +179,14 @@ class Scheduler:
             if request.num_computed_tokens == request.num_planned_tokens:  # this step draws a token
                 request.num_planned_tokens += 1
                 request.staggered_until = plan.step_id + self._config.stagger
+                request.due_time = due_time
         return plan
+
+    def _budget(self) -> StepBudget:
+        waiting = self._waiting if self._free_slots and len(self._waiting) else None
+        if waiting is not None or self._has_partial_prompts or self._num_speculative_tokens:
+            return self.limits.budget(self._next_step_id, self._running, waiting)
+        return self.limits.unlimited()
 
     def _release_compiled(self) -> None:
         """Release requests whose grammar is compiled, so that they can be admitted. End requests whose compilation failed."""
@@ -182,9 +202,9 @@ class Scheduler:
         if self._requests and not only_waits and not self._in_flight:
             raise EngineError(f"none of {len(self._requests)} requests can be scheduled: a defect of Inflight")
 
-    def _schedule_running(self, rows: list[PlannedRow], budget: int) -> int:
-        """Give running requests their next tokens. Returns the budget that is left for waiting requests. It is 0 if blocks ran
-        out, because a request that was admitted now would be preempted at once.
+    def _schedule_running(self, rows: list[PlannedRow], budget: StepBudget) -> bool:
+        """Give running requests their next tokens. Returns whether waiting requests may be admitted: not if blocks ran out,
+        because a request admitted now would be preempted at once.
 
         With several pipeline stages a token comes several steps after its step was planned. So a request that has drawn waits
         until its token is committed, or for `stagger` steps, and each step computes an equal share of the decoding requests. A
@@ -204,16 +224,23 @@ class Scheduler:
                 continue  # its last token is already being drawn, or it must wait because of the stagger
             if self._num_speculative_tokens and request.has_untold_tokens and request.num_in_flight:
                 continue  # the positions of its tokens depend on which drafts in flight are accepted
-            count, num_drafts = num_planned - request.num_computed_tokens, NO_DRAFTS
-            if count == 1:
+            wanted, num_drafts = num_planned - request.num_computed_tokens, NO_DRAFTS
+            # every running request after this one keeps a token of the budget, so a long prompt delays no other request
+            num_reserved = len(running) - i
+            is_prompt, is_long = wanted > 1, self.limits.is_long(wanted)
+            if is_prompt:
+                count = budget.prompt_tokens(request.num_computed_tokens, wanted, num_reserved, is_long=is_long)
+                if count == 0:
+                    budget.add_prompt(request.num_computed_tokens, wanted, 0, is_long=is_long)
+                    continue
+            else:
                 if num_decodes == 0:
                     continue
                 num_decodes -= 1
                 num_drafts = request.max_drafts(self._num_speculative_tokens)
-                count += max(num_drafts, 0)
-            # every running request after this one keeps a token of the budget, so a long prompt delays no other request
-            count = min(count, budget - (len(running) - i))
-            num_drafts = min(num_drafts, count - 1)
+                if num_drafts > 0:
+                    num_drafts = budget.drafts(min(num_drafts, budget.num_tokens - num_reserved - 1))
+                count = 1 + max(num_drafts, 0)
             end = request.num_computed_tokens + count
             while (grown := allocate(request.blocks, end)) is None:
                 if num_drafts > 0:  # no request is preempted for drafts
@@ -222,57 +249,52 @@ class Scheduler:
                 ran_out = True
                 victim = running[-1]
                 if victim is request and request.num_in_flight:
-                    return 0  # when its steps are committed, its sliding window may free blocks
-                self._preempt(victim)
+                    return False  # when its steps are committed, its sliding window may free blocks
+                self._requeue(victim)
+                self.stats.num_preemptions += 1
                 if victim is request:
-                    return 0
+                    return False
             rows.append(PlannedRow(request, count, grown, False, num_drafts))
-            budget -= count
-        return 0 if ran_out else budget
+            if is_prompt:
+                budget.add_prompt(request.num_computed_tokens, wanted, count, is_long=is_long)
+            else:
+                budget.num_tokens -= count
+        return not ran_out
 
-    def _schedule_waiting(self, rows: list[PlannedRow], budget: int) -> None:
-        """Admit waiting requests in queue order, until one does not fit."""
-        while budget > 0 and self._free_slots and (request := self._waiting.peek()) is not None:
+    def _schedule_waiting(self, rows: list[PlannedRow], budget: StepBudget) -> None:
+        """Admit waiting requests in queue order, up to the first that does not fit."""
+        most_long = self._config.max_long_partial_prefills
+        while budget.num_tokens > 0 and self._free_slots:
+            request = self._waiting.peek(may_start_long=budget.num_long_partial < most_long)
+            if request is None:
+                break
             if request.num_in_flight:
                 break  # it was preempted and can soon be admitted again; later requests would take its blocks
-            if (leader := self._leader_to_wait_for(request)) is not None:
-                self._waiting.hold_first(leader.request_id)
+            if (leader := self._sharing.leader_to_wait_for(request)) is not None:
+                self._waiting.hold(request, leader.request_id)
                 continue
             row = self._admit(request, budget)
             if row is None:
                 break
             rows.append(row)
-            budget -= row.num_tokens
 
-    def _leader(self, request: Request) -> Request | None:
-        """Returns the leader if the request is a follower that has never run; otherwise None.
-
-        The first of the n completions of a prompt is the leader. It computes the prompt. The others are its followers. When
-        plans have been made for all of the prompt but its last token, the followers can be admitted and share the leader's
-        blocks. If a step of the leader fails that is still in flight, the later step of the follower is void, too.
-        """
-        return self._requests.get(request.core.prompt_leader or "") if request.status is RequestStatus.WAITING else None
-
-    def _leader_to_wait_for(self, request: Request) -> Request | None:
-        """Returns the leader of a follower that cannot be admitted yet, otherwise None. A prompt that fits one block has
-        nothing to share, so its followers do not wait."""
-        leader = self._leader(request)
-        must_wait = leader is not None and not leader.has_planned_prompt
-        return leader if must_wait and request.num_prompt_tokens > self._kv_cache.block_size else None
-
-    def _admit(self, request: Request, budget: int) -> PlannedRow | None:
-        """Give the first waiting request a slot. Returns None if the budget or the blocks are not enough."""
-        computed = self._computed_blocks(request)
+    def _admit(self, request: Request, budget: StepBudget) -> PlannedRow | None:
+        """Give a waiting request a slot. Returns None if budget or blocks do not suffice."""
+        computed = self._sharing.computed_blocks(request)
         start = len(computed[0]) * self._kv_cache.block_size if computed else 0
-        count = request.num_tokens - start
-        if count > budget:
-            if not self._config.enable_chunked_prefill:
-                return None
-            count = budget
+        wanted = request.num_tokens - start
+        is_long = self.limits.is_long(wanted)
+        if self._config.enable_chunked_prefill:
+            count = budget.prompt_tokens(start, wanted, 0, is_long=is_long)
+        else:
+            count = wanted if wanted <= budget.num_tokens else 0
+        if count == 0 or (count < wanted and budget.num_partial >= self._config.max_num_partial_prefills):
+            return None
         grown = self._kv_cache.allocate_slots(request.blocks, start + count, computed)
         if grown is None:
             return None
-        self._waiting.pop()
+        self._waiting.pop(request)
+        budget.add_prompt(start, wanted, count, is_long=is_long)
         request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
         request.num_computed_tokens = start
@@ -286,26 +308,12 @@ class Scheduler:
         bisect.insort(self._running, request, key=self._waiting.key)
         return PlannedRow(request, count, grown, True)
 
-    def _computed_blocks(self, request: Request) -> tuple[list[int], ...]:
-        """Returns the blocks that the request need not compute: blocks of its leader, or blocks in the prefix cache."""
-        last = request.num_tokens - 1  # at least this token is computed, because its logits are needed
-        if request.sampling.params.prompt_logprobs is not None:
-            last = min(last, request.num_prompt_logprobs_done - 1)
-        if (leader := self._leader(request)) is not None and leader.status is RequestStatus.RUNNING:
-            shared = self._kv_cache.share_prompt(request.blocks, leader.blocks, last // self._kv_cache.block_size)
-            if shared != NO_BLOCKS:
-                return shared
-        return self._kv_cache.get_computed_blocks(request.blocks, request.token_ids[: last + 1])
-
-    def _preempt(self, request: Request) -> None:
-        self._requeue(request)
-        self.stats.num_preemptions += 1
-
     def _requeue(self, request: Request) -> None:
         """Take the blocks and the slot from a running request. It keeps all its tokens and waits."""
         self._release(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
+        request.is_long = self.limits.is_long(request.num_tokens)
         self._waiting.push(request)
 
     # -- commit --------------------------------------------------------------------------------------------------
@@ -316,6 +324,7 @@ class Scheduler:
         Nothing is added to requests that have ended since the plan was made. Requests preempted since then do get their tokens.
         """
         planned, requests = self._in_flight.popleft()
+        self.limits.committed(output.compute_seconds)
         assert planned is plan and output.step_id == plan.step_id, (plan.step_id, output.step_id)
         scheduled = plan.num_scheduled_tokens.tolist()
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
@@ -329,7 +338,7 @@ class Scheduler:
             drawn = sampled.get(row)
             if drawn is not None:
                 if drafts and drafts[row] != NO_DRAFTS:
-                    num_computed = self._take_back_rejected(request, drawn, scheduled[row], drafts[row])
+                    num_computed = take_back_rejected(request, drawn, scheduled[row], drafts[row], self.stats)
                 request.draft_token_ids = drawn.drafts
                 request.num_drawn_tokens = drawn.position + len(drawn.token_ids)
             if request.status is RequestStatus.FINISHED:
@@ -345,17 +354,6 @@ class Scheduler:
             if added.token_ids or added.finish_reason is not None or piece is not None:
                 results.append(make_output(request, added, drawn, piece))
         return results
-
-    def _take_back_rejected(self, request: Request, drawn: SampledRow, num_scheduled: int, max_drafts: int) -> int:
-        """Subtract the drafts that were not accepted, because the plan assumed that all drafts are accepted. Returns how many
-        tokens of the request are computed."""
-        num_rejected = num_scheduled - len(drawn.token_ids)
-        request.num_planned_tokens -= num_rejected
-        if request.status is RequestStatus.RUNNING:
-            request.num_computed_tokens -= num_rejected
-        self.stats.num_draft_tokens += min(max_drafts, len(request.draft_token_ids))
-        self.stats.num_accepted_tokens += len(drawn.token_ids) - 1
-        return drawn.position - 1 + len(drawn.token_ids)
 
     def fill_masks(self) -> list[tuple[int, GrammarOutput]]:
         """Make those masks of steps in flight that can be made now. Returns the new ones, (step id, masks), in step order.
@@ -388,6 +386,7 @@ class Scheduler:
                 request.num_in_flight = 0
                 request.num_planned_tokens = request.num_tokens
         self._in_flight.clear()
+        self.limits.void()
         return self._grammars.give_up_masks()
 
     def reset_prefix_cache(self) -> None:
@@ -423,7 +422,7 @@ class Scheduler:
             assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
             is_held, is_compiling = self._waiting.is_held(request), self._grammars.is_compiling(request)
             assert is_held or not is_compiling
-            assert is_compiling or not is_held or self._leader_to_wait_for(request) is not None
+            assert is_compiling or not is_held or self._sharing.leader_to_wait_for(request) is not None
         self._kv_cache.check_integrity([request.blocks for request in live])
         self._grammars.check_integrity(live)
 

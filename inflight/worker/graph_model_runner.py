@@ -250,9 +250,6 @@ class GraphModelRunner(Runner):
     ) -> IntermediateTensors | None:
         """Returns None on the last stage, where the logits stay in `StepPrograms.logits`."""
         step, plan = model_input, model_input.plan
-        if self._receiver is not None:
-            with self._timeline.span(plan.step_id, "receive"):
-                self._inbox.receive(step.inputs.drawn_in_step)
         with self._timeline.span(plan.step_id, "forward"):
             if step.message is not None:
                 self._inbox.expect(plan.step_id, step.slots, step.inputs.first_positions, step.message)

@@ -152,9 +152,6 @@ class ModelRunner(Runner):
         self, model_input: ModelInput, intermediate: IntermediateTensors | None = None
     ) -> ForwardOutput | IntermediateTensors:
         plan, inputs = model_input.plan, model_input.inputs
-        if self._receiver is not None:
-            with self._timeline.span(plan.step_id, "receive"):
-                self._inbox.receive(inputs.drawn_in_step)
         with self._timeline.span(plan.step_id, "forward"):
             forward_input = model_input.forward
             if forward_input is None:

@@ -33,6 +33,7 @@ from inflight.worker.input_batch import InputBatch, StepInputs
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profile_run import run_largest_step
 from inflight.worker.prompt_logprobs import PromptLogprobsProgress
+from inflight.worker.token_inbox import TokenInbox
 
 
 class PreparedStep(Protocol):
@@ -81,6 +82,7 @@ class Runner(ABC):
         self._prompt_logprobs = PromptLogprobsProgress()
         self._kv_cache_config: KVCacheConfig | None = None
         self._batch: InputBatch | None = None
+        self._inbox: TokenInbox  # each runner says what to do with the tokens
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """The spec of each layer's cache, by layer name, in layer order."""
@@ -131,6 +133,13 @@ class Runner(ABC):
                 self._sampling_state.add(data.slot, data.sampling)
                 self._prompt_logprobs.add(data)
         return self._batch, self._batch.step_inputs(plan)
+
+    def receive_tokens(self, step: PreparedStep) -> None:
+        """Wait until the last stage has sent the drawn tokens that are inputs of this step. It runs in the thread that
+        computes, before `execute_model`."""
+        if self._receiver is not None:
+            with self._timeline.span(step.plan.step_id, "receive"):
+                self._inbox.receive(step.inputs.drawn_in_step)
 
     @abstractmethod
     def prepare_inputs(self, plan: SchedulerOutput) -> PreparedStep:

@@ -14,11 +14,12 @@ future.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -60,6 +61,10 @@ class _Step:
     before: Future[ModelRunnerOutput] | None
     future: Future[ModelRunnerOutput] = field(default_factory=Future)
     forward: Any = None  # each runner has its own type
+    started_at: float = 0.0  # when its forward began, on the clock time.perf_counter()
+    compute_seconds: float = (
+        0.0  # of its forward and its sample, as far as they have run; on a GPU the time of their launch
+    )
     error: BaseException | None = None
 
 
@@ -98,6 +103,7 @@ class Worker(WorkerBase):
             self._device.close()
             raise
 
+        self._last_end = 0.0  # when the last step ended on a GPU, on the clock time.perf_counter()
         self._order = StageOrder(self._device.submit)
         # the futures of the steps under way and of some older ones, in order
         self._futures: deque[Future[ModelRunnerOutput]] = deque()
@@ -184,7 +190,10 @@ class Worker(WorkerBase):
         try:
             with record_function(f"step {step_id}") if is_profiling() else nullcontext():
                 received = None if self._stage.is_first or link is None else link.receive(step_id)
+                self.runner.receive_tokens(step.model_input)
+                step.started_at = time.perf_counter()
                 step.forward = self.runner.execute_model(step.model_input, received)
+                step.compute_seconds = time.perf_counter() - step.started_at
                 if isinstance(step.forward, IntermediateTensors):
                     assert link is not None
                     link.send(step_id, step.forward)
@@ -201,7 +210,9 @@ class Worker(WorkerBase):
         drawn = None
         try:
             if step.error is None:
+                start = time.perf_counter()
                 drawn = self.runner.sample(step.model_input, step.forward, grammar_output)
+                step.compute_seconds += time.perf_counter() - start
         except BaseException as error:
             step.error = error
         if step.error is not None:
@@ -234,7 +245,16 @@ class Worker(WorkerBase):
         except BaseException as error:
             step.future.set_exception(error)
         else:
-            step.future.set_result(output)
+            step.future.set_result(replace(output, compute_seconds=self._compute_seconds(step)))
+
+    def _compute_seconds(self, step: _Step) -> float:
+        """How long the step computed; it has just ended. On a GPU its time begins with its launch, or with the end of the
+        previous step if that is later. If its masks come late, the wait for them is part of this time."""
+        if not isinstance(self._device, Accelerator):
+            return step.compute_seconds
+        now = time.perf_counter()
+        seconds, self._last_end = now - max(step.started_at, self._last_end), now
+        return seconds
 
     def execute_dummy_batch(self) -> None:
         self._compute(partial(torch.inference_mode()(self.runner.dummy_run), 1))

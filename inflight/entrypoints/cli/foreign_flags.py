@@ -101,8 +101,7 @@ NO_EFFECT = {
         --enable-cumem-allocator --enable-nccl-comm-suspend --enable-shm-tensor-arena --enable-batch-sharded-sampling
         --enable-hc-sp --dcp-comm-backend= --enable-flash-late-interaction --calculate-kv-scales""",
     "the scheduler and the KV cache have no such setting": """
-        --long-prefill-token-threshold= --long-prefill-token-threshold-adaptive --max-num-partial-prefills=
-        --max-long-partial-prefills= --scheduler-reserve-full-isl --watermark= --prefill-schedule-interval=
+        --long-prefill-token-threshold-adaptive --scheduler-reserve-full-isl --watermark= --prefill-schedule-interval=
         --stream-interval= --num-scheduler-steps= --num-lookahead-slots= --use-v2-block-manager
         --disable-hybrid-kv-cache-manager --prefix-caching-hash-algo= --prefix-cache-retention-interval=
         --prefix-match-unit= --kv-sharing-fast-prefill --swa-bounded-replay""",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -157,12 +158,35 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"distributed_executor_backend": "ray"}, "ray"),
         ({"gpu_memory_utilization": True}, "gpu_memory_utilization=True is not a number"),
         ({"reasoning_end": 3}, "reasoning_end=3"),
+        ({"target_inter_token_latency": "fast"}, "'fast' is not auto or none, nor a number of milliseconds"),
+        ({"target_inter_token_latency": -1}, "target_inter_token_latency=-1"),
+        ({"target_inter_token_latency": float("nan")}, "target_inter_token_latency=nan"),
+        ({"target_inter_token_latency": True}, "target_inter_token_latency=True"),
+        ({"max_step_time": "auto"}, "max_step_time='auto' is not none"),
+        ({"max_step_time": 0}, "max_step_time=0"),
+        ({"target_inter_token_latency": 50, "distributed_executor_backend": "external_launcher"}, "the same plans"),
+        ({"target_inter_token_latency": 50, "enable_chunked_prefill": False}, "cannot be split"),
+        ({"max_num_partial_prefills": 2, "max_long_partial_prefills": 3}, "max_long_partial_prefills=3 is more than"),
     ],
 )
 def test_bounds_of_the_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         EngineArgs(**arguments)
     assert re.search(WHAT_TO_DO, str(caught.value))
+
+
+def test_the_time_of_a_step() -> None:
+    scheduler = resolved().scheduler
+    assert (scheduler.target_seconds, scheduler.max_step_seconds, scheduler.long_prefill_token_threshold) == (
+        None,
+        1,
+        256,
+    )
+    scheduler = resolved(target_inter_token_latency=250, max_step_time="none").scheduler
+    assert (scheduler.target_seconds, scheduler.max_step_seconds) == (0.25, math.inf)
+    for without in ({"target_inter_token_latency": "none", "max_step_time": "none"}, {"enable_chunked_prefill": False}):
+        assert not resolved(**without).scheduler.limits_time
+    assert not resolved(distributed_executor_backend="external_launcher").scheduler.limits_time
 
 
 def test_ranks_are_processes_if_there_are_many() -> None:

@@ -22,6 +22,7 @@ from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.timeline import Event
+from tests.erratic_times import ErraticTimes
 from tests.mock_engine import MAX_MODEL_LEN, VOCAB_SIZE, MockEngine
 from tests.shrink_budget import ShrinkBudget
 from tests.toy_grammar import ToyBackend
@@ -35,7 +36,7 @@ def engines(draw: st.DrawFn) -> MockEngine:
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     chunked = draw(st.booleans())
     max_num_seqs = draw(st.integers(1, 5))
-    return MockEngine(
+    engine = MockEngine(
         block_size=block_size,
         windows=tuple(draw(st.lists(st.sampled_from([None, 1, 3, 7, 16]), min_size=1, max_size=4))),
         extra_blocks=draw(st.sampled_from([0, 0, 3, 10, 60])),
@@ -48,6 +49,15 @@ def engines(draw: st.DrawFn) -> MockEngine:
         stagger=draw(st.integers(1, 3)),
         num_speculative_tokens=draw(st.sampled_from([0, 0, 1, 3])),
     )
+    if chunked and draw(st.booleans()):
+        engine.limit_times(
+            ErraticTimes(seed=0),
+            target_seconds=draw(st.sampled_from([None, 0.01, 1.0])),
+            max_step_seconds=1.0,
+            max_num_partial_prefills=draw(st.integers(1, 3)),
+            long_prefill_token_threshold=draw(st.sampled_from([2, 8, 100])),
+        )
+    return engine
 
 
 # few distinct beginnings, so that prompts share blocks
@@ -115,7 +125,7 @@ def run_schedule(engine: MockEngine, events: list[ScheduleEvent]) -> None:
             engine.executor.failing[engine.executor.next_step_id + number // 2 - 2] = number % 2 == 0
         elif kind == "preempt" and engine.scheduler.num_running:
             running = engine.scheduler._running
-            engine.scheduler._preempt(running[number % len(running)])
+            engine.scheduler._requeue(running[number % len(running)])
             engine.scheduler.check_integrity()
         elif kind == "late":
             for _ in range(number % 4):

@@ -272,7 +272,7 @@ def test_what_is_told_of_the_start_stays_over_a_preemption(monkeypatch: pytest.M
     (first,) = engine.step()
     assert (first.first_scheduled_time, first.num_cached_tokens) == (100.0, 0)
     request = engine.scheduler._requests["a"]
-    engine.scheduler._preempt(request)
+    engine.scheduler._requeue(request)
     num_hits = engine.scheduler.stats.num_hit_tokens
     (again,) = engine.step()
     assert engine.scheduler.stats.num_hit_tokens - num_hits == 20
@@ -343,7 +343,7 @@ def test_a_preempted_request_resumes_after_its_steps_in_flight() -> None:
     for name in ("a", "b"):
         engine.add(name, [1] * 10, 20)
     engine.step()
-    engine.scheduler._preempt(engine.scheduler._requests["b"])  # there are blocks enough to resume it at once
+    engine.scheduler._requeue(engine.scheduler._requests["b"])  # there are blocks enough to resume it at once
     engine.add("c", [2] * 10, 3)  # comes after b, and waits behind it
     for _ in range(3):
         engine.step()

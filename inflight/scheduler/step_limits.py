@@ -1,0 +1,215 @@
+"""`StepLimits`: how long a step may take, and how many tokens of each prompt fit into it. A `StepBudget` is for one step.
+
+While requests decode, a step must not delay their next tokens. So its time is limited by the target for the time between two
+tokens of a request (`target_inter_token_latency`). Decodes come first; prompts get what is left of the time:
+
+    | fixed cost, decodes ........ | drafts | prompt tokens .................... |
+    |<-------------------------- limit: at most the target --------------------->|
+
+- `auto` is twice the time of a step that has the decodes only, but at least MIN_AUTO_SECONDS.
+- A request may be left out of steps: its next token comes a few steps later (pipeline stages, drafts in flight). Then these
+  steps share what is left of its time. The time that planned steps take adds up to a clock; `Request.due_time` is on it.
+- While no request decodes, the limit is `max_step_seconds`, so that arrivals, aborts and shutdowns do not wait long.
+- One block of a long prompt and one block of a short prompt go into every step, whatever the limit says. So each prompt ends.
+
+Prompts share what a step has for them. The first one in queue order comes first. But if short prompts wait behind a long
+one, the long one leaves them as many tokens as they need, at most half of the step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inflight.config.engine import SchedulerConfig
+from inflight.interface.step import SchedulerOutput
+from inflight.scheduler.request import Request
+from inflight.scheduler.request_queue import RequestQueue
+from inflight.scheduler.step_time import StepLoad, StepTimeModel, load_of
+
+logger = logging.getLogger(__name__)
+
+MIN_AUTO_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """What the step that is being planned may still compute.
+
+    Attributes:
+        num_tokens: the tokens that are left of `max_num_batched_tokens`.
+        times: predicts the step's time; None if only tokens are limited.
+        seconds: the step's limit.
+        load: what the step computes: first all decodes without drafts, then also the drafts and prompts that were added.
+        num_short_tokens: tokens of short prompts that have not been planned yet.
+        num_partial: prompts with a row in the step, or skipped by it, that will not be complete after it.
+        num_long_partial: how many of these are long.
+    """
+
+    num_tokens: int
+    block_size: int
+    times: StepTimeModel | None
+    seconds: float
+    load: StepLoad
+    num_short_tokens: int
+    has_long_prompt: bool = False
+    has_short_prompt: bool = False
+    num_partial: int = 0
+    num_long_partial: int = 0
+
+    def prompt_tokens(self, context: int, wanted: int, num_reserved: int, *, is_long: bool) -> int:
+        """Returns how many of the `wanted` next tokens of a prompt the step computes, behind `context` computed tokens; may
+        be 0. `num_reserved` tokens are kept for other rows."""
+        room = self.num_tokens - num_reserved
+        if self.times is not None:
+            fitting = self.times.num_prompt_tokens_within(self.seconds, self.load, context, room)
+        else:
+            fitting = room
+        share = max(fitting // 2, fitting - self.num_short_tokens) if is_long else fitting
+        if share < min(wanted, room):  # then the row ends with a full block
+            share -= (context + share) % self.block_size
+        if is_long:
+            must_move = not self.has_long_prompt
+        else:  # behind a long prompt of a higher priority, a short one waits
+            must_move = not self.has_short_prompt and (self.num_short_tokens > 0 or not self.has_long_prompt)
+        least = min(self.block_size, room) if must_move else 0
+        return min(wanted, max(share, least))
+
+    def add_prompt(self, context: int, wanted: int, num_tokens: int, *, is_long: bool) -> None:
+        """Note that the step computes `num_tokens` of the `wanted` tokens; 0 if it skips the prompt."""
+        if num_tokens < wanted:
+            self.num_partial += 1
+            self.num_long_partial += is_long
+        if num_tokens > 0:
+            self.num_tokens -= num_tokens
+            self.load.add_prompt(context, num_tokens, draws=num_tokens == wanted)
+            if is_long:
+                self.has_long_prompt = True
+            else:
+                self.has_short_prompt = True
+                self.num_short_tokens = max(0, self.num_short_tokens - num_tokens)
+
+    def drafts(self, wanted: int) -> int:
+        """Returns how many of the `wanted` drafts of a decode the step computes, and adds them to the load."""
+        if self.times is None:
+            return wanted
+        load, count = self.load, wanted
+        load.num_tokens += wanted
+        load.num_draws += wanted
+        while count > 0 and self.times.seconds(load) > self.seconds:
+            count -= 1
+            load.num_tokens -= 1
+            load.num_draws -= 1
+        return count
+
+
+class StepLimits:
+    """Owned by the scheduler.
+
+    Args:
+        times: learns from committed steps; None if the configuration does not limit the time of steps.
+
+    Attributes:
+        last_step: predicted and measured seconds of the step committed last; None if they are not known.
+    """
+
+    def __init__(self, config: SchedulerConfig, block_size: int, times: StepTimeModel | None) -> None:
+        self._config, self._block_size, self.times = config, block_size, times
+        self._clock = 0.0  # the predicted seconds of all planned steps together
+        self._in_flight: deque[StepLoad] = deque()  # planned, not committed
+        self._has_warned = False
+        self.last_step: tuple[float, float] | None = None
+
+    def is_long(self, num_tokens: int) -> bool:
+        return num_tokens > self._config.long_prefill_token_threshold
+
+    def budget(self, step_id: int, running: Sequence[Request], waiting: RequestQueue | None) -> StepBudget:
+        """The budget of a new step.
+
+        Args:
+            running: in queue order.
+            waiting: None if no request can be admitted.
+        """
+        load, seconds = StepLoad(), math.inf
+        if self.times is not None:
+            seconds = self._limit(self.times, step_id, running, load)
+        times = self.times if seconds < math.inf else None
+        num_short = self._num_short_tokens(running, waiting)
+        return StepBudget(self._config.max_num_batched_tokens, self._block_size, times, seconds, load, num_short)
+
+    def unlimited(self) -> StepBudget:
+        """The budget of a step that can have neither prompts nor drafts."""
+        return StepBudget(self._config.max_num_batched_tokens, self._block_size, None, math.inf, StepLoad(), 0)
+
+    def _num_short_tokens(self, running: Sequence[Request], waiting: RequestQueue | None) -> int:
+        """The tokens of all short prompts with which the first long prompt has to share the step: those behind it in queue
+        order, with the same priority number."""
+        first_long, num_tokens = None, 0
+        for request in running:
+            remaining = request.num_planned_tokens - request.num_computed_tokens
+            if remaining <= 1:
+                continue
+            if self.is_long(remaining):
+                first_long = first_long or request
+            elif first_long is not None and request.core.priority <= first_long.core.priority:
+                num_tokens += remaining
+        if waiting is not None and self._config.max_num_partial_prefills > 1:
+            first_long = first_long or waiting.peek()
+            if first_long is not None:
+                most = self._config.max_num_batched_tokens
+                num_tokens += waiting.num_short_tokens(waiting.key(first_long)[0], most)
+        return num_tokens
+
+    def _limit(self, times: StepTimeModel, step_id: int, running: Sequence[Request], load: StepLoad) -> float:
+        """Adds the decodes of the step to `load`, and returns the seconds that the step may take."""
+        longest_wait: dict[int, float] = {}  # steps until the request's next token, that step included -> time waited
+        for request in running:
+            if not request.is_decoding or request.num_planned_tokens - request.num_computed_tokens != 1:
+                continue
+            num_steps = 1
+            if request.num_planned_tokens > request.num_tokens:
+                num_steps += max(0, request.staggered_until - step_id)
+            elif request.has_untold_tokens and request.num_in_flight:
+                num_steps = 2
+            if num_steps == 1:
+                load.add_decode(request.num_computed_tokens)
+            longest_wait[num_steps] = max(longest_wait.get(num_steps, 0.0), self._clock - request.due_time)
+        if not longest_wait:
+            return self._config.max_step_seconds
+        target = self._config.target_seconds
+        alone = times.seconds(load)
+        if target is None:
+            target = max(MIN_AUTO_SECONDS, 2 * alone * self._config.stagger)
+        elif alone > target and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "target_inter_token_latency is %.0f ms, but a step that only decodes %d requests takes about %.0f ms. "
+                "Streams get their tokens as fast as such steps allow, and a step gets only %d tokens of a prompt. Raise the "
+                "target, lower max_num_seqs, or use a smaller or quantized model",
+                target * 1e3, load.num_draws, alone * 1e3, self._block_size,
+            )  # fmt: skip
+        return min((target - waited) / num_steps for num_steps, waited in longest_wait.items())
+
+    def planned(self, plan: SchedulerOutput) -> float:
+        """Note a planned step. Returns when it will end, on the clock of planned steps."""
+        if self.times is not None:
+            load = load_of(plan)
+            self._clock += self.times.seconds(load)
+            self._in_flight.append(load)
+        return self._clock
+
+    def committed(self, seconds: float) -> None:
+        """Learn from the oldest planned step, which computed for `seconds`; 0 if that is not known."""
+        self.last_step = None
+        if self.times is not None:
+            load = self._in_flight.popleft()
+            if seconds > 0.0:
+                self.last_step = self.times.seconds(load), seconds
+                self.times.observe(load, seconds)
+
+    def void(self) -> None:
+        """Forget the planned steps that were not committed."""
+        self._in_flight.clear()

@@ -1,0 +1,186 @@
+"""The time of a step limits what it computes. The step times are known here, and nothing is learned."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import pytest
+
+from inflight.interface.step import SchedulerOutput
+from inflight.scheduler.step_time import StepTimeModel, load_of
+from tests.mock_engine import MockEngine
+
+FIXED, PER_TOKEN = 0.010, 0.001
+STREAMS = ("s0", "s1")
+
+
+def times() -> StepTimeModel:
+    """A step costs 10 ms, and each token, of a prompt or not, 1 ms."""
+    return StepTimeModel((FIXED, PER_TOKEN, PER_TOKEN, PER_TOKEN, 1e-12, 1e-12, 1e-12))
+
+
+def seconds_of(plan: SchedulerOutput) -> float:
+    return times().seconds(load_of(plan))
+
+
+def limited(**limits: Any) -> MockEngine:
+    """Blocks of 4 tokens; a prompt of more than 12 tokens is long."""
+    sizes = {name: limits.pop(name) for name in list(limits) if name in MockEngine.__dataclass_fields__}
+    engine = MockEngine(**{"max_num_batched_tokens": 60, "max_num_seqs": 8, "extra_blocks": 200, **sizes})
+    engine.limit_times(times(), long_prefill_token_threshold=12, **{"max_step_seconds": 10.0, **limits})
+    return engine
+
+
+def decoding(engine: MockEngine, count: int = 2) -> None:
+    """Streams that decode, and no prompt."""
+    for i in range(count):
+        engine.add(f"s{i}", [i], 40)
+    engine.step()
+    engine.step()
+
+
+def rows(plan: SchedulerOutput) -> dict[str, int]:
+    return dict(zip(plan.request_ids, plan.num_scheduled_tokens.tolist(), strict=True))
+
+
+def plans_with(engine: MockEngine, request_id: str) -> list[SchedulerOutput]:
+    return [plan for plan in engine.executor.plans if request_id in plan.request_ids]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("target", [0.020, 0.030])
+def test_no_step_takes_longer_than_the_target_while_requests_decode(target: float, depth: int) -> None:
+    engine = limited(target_seconds=target, depth=depth)
+    decoding(engine)
+    first = len(engine.executor.plans)
+    engine.add("long", [7] * 50, 1)
+    engine.run()
+    plans = [plan for plan in engine.executor.plans[first:] if "long" in plan.request_ids]
+    assert len(plans) >= 50 // (target / PER_TOKEN - 12)
+    for plan in plans:
+        assert seconds_of(plan) <= target * 1.001
+        assert set(STREAMS) <= set(plan.request_ids)
+    for plan in plans[:-1]:
+        assert (
+            int(plan.num_computed_tokens[-1] + plan.num_scheduled_tokens[-1]) % 4 == 0
+        )  # chunks end with a full block
+
+
+def test_auto_is_twice_what_the_decodes_need_but_at_least_100_ms() -> None:
+    engine = limited(target_seconds=None, max_num_batched_tokens=400, max_num_seqs=4)
+    decoding(engine)
+    engine.add("long", [7] * 60, 1)
+    engine.run()
+    assert max(seconds_of(plan) for plan in plans_with(engine, "long")) > 0.050  # twice 12 ms would be 24 ms
+
+
+def test_without_decodes_a_step_has_its_own_limit() -> None:
+    engine = limited(target_seconds=0.015, max_step_seconds=0.0305)
+    engine.add("long", [7] * 50, 1)
+    engine.run()
+    sizes = [rows(plan)["long"] for plan in plans_with(engine, "long")]
+    assert sizes == [20, 20, 10]
+
+
+def test_one_block_goes_into_every_step_and_a_target_that_cannot_be_met_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = limited(target_seconds=0.005)
+    decoding(engine)
+    with caplog.at_level(logging.WARNING):
+        engine.add("long", [7] * 22, 1)
+        engine.run()
+    assert [rows(plan)["long"] for plan in plans_with(engine, "long")] == [4, 4, 4, 4, 4, 2]
+    (record,) = [each for each in caplog.records if "target_inter_token_latency" in each.message]
+    assert "is 5 ms" in record.message and "decodes 2 requests takes about 12 ms" in record.message
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    engine = limited(target_seconds=0.030)
+    decoding(engine)
+    engine.add("long", [7] * 60, 1)
+    engine.step()
+    engine.add("longer", [8] * 60, 1)
+    engine.add("short", [9] * 6, 1)
+    engine.step()
+    engine.step()
+    shorts = plans_with(engine, "short")
+    assert [rows(plan)["short"] for plan in shorts] == [6]
+    assert 8 <= rows(shorts[0])["long"] <= 12  # a long prompt always moves, by at least half of what there is
+    engine.run()
+    # the second long prompt has waited for the first one
+    assert plans_with(engine, "longer")[0].step_id >= plans_with(engine, "long")[-1].step_id
+
+
+def test_many_short_prompts_leave_a_long_one_half_of_each_step() -> None:
+    engine = limited(target_seconds=0.034, max_num_seqs=16)
+    decoding(engine)
+    engine.add("long", [7] * 60, 1)
+    engine.step()
+    for i in range(8):
+        engine.add(f"short{i}", [9, i] * 6, 1)
+    engine.run()
+    first, *others, _ = [rows(plan)["long"] for plan in plans_with(engine, "long")]
+    assert first >= 20
+    assert all(size >= 8 for size in others)
+    assert plans_with(engine, "short0")[0].step_id < plans_with(engine, "long")[-1].step_id
+
+
+def test_a_short_prompt_of_lower_priority_waits() -> None:
+    engine = limited(target_seconds=0.030, policy="priority")
+    decoding(engine)
+    engine.add("long", [7] * 60, 1, priority=1)
+    engine.step()
+    engine.add("low", [9] * 6, 1, priority=2)
+    engine.add("high", [5] * 6, 1, priority=0)
+    engine.run()
+    ends = {name: plans_with(engine, name)[-1].step_id for name in ("long", "low", "high")}
+    assert ends["high"] < ends["long"] <= ends["low"]
+
+
+def test_with_one_partial_prompt_at_a_time_nothing_overtakes_in_parts() -> None:
+    engine = limited(target_seconds=0.030, max_num_partial_prefills=1)
+    decoding(engine)
+    engine.add("long", [7] * 60, 1)
+    engine.step()
+    engine.add("short", [9] * 6, 1)
+    engine.run()
+    assert plans_with(engine, "short")[0].step_id >= plans_with(engine, "long")[-1].step_id
+
+
+def test_a_prompt_that_is_mostly_cached_is_short() -> None:
+    engine = limited(target_seconds=0.030, caching=True)
+    engine.add("first", [3] * 40, 2)
+    engine.run()
+    decoding(engine)
+    engine.add("long", [7] * 60, 1)
+    engine.step()
+    engine.add("longer", [8] * 60, 1)
+    engine.add("cached", [3] * 41, 1)
+    engine.run()
+    assert plans_with(engine, "cached")[0].step_id < plans_with(engine, "longer")[0].step_id
+
+
+def test_drafts_are_cut_before_a_token_is_late() -> None:
+    """Without a limit rows have 3 drafts; 14.5 ms are enough for 2 decodes and 2 drafts."""
+    largest = []
+    for target in (10.0, 0.0145):
+        engine = limited(target_seconds=target, num_speculative_tokens=3)
+        decoding(engine)
+        engine.run()
+        sizes = [plan.num_tokens for plan in engine.executor.plans[2:] if len(plan.request_ids) == 2]
+        largest.append(max(sizes))
+    assert largest[0] > 4 and largest[1] == 4
+
+
+def test_with_a_stagger_the_steps_between_two_tokens_share_the_target() -> None:
+    engine = limited(target_seconds=0.040, depth=3, stagger=2)
+    decoding(engine, 4)
+    engine.step()
+    engine.add("long", [7] * 60, 1)
+    engine.run()
+    long_steps = plans_with(engine, "long")
+    both = [seconds_of(a) + seconds_of(b) for a, b in itertools.pairwise(long_steps)]
+    assert max(both[1:]) <= 0.040 * 1.001

@@ -1,0 +1,139 @@
+"""`StepTimeModel` against step times that are known: it finds them, follows the machine, and keeps what it does not see."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from inflight.interface.step import SchedulerOutput
+from inflight.scheduler.step_time import TOKEN_LIMITS, StepLoad, StepTimeModel, load_of
+
+Truth = Callable[[StepLoad], float]
+
+
+def true_seconds(load: StepLoad) -> float:
+    """As a memory-bound device: the weights are read at least once; then tokens cost."""
+    weights = max(0.030, 0.002 * load.num_tokens)
+    return weights + 2e-7 * load.num_pairs + 4e-6 * load.context + 3e-4 * load.num_draws
+
+
+def started(truth: Truth = true_seconds) -> StepTimeModel:
+    return StepTimeModel.from_times(*(truth(prompt(count)) for count in (1, *TOKEN_LIMITS)))
+
+
+def prompt(num_tokens: int, context: int = 0) -> StepLoad:
+    load = StepLoad()
+    load.add_prompt(context, num_tokens, draws=True)
+    return load
+
+
+def decodes(count: int, context: int) -> StepLoad:
+    load = StepLoad()
+    for _ in range(count):
+        load.add_decode(context)
+    return load
+
+
+def some_load(rng: random.Random) -> StepLoad:
+    load = decodes(rng.randrange(1, 12), rng.randrange(3000))
+    if rng.random() < 0.5:
+        load.add_prompt(rng.randrange(8000), rng.randrange(1, 400), draws=False)
+    return load
+
+
+def errors(model: StepTimeModel, truth: Truth, rng: random.Random, count: int) -> list[float]:
+    """|measured / predicted - 1| of `count` steps, which the model learns from; sorted."""
+    found = []
+    for _ in range(count):
+        load = some_load(rng)
+        seconds = truth(load) * rng.lognormvariate(0, 0.05)
+        found.append(abs(seconds / model.seconds(load) - 1))
+        model.observe(load, seconds)
+    return sorted(found)
+
+
+def test_it_learns_what_steps_cost() -> None:
+    rng, model = random.Random(0), started()
+    errors(model, true_seconds, rng, 200)
+    found = errors(model, true_seconds, rng, 500)
+    assert found[250] < 0.08 and found[490] < 0.25
+
+
+def test_a_wrong_start_is_forgotten() -> None:
+    rng, model = random.Random(0), StepTimeModel.from_times(1.0, 1.0, 1.0)
+    errors(model, true_seconds, rng, 300)
+    assert errors(model, true_seconds, rng, 300)[285] < 0.25
+
+
+def test_it_follows_a_slower_machine_within_a_few_steps() -> None:
+    rng, model = random.Random(0), started()
+    errors(model, true_seconds, rng, 300)
+    slow = lambda load: 3 * true_seconds(load)  # noqa: E731
+    errors(model, slow, rng, 6)
+    assert errors(model, slow, rng, 50)[45] < 0.3
+    errors(model, true_seconds, rng, 30)
+    assert errors(model, true_seconds, rng, 50)[45] < 0.3
+
+
+def test_what_no_step_shows_is_kept() -> None:
+    """After an hour of decodes a prompt costs what it did."""
+    rng, model = random.Random(0), started()
+    errors(model, true_seconds, rng, 300)
+    before = model.seconds(prompt(256, 1000))
+    for _ in range(5000):
+        load = decodes(8, rng.randrange(3000))
+        model.observe(load, true_seconds(load) * rng.lognormvariate(0, 0.05))
+    assert model.seconds(prompt(256, 1000)) == pytest.approx(before, rel=0.3)
+
+
+def test_costs_stay_positive_and_finite() -> None:
+    rng, model = random.Random(0), started()
+    for _ in range(2000):
+        model.observe(some_load(rng), rng.choice([1e-6, 1e-3, 1.0, 100.0]))
+        assert 0 < model.seconds(prompt(64)) < 1e9
+
+
+@pytest.mark.parametrize("context", [0, 5000])
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.1, 0.3, 2.0, 100.0])
+def test_as_many_prompt_tokens_as_fit(seconds: float, context: int) -> None:
+    model, load = started(), decodes(4, 100)
+    count = model.num_prompt_tokens_within(seconds, load, context, 2048)
+
+    def with_prompt(num_tokens: int) -> float:
+        larger = decodes(4, 100)
+        larger.add_prompt(context, num_tokens, draws=False)
+        return model.seconds(larger)
+
+    assert count == 0 or with_prompt(count) <= seconds * 1.001
+    assert count == 2048 or with_prompt(count + 1) > seconds * 0.999
+
+
+def test_the_load_of_a_plan() -> None:
+    plan = SchedulerOutput(
+        step_id=0,
+        new_requests=(),
+        request_ids=("prompt", "decode", "drafts"),
+        slots=np.arange(3, dtype=np.int32),
+        num_computed_tokens=np.array([100, 50, 70], dtype=np.int32),
+        num_scheduled_tokens=np.array([20, 1, 4], dtype=np.int32),
+        samples=np.array([False, True, True]),
+        block_table_deltas=(),
+        max_draft_tokens=np.array([-1, -1, 3], dtype=np.int32),
+    )
+    expected = StepLoad()
+    expected.add_prompt(100, 20, draws=False)
+    expected.add_decode(50)
+    expected.add_decode(70, num_drafts=3)
+    assert load_of(plan) == expected
+
+
+def test_a_process_that_was_stopped_for_a_minute_is_forgotten_within_a_few_steps() -> None:
+    rng, model = random.Random(0), started()
+    errors(model, true_seconds, rng, 300)
+    for _ in range(2):  # steps in flight
+        model.observe(some_load(rng), 60.0)
+    errors(model, true_seconds, rng, 30)
+    assert errors(model, true_seconds, rng, 100)[90] < 0.3
