@@ -155,9 +155,9 @@ CASES = [*itertools.product(MODELS, ["bfloat16", "int8"]), ("qwen3", "int4"), ("
 def test_bits_do_not_depend_on_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, form: str
 ) -> None:
-    preempted, preempt = list[Request](), Scheduler._preempt
+    preempted, preempt = list[Request](), Scheduler._requeue
     monkeypatch.setattr(
-        Scheduler, "_preempt", lambda self, request: (preempted.append(request), preempt(self, request))
+        Scheduler, "_requeue", lambda self, request: (preempted.append(request), preempt(self, request))
     )
     config = copy.deepcopy(FAMILY_CONFIGS[family][0])
     config.update(WIDE)
