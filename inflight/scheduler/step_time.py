@@ -161,8 +161,7 @@ class StepTimeModel:
         self._fitted += gain * (1.0 - shares @ self._fitted)
         np.clip(self._fitted, MIN_COST, MAX_COST, out=self._fitted)
         self._covariance -= np.outer(gain, projected)
-        if self._covariance.trace() < UNCERTAINTY**2 * len(
-            gain
-        ):  # otherwise costs that no step shows would be forgotten
+        # costs that no step shows for long must not be forgotten
+        if self._covariance.trace() < UNCERTAINTY**2 * len(gain):
             self._covariance /= FORGETTING
         self._costs = tuple((self._fitted * self._scale).tolist())

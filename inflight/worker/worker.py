@@ -62,9 +62,7 @@ class _Step:
     future: Future[ModelRunnerOutput] = field(default_factory=Future)
     forward: Any = None  # each runner has its own type
     started_at: float = 0.0  # when its forward began, on the clock time.perf_counter()
-    compute_seconds: float = (
-        0.0  # of its forward and its sample, as far as they have run; on a GPU the time of their launch
-    )
+    compute_seconds: float = 0.0  # of its forward and its sample, as far as they have run; on a GPU, of their launch
     error: BaseException | None = None
 
 
