@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
+from inflight.scheduler.scheduler import Scheduler
+from inflight.scheduler.step_limits import StepLimits
 from inflight.scheduler.step_time import StepLoad, StepTimeModel
 
 
@@ -22,3 +26,9 @@ class ErraticTimes(StepTimeModel):
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         assert seconds > 0
+
+
+def limit_times(scheduler: Scheduler, block_size: int, times: StepTimeModel, **limits: Any) -> None:
+    """From now on limit the time of steps, as predicted by `times`. `limits` are fields of `SchedulerConfig`."""
+    scheduler._config = config = replace(scheduler._config, **limits)
+    scheduler.limits = StepLimits(config, block_size, times)

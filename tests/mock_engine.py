@@ -23,10 +23,10 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
-from inflight.scheduler.step_limits import StepLimits
 from inflight.scheduler.step_time import StepTimeModel
 from inflight.structured_output.manager import StructuredOutputManager
 from tests.conformance.configs import engine_config
+from tests.erratic_times import limit_times
 from tests.mock_worker import MockWorker, mock_generate
 from tests.toy_grammar import ToyBackend
 
@@ -181,10 +181,7 @@ class MockEngine:
         self.pool = self.scheduler._kv_cache.pool
 
     def limit_times(self, times: StepTimeModel, **limits: Any) -> None:
-        """Limit the time of steps, as predicted by `times`. `limits` are fields of `SchedulerConfig`."""
-        config = replace(self.core.scheduler_config, **limits)
-        self.scheduler._config = config
-        self.scheduler.limits = StepLimits(config, self.block_size, times)
+        limit_times(self.scheduler, self.block_size, times, **limits)
 
     def add(
         self,

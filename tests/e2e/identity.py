@@ -21,11 +21,10 @@ from inflight.engine.llm_engine import LLMEngine
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.sample.noise import log_exponential, noise_words, token_hashes
 from inflight.sample.seeds import derive_seed, draw_keys
-from inflight.scheduler.step_limits import StepLimits
 from inflight.structured_output.backend import num_mask_words
 from inflight.structured_output.selector import create_backend
 from inflight.structured_output.spec import GrammarSpec
-from tests.erratic_times import ErraticTimes
+from tests.erratic_times import ErraticTimes, limit_times
 from tests.model_zoo import reference_model
 
 MARGIN = 1e-4
@@ -105,7 +104,10 @@ class Engines:
             }
             self.llms[features] = LLM(str(self.folder), **arguments)
             if features.chunk is not None:
-                limit_steps_at_random(self.llms[features], self.block_size)
+                # every step has another time limit, so prompts and drafts are cut at other places in each run
+                limits = {"target_seconds": None, "max_step_seconds": 1.0, "long_prefill_token_threshold": 24}
+                scheduler = self.llms[features].llm_engine.core.scheduler
+                limit_times(scheduler, self.block_size, ErraticTimes(seed=0), **limits)
         return self.llms[features]
 
     def _tight_bytes(self, features: Features) -> int:
@@ -143,14 +145,6 @@ class Engines:
         """Close all engines, or all `but` one."""
         for features in [features for features in self.llms if features != but]:
             self.llms.pop(features).close()
-
-
-def limit_steps_at_random(llm: LLM, block_size: int) -> None:
-    """From now on every step has another time limit, so prompts and drafts are cut at other places in each run."""
-    core = llm.llm_engine.core
-    config = replace(core.scheduler_config, target_seconds=None, max_step_seconds=1.0, long_prefill_token_threshold=24)
-    core.scheduler._config = config
-    core.scheduler.limits = StepLimits(config, block_size, ErraticTimes(seed=0))
 
 
 def run_example(engines: Engines, features: Features, events: list[Event]) -> None:
