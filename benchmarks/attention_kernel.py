@@ -79,7 +79,6 @@ class Layers:
             seq_lens=np.full(made, size, np.int32),
             num_computed_tokens=np.zeros(made, np.int32),
             block_table=np.arange(made, dtype=np.int32)[:, None],
-            block_size=size,
         )
         metadata = self.backend.build_metadata(inputs, self.spec)
         for view in self.views:
@@ -106,7 +105,6 @@ class Layers:
             seq_lens=np.full(case.num_rows, case.context, np.int32),
             num_computed_tokens=np.full(case.num_rows, case.context - case.num_queries, np.int32),
             block_table=np.resize(order, (case.num_rows, width)),
-            block_size=self.spec.block_size,
         )
         metadata = self.backend.build_metadata(inputs, self.spec)
         rows = self._rows(case.num_rows * case.num_queries)

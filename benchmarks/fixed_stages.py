@@ -25,8 +25,8 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
 from inflight.config.resolve import resolve
 from inflight.distributed.channel import Channel
+from inflight.distributed.collectives import Collectives
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.world import World
 from inflight.engine.core import EngineCore
@@ -93,8 +93,8 @@ class DelayedWorld(World):
         super().__init__(world.layout, world.rank)
         self._world, self._seconds = world, seconds
 
-    def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
-        return self._world.tensor_parallel_group(name)
+    def collectives(self, name: str) -> Collectives:
+        return self._world.collectives(name)
 
     def channel(self, peer: int, name: str) -> Channel:
         num_tensors = 1 if name == "tokens" else 2  # of a step

@@ -31,7 +31,7 @@ from inflight import LLM, SamplingParams
 from inflight.attention.backend import AttentionBackend
 from inflight.config.cuda_driver import Gpu
 from inflight.config.machine import Machine
-from inflight.device.accelerator import SWITCH_SECONDS, Accelerator, Event, Graph, Stream
+from inflight.device.accelerator import SWITCH_SECONDS, Accelerator, Event, Stream
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Done(Event):
         """It has happened."""
 
 
-class Nothing(Stream, Graph):
+class Nothing(Stream):
     def enqueue(self, work: Callable[[], None]) -> None:
         """Dropped."""
 
@@ -69,9 +69,6 @@ class Nothing(Stream, Graph):
 
     def wait(self, event: Event) -> None:
         """It is."""
-
-    def replay(self) -> None:
-        """There is nothing in it."""
 
 
 class CopiesNothing(Nothing):
@@ -84,7 +81,6 @@ class CopiesNothing(Nothing):
 class NullGpu(Accelerator):
     kind = "cuda"
     torch_device = torch.device("cpu")
-    dtypes = ("float32",)
     num_multiprocessors = NUM_MULTIPROCESSORS
     max_shared_bytes = 227 << 10
 
@@ -114,8 +110,8 @@ class NullGpu(Accelerator):
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(num_elements, dtype=dtype)
 
-    def capture(self, work: Callable[[], None]) -> Graph:
-        return Nothing()
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
 
     def drain(self, work: Callable[[], T]) -> Future[T]:
         return self._drain.submit(work)

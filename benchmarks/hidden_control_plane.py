@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import random
 import shutil
@@ -103,9 +104,11 @@ class RecordingExecutor(MultiprocExecutor):
         self.submit_us: list[float] = []
         super().__init__(config, WORKER_CLASS)
 
-    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:  # Any: of two overloads
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, non_block: bool = False, *, budget: float = math.inf
+    ) -> Any:  # Any: of two overloads
         start = time.perf_counter_ns()
-        future = super().execute_model(scheduler_output, non_block)
+        future = super().execute_model(scheduler_output, non_block, budget=budget)
         self.submit_us.append((time.perf_counter_ns() - start) / 1e3)
         self.plans.append(scheduler_output)
         return future

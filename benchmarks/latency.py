@@ -1,4 +1,4 @@
-"""How long streams wait for their next token while long prompts come: with a target for this time, without it, and at peers.
+"""How long streams wait for their next token while long prompts come: with and without a target, and in other engines.
 
     python -m benchmarks.latency [--model qwen3-0.6b] [--quantization int8] [--targets none,auto,250] [--rounds 2]
                                  [--peers vllm=http://127.0.0.1:8100,llamacpp=http://127.0.0.1:8101]
@@ -86,7 +86,7 @@ class Server:
 
 @dataclass
 class Measured:
-    """Of one run; seconds."""
+    """What one run has measured. Times are in seconds."""
 
     gaps: list[float] = field(default_factory=list)  # between tokens of a stream
     long_firsts: list[float] = field(default_factory=list)  # times to the first token of long prompts
@@ -105,17 +105,19 @@ class Load:
         """Sends a prompt of `length` random tokens; yields the time of each event that carries a token."""
         body = {
             "model": self._server.model, "prompt": self.prompt(length), "max_tokens": max_tokens, "temperature": 0.0,
-            "ignore_eos": True, "stream": True, "cache_prompt": False,
+            "ignore_eos": True, "stream": True, "return_token_ids": True,
         }  # fmt: skip
+        if self._server.process is None:
+            body["cache_prompt"] = False  # an option of llama.cpp
         async with self._client.stream("POST", f"{self._server.url}/v1/completions", json=body) as answer:
             if answer.status_code != 200:
                 raise SystemExit(f"{self._server.label}: status {answer.status_code}: {await answer.aread()!r}")
             async for line in answer.aiter_lines():
-                if line.startswith("data: {") and json.loads(line[6:]).get("choices"):
+                if line.startswith("data: {") and _has_token(json.loads(line[6:])):
                     yield time.perf_counter()
 
     async def run(self) -> Measured:
-        """The streams and the long prompts."""
+        """Runs the streams and the long prompts together, and measures both."""
         measured, has_ended = Measured(), asyncio.Event()
         streams = [asyncio.create_task(self._stream(measured, has_ended)) for _ in range(NUM_STREAMS)]
         await asyncio.sleep(SETTLE_SECONDS)
@@ -162,6 +164,12 @@ class Load:
         return seconds, None if before is None or after is None else after - before
 
 
+def _has_token(event: dict[str, Any]) -> bool:
+    """Whether an event of a stream carries a token. The last event of llama.cpp has an empty text and no token."""
+    choices: list[dict[str, Any]] = event.get("choices") or []
+    return bool(choices) and bool(choices[0].get("token_ids") or choices[0]["text"] or not choices[0]["finish_reason"])
+
+
 @contextlib.contextmanager
 def neighbour(is_there: bool) -> Iterator[None]:
     if not is_there:
@@ -204,7 +212,7 @@ def start_server(folder: Path, target: str, options: dict[str, Any], stack: Exit
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser, "qwen3-0.6b")
-    parser.add_argument("--quantization", choices=("int8", "int4"), help="of the weights; without it bf16")
+    parser.add_argument("--quantization", choices=("int8", "int4"), help="format of the weights; bf16 if not given")
     parser.add_argument(
         "--targets", default="none,auto,250", help="values of --target-inter-token-latency [%(default)s]"
     )
@@ -241,7 +249,7 @@ def main() -> None:
 
 
 def _row(case: str, label: str, results: Sequence[Any]) -> dict[str, Any]:
-    """The figures of all rounds of a case."""
+    """The figures of one server in one case, over the given results."""
     row: dict[str, Any] = {"case": case, "server": label}
     if case == "short":
         steps = [steps for _, steps in results if steps is not None]

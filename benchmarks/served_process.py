@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,23 +25,38 @@ class ServedProcess:
     Args:
         options: of `inflight serve`, by the names of `EngineArgs` and `ServerSettings`.
         environment: more variables.
+        arguments: further arguments of `inflight serve`, as a user writes them.
+        prefix: a command that runs the server, such as `ip netns exec NAME`.
+        host: the address at which the server listens.
+        stderr: descriptor of the file or pipe that gets the log; None: the log goes where this process's log goes.
 
     Attributes:
-        port: on 127.0.0.1.
-        pid: of the front end; the engine is its child.
+        address: host and port.
+        port: at `host`.
+        pid: of the front end or, with several front ends, of their supervisor; the engine is its child.
+        cold_start_seconds: from the start of the process until `/ready` has answered 200.
     """
 
     def __init__(
         self,
         options: Mapping[str, Any],
         environment: Mapping[str, str] | None = None,  # Any: as the option takes it
+        *,
+        arguments: Sequence[str] = (),
+        prefix: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        stderr: int | None = None,
     ) -> None:
         self.port = _free_port()
-        given = {"access_log": "off", "port": self.port, **options}
-        arguments = [text for name, value in given.items() for text in _as_option(name, value)]
+        self.address = host, self.port
+        given = {"access_log": "off", "host": host, "port": self.port, **options}
+        all_arguments = [*(text for name, value in given.items() for text in _as_option(name, value)), *arguments]
         more = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "INFLIGHT_LOG_LEVEL": "WARNING"}
+        start = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, "serve", *arguments], env={**os.environ, **more, **(environment or {})}
+            [*prefix, sys.executable, "-c", _COMMAND, "serve", *all_arguments],
+            env={**os.environ, **more, **(environment or {})},
+            stderr=stderr,
         )
         self.pid = self._process.pid
         try:
@@ -50,11 +65,12 @@ class ServedProcess:
             self._process.kill()
             self._process.wait()
             raise
+        self.cold_start_seconds = time.monotonic() - start
 
     def _wait_until_ready(self) -> None:
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end and self._process.poll() is None:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+            connection = http.client.HTTPConnection(*self.address, timeout=30)
             try:
                 connection.request("GET", "/ready")
                 if connection.getresponse().status == 200:
@@ -63,7 +79,7 @@ class ServedProcess:
                 pass
             finally:
                 connection.close()
-            time.sleep(0.1)
+            time.sleep(0.02)
         raise SystemExit(f"inflight serve {'ended' if self._process.poll() is not None else 'does not get ready'}")
 
     @property

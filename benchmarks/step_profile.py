@@ -33,10 +33,9 @@ from inflight.entrypoints.cli.workloads import Workload
 from inflight.hub import read_config
 from inflight.kernels.layer_ops import LayerOps
 from inflight.layers.attention import Attention
-from inflight.layers.embedding import VocabParallelEmbedding
 from inflight.layers.linear import Linear
-from inflight.layers.logits import LogitsHead
 from inflight.layers.rotary import RotaryEmbedding
+from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
 from inflight.models.llama import LlamaForCausalLM
 from inflight.sampling_params import SamplingParams
 

@@ -1,7 +1,7 @@
 """Inflight: a small, asynchronous LLM inference and serving engine.
 
-The public API is imported lazily (PEP 562): `import inflight` loads neither torch nor any other heavy package. It sets one
-environment variable, GOMP_SPINCOUNT, unless it or OMP_WAIT_POLICY is set: see docs/cpu-kernels.md.
+The public API is imported lazily (PEP 562): `import inflight` loads neither torch nor any other heavy package. The import sets
+the environment variable GOMP_SPINCOUNT, unless this variable or OMP_WAIT_POLICY is set: see docs/cpu-kernels.md.
 """
 
 from __future__ import annotations
@@ -24,19 +24,14 @@ __version__ = "0.1.0"
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
-_HOME = {
-    "LLM": "inflight.entrypoints.llm",
-    "AsyncLLM": "inflight.engine.async_llm",
-    "SamplingParams": "inflight.sampling_params",
-    "StructuredOutputsParams": "inflight.sampling_params",
-    "RequestOutput": "inflight.outputs",
-    "CompletionOutput": "inflight.outputs",
-    "Logprob": "inflight.outputs",
-    "InflightError": "inflight.errors",
-    "ConfigError": "inflight.errors",
-    "InvalidRequestError": "inflight.errors",
-    "EngineError": "inflight.errors",
+_NAMES = {
+    "inflight.entrypoints.llm": ("LLM",),
+    "inflight.engine.async_llm": ("AsyncLLM",),
+    "inflight.sampling_params": ("SamplingParams", "StructuredOutputsParams"),
+    "inflight.outputs": ("RequestOutput", "CompletionOutput", "Logprob"),
+    "inflight.errors": ("InflightError", "ConfigError", "InvalidRequestError", "EngineError"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - resolved by __getattr__, in the order of use
     "LLM",

@@ -34,7 +34,7 @@ _KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://\S+")
 
 
 def kubernetes_variables(environment: Mapping[str, str], prefix: str = _PREFIX) -> list[str]:
-    """The variables in `environment` that begin with `prefix` and that Kubernetes sets, not the user."""
+    """Returns the variables in `environment` that begin with `prefix` and were set by Kubernetes, not by the user."""
     return [
         name
         for name, value in environment.items()
@@ -45,8 +45,9 @@ def kubernetes_variables(environment: Mapping[str, str], prefix: str = _PREFIX) 
 
 
 def unknown_variables(environment: Mapping[str, str], known: Collection[str], prefix: str = _PREFIX) -> Iterator[str]:
-    """A warning for each variable in `environment` that begins with `prefix` and is not in `known`. It may be misspelt."""
-    # Names are compared without the prefix. With it, all names would be similar.
+    """Yields a warning for each variable in `environment` that begins with `prefix` and is not in `known`. Its name may be
+    misspelt. Variables of Kubernetes and of tests are left out."""
+    # Names are compared without the prefix, because the prefix makes all names similar.
     rests = {name.removeprefix(prefix): name for name in known}
     for name in sorted(environment.keys() - set(known) - set(kubernetes_variables(environment, prefix))):
         if name.startswith(prefix) and not name.startswith(_OF_TESTS):
@@ -56,8 +57,8 @@ def unknown_variables(environment: Mapping[str, str], known: Collection[str], pr
 
 
 def execute_model_timeout_seconds() -> float:
-    """How long one step may take: `INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS`, or, if it is not set, vLLM's variable; default
-    60 s."""
+    """How many seconds one step may take: `INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS`. If it is not set, vLLM's variable of the
+    same meaning; if that is not set either, 60."""
     for name in ("INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"):
         text = os.environ.get(name)
         if text is None:
@@ -95,7 +96,7 @@ class LaunchedRank(NamedTuple):
     master_port: int
     attempt: str  # how many times torchrun has restarted all ranks
     agent_serves_store: bool  # whether torchrun itself listens at the master address; otherwise rank 0 does
-    local_ranks: range  # the ranks on this machine; only this rank if torchrun does not tell the others
+    local_ranks: range  # the ranks on this machine; only this rank if torchrun does not tell which others there are
 
 
 def launched_rank() -> LaunchedRank:

@@ -9,13 +9,14 @@
     |   +-- OutOfMemoryError                 the device cannot hold the weights or one sequence's KV cache
     +-- InvalidRequestError (ValueError)     one request is wrong; the others are not affected
     |   +-- ContextLengthExceededError       the prompt leaves no room for a token within the model's context
-    +-- OverloadedError                      the queue is full: try again later
+    +-- OverloadedError                      too many requests or too much text wait: try again later
     +-- RequestTimeoutError (TimeoutError)   a request did not end before its own deadline
     +-- EngineError (RuntimeError)           the engine itself failed
         +-- RankError                        base of the next three: names the rank, the step and its requests
         |   +-- StepError                    a step raised an exception on a rank; has the worker's traceback
         |   +-- StepTimeoutError             a step or a call took longer than its budget
         |   +-- WorkerDiedError              a rank's process has ended
+        +-- EngineRecoveringError            the engine recovers from a fault, or has lost the request by a fault
         +-- CodecError                       a value cannot be sent to another process, or a message is damaged
         +-- EngineClosedError                the engine was shut down before or during the call
         +-- EngineDeadError                  the engine has failed for good, or its process has ended
@@ -69,7 +70,7 @@ class ContextLengthExceededError(InvalidRequestError):
 
 
 class OverloadedError(InflightError):
-    """The queue is full, and the request has not been started.
+    """Too many requests or too much text wait, so the request has not been started.
 
     Attributes:
         retry_after_seconds: how long to wait before another try.
@@ -88,15 +89,19 @@ class EngineError(InflightError, RuntimeError):
     """The engine failed; the request or argument was right."""
 
 
+class EngineRecoveringError(EngineError):
+    """The engine recovers from a fault, or a request was lost with the engine. A client may see the message."""
+
+
 class RankError(EngineError):
     """An `EngineError` of one rank, in one step or call.
 
     Attributes:
-        rank: the global rank that failed (or did not answer).
-        step_id: the step's id, or None for an rpc.
-        request_ids: the requests in that step.
-        worker_traceback: the traceback on the worker, as text; empty when there is none.
-        type_name: the class of the worker's exception; empty when there is none.
+        rank: the global rank that failed or did not answer.
+        step_id: the id of the step; None if the error belongs to another call, such as `collective_rpc`.
+        request_ids: the requests in this step.
+        worker_traceback: the traceback on the worker, as text; empty if there is none.
+        type_name: the class of the worker's exception; empty if there is none.
         is_echo: whether the rank failed only because another rank had failed.
     """
 
@@ -121,7 +126,8 @@ class RankError(EngineError):
 
     @property
     def summary(self) -> str:
-        """The error as clients see it. It has no request ids, and not the exception's text, which may contain file paths."""
+        """The error as clients see it. It contains no request ids, and no text of the exception, because such a text may
+        contain file paths."""
         return f"rank {self.rank} failed"
 
 
@@ -161,7 +167,7 @@ class EngineDeadError(EngineError):
     """The engine has failed for good, or its process has ended: its requests get no more tokens.
 
     Attributes:
-        summary: the reason for clients; empty if it is not known.
+        summary: the reason as clients may see it; empty if it is not known.
     """
 
     def __init__(self, message: str, *, summary: str = "") -> None:
@@ -170,8 +176,8 @@ class EngineDeadError(EngineError):
 
 
 def error_by_name(name: str, message: str) -> InflightError | None:
-    """Makes the exception that another process has raised, from its class name and message. None if this module has no such
-    class, or if its constructor needs more than a message."""
+    """Makes the exception that another process has raised, from its class name and message. Returns None if this module has no
+    such class, or if the constructor of the class needs more than a message."""
     kind = globals().get(name)
     if (
         isinstance(kind, type)

@@ -20,14 +20,15 @@ _PART_OF_A_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def resolve_model_folder(model: str | None, revision: str | None = None) -> Path:
-    """The model's folder, or its GGUF file.
+    """Returns the model's folder, or its GGUF file.
 
-    `model` is None for the embedded model, an existing folder, a GGUF file, a hub id ("org/name"), or one GGUF file of a hub
-    repository: "org/name:FILE.gguf", or "org/name:Q4_K_M" for the only file with Q4_K_M in its name. If a folder holds one
-    GGUF file and no safetensors, the result is this file. The hub's own variables (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE) apply.
+    If `model` is None, this is the embedded model. Otherwise `model` is an existing folder, a GGUF file, a hub id ("org/name"),
+    or one GGUF file of a hub repository: "org/name:FILE.gguf", or "org/name:Q4_K_M" for the only file with Q4_K_M in its name.
+    If a folder contains one GGUF file and no safetensors, the result is this file. The hub library reads HF_HOME, HF_TOKEN and
+    HF_HUB_OFFLINE.
 
     Raises:
-        ModelNotFoundError: there is no such folder, file or hub id, or it holds no config.json.
+        ModelNotFoundError: there is no such folder, file or hub id, or it contains neither a config.json nor one GGUF file.
     """
     if model is None:
         folder, what = EMBEDDED_MODEL, "the embedded model (its files are missing from this installation)"
@@ -59,7 +60,8 @@ def resolve_model_folder(model: str | None, revision: str | None = None) -> Path
 
 
 def resolve_tokenizer_folder(tokenizer: str, revision: str | None = None) -> Path:
-    """The folder of a tokenizer: an existing folder, or the files of a hub id except its weights. It needs no config.json."""
+    """Returns the folder of a tokenizer: an existing folder, or the downloaded files of a hub id without its weights. The
+    folder needs no config.json."""
     return _resolve(tokenizer, revision, _TOKENIZER_PATTERNS)
 
 
@@ -84,7 +86,8 @@ def _is_hub_id(model: str) -> bool:
 
 
 def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
-    """`model`: "org/name:FILE.gguf", or "org/name:TAG" with a part of the file's name. Only this file is downloaded."""
+    """Returns the file that `model` names: "org/name:FILE.gguf", or "org/name:TAG" with a part of the file's name. No other
+    file is downloaded."""
     repository, _, wanted = model.partition(":")
     names, where = _gguf_files_of_hub(repository, revision)
     # The tag has to be a whole word of the name: Q4_K does not match Q4_K_M, and Q4_K_M does not match IQ4_K_M.
@@ -106,8 +109,8 @@ def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
 
 
 def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str], str]:
-    """The names of the repository's GGUF files, and where they were found: on the hub, or in the cache if the hub cannot be
-    reached."""
+    """Returns the names of the repository's GGUF files, and where they were found: on the hub, or in the hub's local cache if
+    the hub cannot be reached."""
     from huggingface_hub import list_repo_files  # optional at run time
 
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Logprob(NamedTuple):  # three times as fast to make as a frozen dataclass; a prompt may need hundreds of thousands
+class Logprob(NamedTuple):  # three times as fast to make as a frozen dataclass: a prompt may need hundreds of thousands
     """One token's log-probability before penalties and masks. The most probable token of the vocabulary has `rank` 1."""
 
     logprob: float
@@ -33,8 +33,8 @@ class CompletionOutput:
     """One completion of a request.
 
     `finish_reason` is "stop", "length", "abort" or "error", and None while the completion runs. `stop_reason` is the stop
-    string or the stop token id that ended the completion; None if the model's own end token ended it. `logprobs` has one dict
-    per token: token id -> `Logprob`.
+    string or the stop token id that ended the completion; None if something else ended it, such as the model's own end token.
+    `logprobs` has one dict per token: token id -> `Logprob`. It is None if the request wants none.
     """
 
     index: int
@@ -52,7 +52,7 @@ class RequestOutput:
 
     `prompt` is None if the request was given as token ids. `prompt_logprobs` has one entry per prompt token; the first is None.
     `num_cached_tokens` counts the prompt tokens whose KV came from the prefix cache. `error` says why a completion ended with
-    the finish reason "error". `engine_failed` says that the engine is the cause, and not the request.
+    the finish reason "error". `engine_failed` is True if the engine is the cause of this error, False if the request is.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""`SamplingParams`: how the tokens of a request are chosen, and when the request ends. Their values are checked here."""
+"""`SamplingParams`: how the tokens of a request are chosen, and when the request ends. The values are checked here."""
 
 from __future__ import annotations
 
@@ -33,22 +33,24 @@ _JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # the emitted tex
 class StructuredOutputsParams:
     """What the text must look like. Exactly one of the fields in `CONSTRAINTS` is given; the names are vLLM's.
 
-    `json` and `structural_tag` are kept as text, because the properties are emitted in the order that they have in this text.
+    `json` and `structural_tag` are kept as text, because the model must emit the properties in the order of this text.
 
     Attributes:
         json: a JSON schema, as a dict or as text.
-        json_object: True admits any JSON object.
+        json_object: if True, the text is any JSON object.
         regex: the whole text matches it, as in `re.fullmatch` with `re.ASCII`. Look-around and back-references are refused.
         choice: the text is one of these strings.
         grammar: the text matches the rule `start` of a grammar in Lark's notation, or the rule `root` of one in llama.cpp's
             GBNF.
-        structural_tag: free text with tags. As soon as one of `triggers` appears, one of the tags that begin with it follows:
+        structural_tag: free text with tags. A tag is the text `begin`, JSON that matches `schema`, and the text `end`. When the
+            text contains one of `triggers`, it must go on as a tag whose `begin` begins with this trigger:
             {"type": "structural_tag", "structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str]}.
             Further keys: with "stop_after_first": true, the text ends after the first tag. With "separator": str, the text is
             either tags with this separator between them, or free text that does not begin with a trigger. With a separator
             and "at_least_one": true, the text is tags, never free text. With a separator and "otherwise": {"begin", "schema",
-            "end"}, the text is tags, or one text of this form.
-        disable_any_whitespace: JSON is written without any white space between its tokens. By default some is allowed.
+            "end"}, the text is either tags, or one text of the form that "otherwise" describes.
+        disable_any_whitespace: JSON is written without any white space between its tokens. By default some white space is
+            allowed.
         whitespace_pattern: a regex of the white space that is allowed between JSON tokens. It must match white space only.
         separators: the text between two items, and the text between a key and its value, as in `json.dumps`. JSON is written
             with exactly these texts, and no other white space. Most models were trained on (", ", ": ").
@@ -101,7 +103,6 @@ class StructuredOutputsParams:
 
     @property
     def constraint(self) -> str:
-        """The name of the constraint that is given."""
         return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
 
     def _check_choice(self) -> None:
@@ -126,10 +127,6 @@ class StructuredOutputsParams:
             raise InvalidRequestError(f"{given[0]} has no meaning for {self.constraint}: it is for JSON only")
 
 
-def _parse_structured_outputs(text: str) -> StructuredOutputsParams:
-    return StructuredOutputsParams.from_json(parse_json_object(text))
-
-
 _sampling = partial(setting, group="Sampling (default: the model's generation_config.json)")
 _COUNT = {"bounds": (0, 2**31 - 1)}
 _LOGPROBS = {"bounds": (0, MAX_LOGPROBS)}
@@ -137,10 +134,10 @@ _LOGPROBS = {"bounds": (0, MAX_LOGPROBS)}
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to sample, in the words of the OpenAI API and vLLM. Most fields are also options of `inflight generate`.
+    """How to sample. The names are those of the OpenAI API and vLLM. Most fields are also options of `inflight generate`.
 
     Raises:
-        InvalidRequestError: a value is out of bounds, or contradicts another.
+        InvalidRequestError: a value is out of bounds, or contradicts another value.
     """
 
     max_tokens: int | None = _sampling(
@@ -196,7 +193,7 @@ class SamplingParams:
         None,
         'What the text must look like: \'{"json": {...}}\', \'{"regex": "..."}\', ... or a file that holds this.',
         metavar="JSON",
-        parse=_parse_structured_outputs,
+        parse=lambda text: StructuredOutputsParams.from_json(parse_json_object(text)),
     )
     include_stop_str_in_output: bool = _sampling(
         False, "Leave the stop text in the output.", flags=("--include-stop/--cut-stop",)
@@ -228,7 +225,6 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
         return tuple(self.stop or ())
 
     def _check_lists(self) -> None:
@@ -261,7 +257,7 @@ class SamplingParams:
 
 
 def _tuple(name: str, values: object) -> tuple[object, ...]:
-    """The values as a tuple; () for None. A string is refused, because it would become a tuple of its letters."""
+    """Returns the values as a tuple; () for None. A string is refused, because it would become a tuple of its letters."""
     if values is None:
         return ()
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
@@ -270,7 +266,8 @@ def _tuple(name: str, values: object) -> tuple[object, ...]:
 
 
 def _json_object_text(name: str, value: object) -> str:
-    """The text of a JSON object, which is given as a dict or as text. NaN and lone surrogates are refused: JSON has none."""
+    """Returns the text of a JSON object, which is given as a dict or as text. NaN and lone surrogates are refused, because they
+    are not allowed in JSON."""
     try:
         parsed = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
         if not isinstance(parsed, Mapping):

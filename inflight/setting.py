@@ -1,4 +1,4 @@
-"""`setting`: declares a field of a settings class with its default, help and bounds. Checks and CLI options follow from it.
+"""`setting`: declares a field of a settings class with its default, help and bounds, for checks and for CLI options.
 
     port: int = setting(8000, "Port to listen on.", bounds=(0, 65535), metavar="PORT")
 
@@ -34,12 +34,13 @@ class Setting:
         excludes_low: the value must be greater than the smallest number.
         choices: all values that are allowed.
         metavar: what `--help` shows in place of the value.
-        flags: how the option is written, if not as --name.
-        option: name of the option, if it differs from the field's name: `served_model_names` has --served-model-name.
+        flags: how the option is written. By default it is written as --name.
+        option: name of the option, if it differs from the field's name: the field `served_model_names` has the option
+            --served-model-name.
         parse: makes the value from the text of a command line. Raises ValueError.
         variables: further environment variables that set the option.
-        is_secret: neither `repr` nor an error shows the value.
-        name, type, default: those of the field. `type` is None if the field allows several types besides None.
+        is_secret: if True, neither `repr` nor an error shows the value.
+        name, type, default: name, type and default of the field. `type` is None if the field allows several types besides None.
         is_optional: whether the field allows None.
         element: the type of the elements if the value is a list; otherwise None.
     """
@@ -62,40 +63,34 @@ class Setting:
     element: Any = None  # Any: as `type`
 
     def problem(self, value: object) -> str | None:
-        """Why the value is wrong, such as "port=-1 is not an integer in [0, 65535]"; None if it is right."""
+        """Returns why the value is wrong, such as "port=-1 is not an integer in [0, 65535]"; None if it is right."""
         if value is None and self.is_optional:
             return None
         if self.choices:
-            if value in self.choices and type(value) in {type(choice) for choice in self.choices}:
-                return None
+            is_right = value in self.choices and type(value) in {type(choice) for choice in self.choices}
             allowed = f"one of {', '.join(repr(choice) for choice in self.choices if choice is not None)}"
         elif self.type is bool:
-            if isinstance(value, bool):
-                return None
+            is_right = isinstance(value, bool)
             allowed = "True, False or None" if self.is_optional else "True or False"
         elif self.type in (int, float):
             low, high = self.bounds
             kind = int if self.type is int else (int, float)
             is_number = isinstance(value, kind) and not isinstance(value, bool)
-            if is_number and low <= value <= high and not (self.excludes_low and value == low):  # type: ignore[operator]
-                return None
+            is_right = is_number and low <= value <= high and not (self.excludes_low and value == low)  # type: ignore[operator]
             what = "an integer" if self.type is int else "a number"
             allowed = f"{what} in {'(' if self.excludes_low else '['}{_text(low)}, {_text(high)}]"
         elif self.type is str:
-            if isinstance(value, str) and (value.strip() or self.default == ""):
-                return None
+            is_right = isinstance(value, str) and (bool(value.strip()) or self.default == "")
             allowed = "a text" if self.default == "" else "a text with something in it"
         elif self.type == tuple[str, ...]:
-            if isinstance(value, tuple) and all(isinstance(entry, str) and entry.strip() for entry in value):
-                return None
+            is_right = isinstance(value, tuple) and all(isinstance(entry, str) and entry.strip() for entry in value)
             allowed = "a tuple of texts with something in them"
         elif get_origin(self.type) is Mapping:
-            if isinstance(value, Mapping):
-                return None
+            is_right = isinstance(value, Mapping)
             allowed = "a dictionary"
         else:
-            return None  # the class checks it
-        return f"{self.name}{'' if self.is_secret else f'={value!r}'} is not {allowed}"
+            return None  # the settings class itself checks such a value
+        return None if is_right else f"{self.name}{'' if self.is_secret else f'={value!r}'} is not {allowed}"
 
 
 def setting(default: Any, help: str, **more: Any) -> Any:  # Any: as `dataclasses.field`
@@ -106,7 +101,6 @@ def setting(default: Any, help: str, **more: Any) -> Any:  # Any: as `dataclasse
 
 @functools.cache
 def settings_of(kind: type) -> dict[str, Setting]:
-    """The settings of a dataclass, by the names of their fields."""
     hints = get_type_hints(kind)
     found = {}
     for each in fields(kind):
@@ -129,7 +123,7 @@ def settings_of(kind: type) -> dict[str, Setting]:
 
 
 def check_values(kind: type, values: Mapping[str, object]) -> dict[str, str]:
-    """Checks values of the dataclass `kind`. Returns field name -> what is wrong; it is empty if all values are right."""
+    """Checks values of the dataclass `kind`. Returns field name -> what is wrong, for the fields with a wrong value."""
     problems = {}
     for name, declared in settings_of(kind).items():
         value = values.get(name, declared.default)
@@ -139,8 +133,8 @@ def check_values(kind: type, values: Mapping[str, object]) -> dict[str, str]:
 
 
 def unknown_name(kind: type, names: Iterable[str]) -> str:
-    """The first name that is no field of the dataclass `kind`, with a hint: "'prot'; did you mean 'port'?". "" if all names
-    are fields."""
+    """Returns the first name that is no field of the dataclass `kind`, with a hint: "'prot'; did you mean 'port'?". Returns ""
+    if all names are fields."""
     known = [each.name for each in fields(kind)]
     unknown = next((name for name in names if name not in known), None)
     if unknown is None:
@@ -162,10 +156,10 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_json_object(text: str) -> dict[str, Any]:  # Any: JSON
-    """A JSON object, or the name of a file that holds one.
+    """Reads a JSON object from `text`, or from the file that `text` names.
 
     Raises:
-        ValueError: the text is neither of them.
+        ValueError: the text is neither a JSON object nor the name of a file with one.
     """
     source = text.strip()
     try:

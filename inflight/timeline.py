@@ -1,8 +1,8 @@
-"""`Timeline`: records which phase of which step ran from when to when, in a ring that keeps the last events.
+"""`Timeline`: records when each phase of a step began and ended, in a ring buffer that keeps the newest events.
 
 Recording is always on, because it costs little. The engine core has a `Timeline`, and each rank has one. Their phases:
 
-    engine   plan, mask, wait (for the oldest step), commit, idle (no request to run)
+    engine   plan, mask (make the masks of grammars), wait (for the oldest step), commit, idle (no request to run)
     rank     prepare, receive (from other ranks), forward, sample, drain (copy the drawn tokens out), send
 
 Times are `time.perf_counter_ns()`. On Linux this is one clock for all processes of a machine.
@@ -23,8 +23,8 @@ from typing import Any
 class Event:
     """One phase of one step. `start_ns` and `end_ns` are times of `time.perf_counter_ns()`.
 
-    The commit of a step has `details`: `predicted_ms` and `measured_ms`, the times that the step was predicted to compute and
-    did compute, if they are known.
+    The commit of a step may have `details`: how long the step was predicted to compute (`predicted_ms`), and how long it did
+    (`measured_ms`).
     """
 
     step_id: int
@@ -39,7 +39,7 @@ class Event:
 
 
 class Timeline:
-    """The ring. Several threads may record events: each gets its own index, atomically."""
+    """The ring buffer. Several threads may record events, because each event gets an index of its own, atomically."""
 
     def __init__(self, capacity: int = 8192) -> None:
         self._ring: list[Event | None] = [None] * capacity
@@ -67,21 +67,22 @@ class Timeline:
                 self._under_way[thread] = outer
 
     def under_way(self) -> list[str]:
-        """The spans that have not ended yet, oldest first, such as "forward of step 7 for 3.9 s". Any thread may call it."""
+        """Returns the spans that have not ended yet, oldest first, such as "forward of step 7 for 3.9 s". Any thread may call
+        this method."""
         now = time.perf_counter_ns()
         spans = sorted(self._under_way.copy().values(), key=lambda span: span[2])
         return [f"{phase} of step {step_id} for {(now - start) / 1e9:.1f} s" for step_id, phase, start in spans]
 
     def events(self) -> list[Event]:
-        """The events still in the ring, by start time."""
+        """Returns the events that are still in the ring buffer, by start time."""
         return sorted((event for event in self._ring if event is not None), key=lambda event: event.start_ns)
 
 
 def chrome_trace(events_by_process: Mapping[str, Sequence[Event]]) -> dict[str, Any]:  # Any: JSON
-    """The events in Chrome's trace format, for chrome://tracing and Perfetto.
+    """Returns the events in Chrome's trace format, for chrome://tracing and Perfetto.
 
-    Each key is a process, in the order of the mapping. Each of its phases is a lane, because events of one phase never overlap.
-    Times are microseconds since the first event. All processes must share one clock."""
+    Each key of the mapping becomes a process, in the order of the mapping. Each phase of a process becomes a lane, because
+    events of one phase never overlap. Times are microseconds since the first event. All processes must share one clock."""
     entries: list[dict[str, Any]] = []
     start_ns = min((event.start_ns for events in events_by_process.values() for event in events), default=0)
     for pid, (process, events) in enumerate(events_by_process.items()):

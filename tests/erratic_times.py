@@ -24,8 +24,9 @@ class ErraticTimes(StepTimeModel):
     def num_prompt_tokens_within(self, seconds: float, load: StepLoad, context: int, most: int) -> int:
         return self._rng.choice([0, self._rng.randint(0, most), most])
 
-    def observe(self, load: StepLoad, seconds: float) -> None:
+    def observe(self, load: StepLoad, seconds: float) -> float:
         assert seconds > 0
+        return seconds
 
 
 def limit_times(scheduler: Scheduler, block_size: int, times: StepTimeModel, **limits: Any) -> None:

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inflight.attention.backend import AttentionBackend
 from inflight.config.cuda_driver import Gpu
 from inflight.config.machine import Machine
-from inflight.device.accelerator import Accelerator, Event, Graph, Stream
+from inflight.device.accelerator import Accelerator, Event, Stream
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class FakeStream(Stream):
                 item()
 
 
-class FakeGraph(Graph):
+class FakeGraph:
     """Replays each operation on the tensors of the recording, and leaves its results in those of the recording."""
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -152,7 +152,6 @@ class FakeGpu(Accelerator):
 
     kind = "cuda"
     torch_device = torch.device("cpu")
-    dtypes = ("float32", "bfloat16", "float16")
     num_multiprocessors = 2
     max_shared_bytes = 227 << 10
 
@@ -211,12 +210,12 @@ class FakeGpu(Accelerator):
     def pinned(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(num_elements, dtype=dtype)
 
-    def capture(self, work: Callable[[], None]) -> Graph:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         with _RUNNING:
             assert not any(stream.queue for stream in self._streams), "something else is queued"
             assert not gc.isenabled(), "what is collected now would end the recording"
             self.num_graphs += 1
-            return FakeGraph(work)
+            return FakeGraph(work).replay
 
     def drain(self, work: Callable[[], T]) -> Future[T]:
         reached = self.compute.record()
@@ -244,7 +243,7 @@ GPUS = (Gpu(name="fake", compute_capability=(9, 0), num_multiprocessors=2, total
 
 def install(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> None:
     """Engines find `gpu`, and Triton's attention for it; what is no kernel of the step is plain torch."""
-    machine = Machine(device="cuda", num_cores=1, dtypes=FakeGpu.dtypes, gpus=GPUS)
+    machine = Machine(device="cuda", num_cores=1, dtypes=("float32", "bfloat16", "float16"), gpus=GPUS)
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")  # a recording does not see calls of C++
     monkeypatch.setattr("inflight.engine.front_end.detect_machine", lambda device: machine)
     monkeypatch.setattr("inflight.worker.worker.get_device", lambda kind, rank: gpu)

@@ -37,6 +37,5 @@ def use_gpu_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         return GpuLinear(device, dtype, out_dtype, quantization=quantization, group_size=group_size, min_weight_bytes=0)
 
     monkeypatch.setattr("inflight.layers.context.select_linear_method", select_linear_method)
-    for layer in ("norm", "rotary"):
-        monkeypatch.setattr(f"inflight.layers.{layer}.select_layer_ops", lambda device, dtype: TritonLayerOps())
+    monkeypatch.setattr("inflight.layers.context.select_layer_ops", lambda device, dtype: TritonLayerOps())
     monkeypatch.setattr(linear_tuner, "GraphClock", TritonIsFaster)

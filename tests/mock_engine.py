@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 
 from inflight.config.engine import SchedulerConfig
+from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.resolve import resolve_speculative
 from inflight.engine.core import EngineCore
 from inflight.engine.kv_cache_sizing import blocks_per_sequence, make_groups
-from inflight.errors import StepError
+from inflight.errors import RankError, StepError
+from inflight.executor.meeting import Meeting
+from inflight.executor.recovery import RecoveryResult
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
@@ -53,6 +56,9 @@ class LateExecutor:
         self.plans: list[SchedulerOutput] = []  # all submitted
         self.failing: dict[int, bool] = {}  # step id -> whether it runs to its end and only its answer is lost
         self._queue: deque[tuple[SchedulerOutput, LateFuture]] = deque()
+        self.recoveries: list[RankError] = []
+        self.replaced: tuple[int, ...] = ()  # ranks that each recovery replaces
+        self.new_worker: Callable[[], MockWorker] = lambda: worker
 
     @property
     def next_step_id(self) -> int:
@@ -67,7 +73,7 @@ class LateExecutor:
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
         self.worker.provide_grammar_output(step_id, grammar_output)
 
-    def execute_model(self, plan: SchedulerOutput, non_block: bool) -> LateFuture:
+    def execute_model(self, plan: SchedulerOutput, non_block: bool, *, budget: float) -> LateFuture:
         assert non_block
         self.on_plan(plan)
         self.plans.append(plan)
@@ -83,6 +89,20 @@ class LateExecutor:
     def check_health(self) -> None:
         while self.run_next():  # a call runs behind all steps submitted, those that are void, too
             pass
+
+    # what a recovery needs: its ranks are always there
+    meeting = Meeting(0, 1)
+    num_stale_frames = num_spares = 0
+
+    def root_cause(self, error: RankError) -> RankError:
+        return error
+
+    def recover(self, cause: RankError) -> RecoveryResult:
+        self.recoveries.append(cause)
+        self._queue.clear()
+        if self.replaced:
+            self.worker = self.new_worker()
+        return RecoveryResult(epoch=len(self.recoveries), replaced=self.replaced)
 
     def run_next(self) -> bool:
         """Run the oldest step, if there is one and its masks have come."""
@@ -131,6 +151,7 @@ class MockEngine:
     depth: int = 1
     stagger: int = 1
     num_speculative_tokens: int = 0
+    fault_tolerance: bool = False
     wanted: dict[str, Wanted] = field(default_factory=dict)
     outputs: dict[str, list[int]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[int]] = field(default_factory=dict)
@@ -140,14 +161,7 @@ class MockEngine:
     aborted: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.worker = MockWorker(
-            vocab_size=VOCAB_SIZE,
-            block_size=self.block_size,
-            max_num_seqs=self.max_num_seqs,
-            max_model_len=MAX_MODEL_LEN,
-            windows=list(self.windows),
-            num_speculative_tokens=self.num_speculative_tokens,
-        )
+        self.worker = self._new_worker()
         self.executor = LateExecutor(self.worker, self._check_plan)
         groups = make_groups([self.worker.get_kv_cache_specs()])[0]
         least = blocks_per_sequence(groups, num_tokens=MAX_MODEL_LEN, max_step_tokens=self.max_num_batched_tokens)
@@ -170,6 +184,7 @@ class MockEngine:
                 stagger=self.stagger,
             ),
         )
+        config = replace(config, fault_tolerance=FaultToleranceConfig(enabled=self.fault_tolerance))
         if self.num_speculative_tokens:
             speculative = {"method": "ngram", "num_speculative_tokens": self.num_speculative_tokens}
             config = replace(config, speculative=resolve_speculative(speculative))
@@ -179,6 +194,26 @@ class MockEngine:
         self.core = EngineCore(config, self.executor, self.grammars)  # type: ignore[arg-type]
         self.scheduler = self.core.scheduler
         self.pool = self.scheduler._kv_cache.pool
+
+    def _new_worker(self) -> MockWorker:
+        return MockWorker(
+            vocab_size=VOCAB_SIZE,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=MAX_MODEL_LEN,
+            windows=list(self.windows),
+            num_speculative_tokens=self.num_speculative_tokens,
+        )
+
+    def lose_arenas(self) -> None:
+        """From now on each recovery replaces the rank, so that its blocks are empty."""
+
+        def new_worker() -> MockWorker:
+            self.worker = self._new_worker()
+            self.worker.initialize_from_config(self.core.kv_cache_config)
+            return self.worker
+
+        self.executor.replaced, self.executor.new_worker = (0,), new_worker
 
     def limit_times(self, times: StepTimeModel, **limits: Any) -> None:
         limit_times(self.scheduler, self.block_size, times, **limits)
@@ -239,7 +274,9 @@ class MockEngine:
             assert got == wanted.tokens[: len(got)], output.request_id
             if output.prompt_logprobs is not None:
                 self.prompt_logprobs[output.request_id].extend(output.prompt_logprobs.token_ids[:, 0].tolist())
-            if output.finish_reason is not None:
+            if output.engine_failed:
+                self.finished[output.request_id] = FinishReason.ERROR
+            elif output.finish_reason is not None:
                 assert got == wanted.tokens or output.finish_reason is FinishReason.ERROR, output.request_id
                 if output.finish_reason is FinishReason.ERROR and wanted.has_grammar:
                     assert got == wanted.tokens  # up to the dead end

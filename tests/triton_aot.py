@@ -23,8 +23,8 @@ CUOBJDUMP = "backends/nvidia/bin/cuobjdump"  # of the package triton
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCase:
-    """`kernel`: "inflight.kernels.triton.norm:rms_norm_kernel". `signature`: each argument's type: "*bf16", "i32", "fp32", or
-    "constexpr" with its value in `constants`. `aligned`: arguments that are divisible by 16, as the launcher would find."""
+    """`kernel`: "inflight.kernels.triton.layer_ops:rms_norm_kernel". `signature`: each argument's type: "*bf16", "i32", "fp32",
+    or "constexpr" with its value in `constants`. `aligned`: arguments that are divisible by 16, as the launcher would find."""
 
     kernel: str
     signature: Mapping[str, str]

@@ -1,15 +1,18 @@
-"""`AttentionBackend`: paged attention for one kind of device, head dimension and dtype."""
+"""`AttentionBackend`: paged attention for one kind of device. `Rotation`: the rotary embedding of a step's tokens."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from inflight.attention.rotation import HeadNorm, Rotation
+from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.interface.request import Int32Array
+from inflight.kernels.layer_ops import LayerOps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,7 @@ class AttentionInputs:
     requests.
 
     Row i has the query tokens `[query_start_loc[i], query_start_loc[i + 1])` of the flat batch, at the positions
-    `[num_computed_tokens[i], seq_lens[i])` of its sequence. Position p is in block `block_table[i, p // block_size]`.
+    `[num_computed_tokens[i], seq_lens[i])` of its sequence. Position p is in block `block_table[i, p // spec.block_size]`.
     If no query of the row can see a block, the block's entry in `block_table` may be stale. Such entries are never read.
     """
 
@@ -26,7 +29,6 @@ class AttentionInputs:
     seq_lens: Int32Array  # [num_rows], how many tokens are in the cache after this step
     num_computed_tokens: Int32Array  # [num_rows], how many tokens are in the cache before this step
     block_table: Int32Array  # [num_rows, max_blocks]
-    block_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +38,44 @@ class AttentionMetadata:
     num_tokens: int
 
 
+class HeadNorm(Protocol):
+    """An RMSNorm of each query head and key head over its head_dim elements (`layers.norm.QKNorm`)."""
+
+    @property
+    def weight(self) -> Tensor:
+        """[num_heads + num_kv_heads, head_dim], queries first."""
+
+    @property
+    def eps(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Cosines and sines of the angles of one step's tokens: [num_tokens, head_dim] in the engine's dtype, for all layers.
+
+    `sin` has negated sines in the first half of the head, because there the rotation subtracts: x1 * cos - x2 * sin.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    ops: LayerOps
+
+    def apply(self, heads: Tensor, norm: HeadNorm | None) -> Tensor:
+        """Returns `heads` after the norm (if there is one) and the rotation. May overwrite `heads`, which has the shape
+        [num_tokens, num_heads + num_kv_heads, head_dim], queries first."""
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return self.ops.norm_and_rotate(heads, weight, eps, self.cos, self.sin)
+
+
 class AttentionBackend(ABC):
     """Reads and writes the KV cache of attention layers.
 
     The methods are called in this order:
 
-    1. At start-up the worker calls `kv_cache_view` once per layer. The view shares the memory of the arena (all KV blocks), but
-       the device still owns the arena.
+    1. At start-up the worker calls `kv_cache_view` once per layer. The view shares the memory of the arena (the tensor
+       with all KV blocks of this rank).
     2. Once per step and KV group the model runner calls `build_metadata`, on any thread. The method reads no device memory
-       and keeps no reference to the arrays of its inputs. So the caller may reuse these arrays as soon as it returns.
+       and keeps no reference to the arrays of its inputs. So the caller may reuse these arrays after the call.
     3. In each step the model calls `attend` once per layer. By default `attend` calls `forward`. All forwards of a backend run
        one after the other, in step order, on the device's compute thread or stream. So a backend may keep temporary memory
        and use it again in the next forward.
@@ -56,14 +87,14 @@ class AttentionBackend(ABC):
 
     is_batch_invariant = False  # whether a row's result is the same, bit for bit, in every batch
 
-    @abstractmethod
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
         """Returns one layer's cache: a typed, strided view of `arena` (uint8, `[num_blocks, block_bytes]`), not a copy.
 
-        `layer_index` is the layer's position in its KV group. Dimension 0 of the view is the block. In each block of the arena
-        the layer has `spec.block_bytes` bytes, from byte `layer_index * spec.block_bytes` on. Each backend has its own layout
-        of these bytes.
+        `layer_index` is the layer's position in its KV group. Dimension 0 of the view is the block. A backend may have its own
+        layout. This one is `[num_blocks, 2, num_kv_heads, block_size, head_dim]`: first keys, then values.
         """
+        layer = bytes_of_layer(arena, spec, layer_index)
+        return layer.view(len(arena), 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
         """Returns how many bytes of device memory the backend itself may allocate, over all steps.
@@ -76,8 +107,8 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
-        """Makes the data of a step that the layers share, such as the places to which keys and values are written. Does not
-        wait for the device."""
+        """Makes the data of a step that the layers of a KV group share, such as the places to which keys and values are
+        written. Does not wait for the device."""
 
     @abstractmethod
     def forward(
@@ -136,3 +167,9 @@ class AttentionBackend(ABC):
             scale=scale,
             sliding_window=sliding_window,
         )
+
+
+def bytes_of_layer(arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
+    """Returns the `spec.block_bytes` bytes that a layer has in each block of the arena, in the cache's dtype."""
+    start = layer_index * spec.block_bytes
+    return arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
-from inflight.device.base import TORCH_DTYPES
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata, bytes_of_layer
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
@@ -26,7 +25,7 @@ CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # the values of `DType` in kernels.h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuPagedMetadata(AttentionMetadata):
-    """`step` has pointers to the data of `arrays`, so `arrays` must exist as long as `step`."""
+    """`step` has pointers to the data of `arrays`, so this object keeps `arrays`."""
 
     step: AttentionStep
     arrays: tuple[Int32Array, ...]
@@ -48,9 +47,7 @@ class CpuPagedBackend(AttentionBackend):
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
         """Returns `[num_blocks, 2 * num_kv_heads, elements of a cell]`. The cells of keys come first. With int8, a cell
         includes the bytes of its scales."""
-        start = layer_index * spec.block_bytes
-        layer = arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])
-        return layer.view(len(arena), 2 * spec.num_kv_heads, -1)
+        return bytes_of_layer(arena, spec, layer_index).view(len(arena), 2 * spec.num_kv_heads, -1)
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
         return int(self._kernels.inflight_attention_scratch_bytes(spec.head_dim, num_threads))
@@ -69,7 +66,7 @@ class CpuPagedBackend(AttentionBackend):
         )
         step = AttentionStep(
             len(inputs.seq_lens),
-            inputs.block_size,
+            spec.block_size,
             spec.sliding_window or 0,
             inputs.block_table.shape[1],
             *(array.ctypes.data for array in arrays),

@@ -1,9 +1,7 @@
 """Paged attention in plain torch. It is used if the C++ kernels are not built or do not support the model's shapes.
 
 For each row (a request's part of a step) it gathers the blocks that the row's tokens see. Then it calls
-`scaled_dot_product_attention`. The layout of a layer's cache is:
-
-    kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim]        keys, then values
+`scaled_dot_product_attention`.
 """
 
 from __future__ import annotations
@@ -15,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
-from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
 
-# The queries of a row are computed in pieces of this many tokens. So masks are small, and keys after a piece are not read.
+# The queries of a row are computed in pieces of this many tokens. So masks are small, and a piece does not read the keys after
+# its last token.
 PIECE_TOKENS = 128
 
 
@@ -29,7 +27,7 @@ class Row:
     first_token: int  # the index of the first of these tokens in the flat batch
     num_computed: int
     seq_len: int
-    first_key: int  # the position of the first key in the first of these blocks
+    first_key: int  # the position, in the sequence, of the first key in the first block of `block_ids`
     block_ids: torch.Tensor  # [num_blocks], the blocks that the row's queries see
 
 
@@ -43,13 +41,8 @@ class TorchSdpaMetadata(AttentionMetadata):
 class TorchSdpaBackend(AttentionBackend):
     """The backend in plain torch, for tensors on the CPU. It has no state."""
 
-    def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
-        start = layer_index * spec.block_bytes
-        layer = arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])
-        return layer.view(len(arena), 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
-
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> TorchSdpaMetadata:
-        size, table = inputs.block_size, inputs.block_table.astype(np.int64)
+        size, table = spec.block_size, inputs.block_table.astype(np.int64)
         lengths = np.diff(inputs.query_start_loc)
         rows = np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(len(rows)) + (inputs.num_computed_tokens - inputs.query_start_loc[:-1])[rows]
@@ -117,7 +110,7 @@ def _attend(
 ) -> torch.Tensor:
     """query [num_queries, num_heads, head_dim]; keys, values [num_kv_heads, num_keys, head_dim] -> a tensor in query's shape.
 
-    Several query heads share a key head. `expand` gives them views of the key head, so it is not copied.
+    Several query heads share a key head. `expand` gives each of them a view of the key head, so the key head is not copied.
     """
     num_kv_heads, per_head = len(keys), query.shape[1] // len(keys)
     heads = query.reshape(len(query), num_kv_heads, per_head, -1).permute(1, 2, 0, 3)

@@ -1,11 +1,8 @@
 """Paged attention on a GPU, by Triton kernels that read the KV blocks in place. CUDA graphs can record these kernels.
 
-In each block, a layer has its keys, then its values, both ordered by head. The dtype is the model's dtype or float8_e4m3fn:
-
-    kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim]
-
-The host computes the sizes of the kernels' grids from upper bounds in the metadata. The kernels read all other inputs from
-device memory. So a recorded graph can be used for other batches within the same bounds.
+The cache has the model's dtype or float8_e4m3fn. The host computes the sizes of the kernels' grids from upper bounds in the
+metadata. The kernels read all other inputs from device memory. So a recorded graph can be used for other batches within the
+same bounds.
 """
 
 from __future__ import annotations
@@ -16,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
-from inflight.attention.rotation import HeadNorm, Rotation
-from inflight.device.base import TORCH_DTYPES
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata, HeadNorm, Rotation
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.triton.attention_decode import DecodeScratch, attention_decode, num_splits
 from inflight.kernels.triton.attention_mixed import LEAST_SHARED_BYTES, attention_mixed
@@ -27,7 +22,8 @@ from inflight.kernels.triton.rotary_kv import rotary_kv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonPagedMetadata(AttentionMetadata):
-    """The numbers are upper bounds. The tensors are on the device. `num_tokens` is the size of the flat batch with padding.
+    """`num_rows`, `max_query_len` and `max_seq_len` are upper bounds. The tensors are on the device. `num_tokens` is the size
+    of the flat batch with padding.
 
     A slot is a row of `block_table`. A padding row has no query tokens (two equal values in `query_start_loc`), or it belongs
     to a dummy slot, which no request has, and whose blocks are all the dummy block. A row's query tokens are the last tokens of
@@ -43,7 +39,6 @@ class TritonPagedMetadata(AttentionMetadata):
     token_slots: Tensor  # int32 [num_tokens], the slot of each token's row
     positions: Tensor  # int32 [num_tokens]
     block_table: Tensor  # int32 [num_slots, max_blocks]
-    block_size: int
 
 
 class TritonPagedBackend(AttentionBackend):
@@ -67,11 +62,6 @@ class TritonPagedBackend(AttentionBackend):
         self._num_multiprocessors, self._max_shared_bytes = num_multiprocessors, max_shared_bytes
         self._scratch: DecodeScratch | None = None
 
-    def kv_cache_view(self, arena: Tensor, spec: KVCacheSpec, layer_index: int) -> Tensor:
-        start = layer_index * spec.block_bytes
-        layer = arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])
-        return layer.view(len(arena), 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
-
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
         return DecodeScratch.num_bytes(self._num_multiprocessors, per_head, spec.head_dim)
 
@@ -93,7 +83,6 @@ class TritonPagedBackend(AttentionBackend):
             token_slots=self._tensor(token_slots),
             positions=self._tensor(positions),
             block_table=self._tensor(inputs.block_table),
-            block_size=inputs.block_size,
         )
 
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:
@@ -111,14 +100,21 @@ class TritonPagedBackend(AttentionBackend):
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
-        heads = torch.cat((query, key, value), dim=1)
-        query = self._write(heads, None, None, kv_cache, metadata, query.shape[1])
-        return self._attend(query, kv_cache, metadata, scale, sliding_window)
+        return self.attend(
+            torch.cat((query, key, value), dim=1),
+            None,
+            None,
+            kv_cache,
+            metadata,
+            num_heads=query.shape[1],
+            scale=scale,
+            sliding_window=sliding_window,
+        )
 
     def attend(
         self,
         heads: Tensor,
-        rotation: Rotation,
+        rotation: Rotation | None,
         norm: HeadNorm | None,
         kv_cache: Tensor,
         metadata: AttentionMetadata,
@@ -127,21 +123,10 @@ class TritonPagedBackend(AttentionBackend):
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
-        query = self._write(heads, rotation, norm, kv_cache, metadata, num_heads)
-        return self._attend(query, kv_cache, metadata, scale, sliding_window)
-
-    def _write(
-        self,
-        heads: Tensor,
-        rotation: Rotation | None,
-        norm: HeadNorm | None,
-        kv_cache: Tensor,
-        metadata: AttentionMetadata,
-        num_heads: int,
-    ) -> Tensor:
+        """See `AttentionBackend`. Without a `rotation`, queries and keys are not rotated."""
         assert isinstance(metadata, TritonPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
         assert len(heads) == metadata.num_tokens, f"{len(heads)} tokens, but {metadata.num_tokens} in the metadata"
-        return rotary_kv(
+        query = rotary_kv(
             heads,
             None if norm is None else norm.weight,
             0.0 if norm is None else norm.eps,
@@ -152,16 +137,6 @@ class TritonPagedBackend(AttentionBackend):
             metadata.positions,
             num_heads=num_heads,
         )
-
-    def _attend(
-        self,
-        query: Tensor,
-        kv_cache: Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
-    ) -> Tensor:
-        assert isinstance(metadata, TritonPagedMetadata)
         tables = metadata.block_table, metadata.slots, metadata.seq_lens
         if metadata.max_query_len > 1:
             return attention_mixed(

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from inflight.bench_serve.dataset import BenchRequest
@@ -23,23 +22,19 @@ MAX_ERROR_LENGTH = 500
 
 
 class BenchClient:
-    """An HTTP client for one server. Use it with `async with`. The fields of `body` are added to the JSON of every request."""
+    """An HTTP client for one server, used with `async with`. The fields of `body` are added to the JSON of every request."""
 
     def __init__(self, server: ServerOptions, body: Mapping[str, Any]) -> None:  # Any: JSON
         self._server = server
         self._body = dict(body)
-        self._session: aiohttp.ClientSession | None = None
+        connector = aiohttp.TCPConnector(limit=0)  # requests must wait in the server's queue, not in the client
+        timeout = aiohttp.ClientTimeout(total=server.timeout)
+        self._session = aiohttp.ClientSession(connector=connector, headers=server.headers, timeout=timeout)
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0)  # requests must wait in the server's queue, not in the client
-        timeout = aiohttp.ClientTimeout(total=self._server.timeout)
-        self._session = aiohttp.ClientSession(connector=connector, headers=self._server.headers, timeout=timeout)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._session is not None
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
     async def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # Any: JSON
@@ -48,7 +43,6 @@ class BenchClient:
         Raises:
             ConnectionError: no server answers, or the server answers with an error.
         """
-        assert self._session is not None
         try:
             async with self._session.request(
                 "GET" if body is None else "POST", self._server.url + path, json=body
@@ -61,7 +55,6 @@ class BenchClient:
             raise ConnectionError(f"{self._server.url}{path} gave no answer: {_reason(error)}") from error
 
     def request_body(self, model: str, request: BenchRequest) -> dict[str, Any]:  # Any: JSON
-        """The JSON body that is posted for a request."""
         body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
         is_messages = isinstance(request.prompt, list) and isinstance(request.prompt[0], dict)
         if self._server.endpoint == COMPLETIONS:
@@ -76,8 +69,8 @@ class BenchClient:
         return body | self._body
 
     async def send(self, data: bytes, num_prompt_tokens: int = 0) -> RequestRecord:
-        """Post the JSON of a request and read the answer to its end. An error is not raised. It is put into the record."""
-        assert self._session is not None
+        """Post the JSON of a request and read the answer to its end. An error is not raised, but put into the record.
+        `num_prompt_tokens` is the client's own count; 0 if it is not known."""
         record = RequestRecord(sent=time.perf_counter(), num_prompt_tokens=num_prompt_tokens)
         try:
             headers = {"Content-Type": "application/json"}
@@ -97,7 +90,8 @@ class BenchClient:
 
 
 def _reason(error: Exception) -> str:
-    """Why a request failed. If no connection was made, aiohttp's own message is not used: it shows an internal object."""
+    """Returns why a request failed. If there was no connection, aiohttp's own message is not used: it shows an internal
+    object."""
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         why = error.os_error.strerror if number is None else os.strerror(number) if number > 0 else str(error.os_error)
@@ -165,7 +159,7 @@ async def _read_stream(content: aiohttp.StreamReader, record: RequestRecord) -> 
 
 
 def _text(choice: Mapping[str, Any]) -> str:  # Any: JSON
-    """The text that a chunk adds. It may be content, reasoning, or a part of a tool call."""
+    """Returns the text that a chunk adds: content, reasoning, or a part of a tool call."""
     if "delta" not in choice:
         return choice.get("text") or ""
     delta = choice["delta"]

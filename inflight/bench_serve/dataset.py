@@ -15,13 +15,13 @@ from inflight.errors import ConfigError
 
 Messages = list[dict[str, Any]]  # Any: JSON
 
-# No length is more than this many times the mean, so that one request does not last for most of the run.
+# No lognormal length is more than this many times the mean, so that one request does not last for most of the run.
 LOGNORMAL_LIMIT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """`prompt` is token ids, a text, or the messages of a chat. `num_prompt_tokens` is None if only the server knows."""
+    """`prompt` is token ids, a text, or the messages of a chat. `num_prompt_tokens` is None if only the server knows it."""
 
     prompt: list[int] | str | Messages
     max_tokens: int
@@ -43,7 +43,8 @@ def draw_lengths(mean: int, options: DatasetOptions, count: int, rng: np.random.
 def random_requests(
     count: int, token_ids: Sequence[int], options: DatasetOptions, rng: np.random.Generator
 ) -> list[BenchRequest]:
-    """Random prompts. Each is one of `num_prefixes` prefixes and about `input_len` further ids, all drawn from `token_ids`."""
+    """Make random prompts. Each is one of `num_prefixes` prefixes, followed by about `input_len` ids. All ids are drawn from
+    `token_ids`."""
     alphabet = np.asarray(token_ids)
     prefixes = rng.choice(alphabet, (options.num_prefixes, options.prefix_len)).tolist()
     inputs, outputs = (draw_lengths(mean, options, count, rng) for mean in (options.input_len, options.output_len))

@@ -35,9 +35,9 @@ class Load:
 
 
 def arrival_times(options: TrafficOptions, num_requests: int, rng: np.random.Generator) -> list[float]:
-    """The times at which requests are sent, in ascending order, in seconds after the start. They do not depend on the answers.
+    """Returns when requests are sent: seconds after the start, in ascending order. The times do not depend on the answers.
 
-    The gaps between requests have a gamma distribution with the shape `burstiness` (with 1 it is a Poisson process). With
+    The gaps between requests have a gamma distribution with the shape `burstiness`. With 1, this is a Poisson process. With
     `burst_on` and `burst_off`, requests are sent for `burst_on` seconds, then none for `burst_off` seconds, and so on. If the
     rate does not ramp up, the last request is sent at num_requests / request_rate seconds plus these pauses.
     """
@@ -68,8 +68,8 @@ async def generate_load(
 ) -> Load:
     """Send each request at its time in `times` (ascending, in seconds after the start). Call `on_end` after each request.
 
-    The JSON of all requests is made before the start. With `max_concurrency`, a request waits while that many others are
-    running. This waiting time is the record's `queue_time`, and is not a part of the latency.
+    The JSON of all requests is made before the start. With `max_concurrency`, a request waits while that many other requests
+    are running. This waiting time is the record's `queue_time`, and is not a part of the latency.
     """
     bodies = [json.dumps(client.request_body(model, request)).encode() for request in requests]
     slots = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()

@@ -11,7 +11,7 @@ class RequestRecord:
 
     Attributes:
         sent: when the request was sent.
-        token_times: when each piece of text came. A piece may hold several tokens.
+        token_times: when each piece of text came. A piece may have several tokens.
         ended: when the last byte came, or when the request failed.
         num_prompt_tokens: the server's count. Before the server has sent it, this is the client's own count, or 0 if unknown.
         num_output_tokens: the server's count. It is 0 if the request failed before the server sent it.

@@ -15,15 +15,10 @@ from inflight.bench_serve.load import Load
 from inflight.bench_serve.options import LATENCIES, ResultOptions
 from inflight.bench_serve.record import RequestRecord
 
-# Lists with one entry for each request. They are saved only with --save-detailed.
-DETAILS = (
-    *("input_lens", "output_lens", "start_times", "ttfts", "itls", "latencies", "queue_times", "lags"),
-    *("generated_texts", "errors"),
-)
-
 
 def figures(load: Load, options: ResultOptions, *, max_concurrency: int | None = None) -> dict[str, Any]:  # Any: JSON
-    """All figures. Throughputs are per second of the whole load. Latencies are in ms, for the requests that succeeded."""
+    """Returns all figures. Throughputs are averages over the whole run, per second. Latencies are in ms, for the requests that
+    succeeded."""
     good = [record for record in load.records if record.success]
     num_input = sum(record.num_prompt_tokens for record in good)
     num_output = sum(record.num_output_tokens for record in good)
@@ -59,7 +54,7 @@ def figures(load: Load, options: ResultOptions, *, max_concurrency: int | None =
 
 
 def table(result: Mapping[str, Any], options: ResultOptions) -> Iterator[str]:  # Any: JSON
-    """The figures as lines, in vLLM's layout."""
+    """Yields the figures as lines, in vLLM's layout."""
     yield _title(" Serving Benchmark Result ", "=")
     yield _row("Successful requests:", result["completed"])
     yield _row("Failed requests:", result["failed"])
@@ -90,11 +85,12 @@ def table(result: Mapping[str, Any], options: ResultOptions) -> Iterator[str]:  
 
 
 def save(figures: Mapping[str, Any], options: ResultOptions) -> Path:  # Any: JSON
-    """Write the figures as JSON. Those of each single request are written only with `save_detailed`. Returns the path."""
+    """Write the figures as JSON. The figures of single requests are written only with `save_detailed`. Returns the path."""
     concurrency = "" if figures["max_concurrency"] is None else f"-concurrency{figures['max_concurrency']}"
     model, label = figures["model_id"].split("/")[-1], options.label or figures["backend"]
     name = f"{label}-{figures['request_rate']}qps{concurrency}-{model}-{figures['date']}.json"
-    kept = {key: value for key, value in figures.items() if options.save_detailed or key not in DETAILS}
+    left_out = () if options.save_detailed else _details(()).keys()
+    kept = {key: value for key, value in figures.items() if key not in left_out}
     options.result_dir.mkdir(parents=True, exist_ok=True)
     path = options.result_dir / (options.result_filename or name)
     path.write_text(json.dumps(options.named | kept) + "\n", encoding="utf-8")
@@ -102,6 +98,7 @@ def save(figures: Mapping[str, Any], options: ResultOptions) -> Path:  # Any: JS
 
 
 def _details(records: Sequence[RequestRecord]) -> dict[str, Any]:  # Any: JSON
+    """Lists with one entry for each request. They are saved only with --save-detailed."""
     start = min((record.sent for record in records), default=0.0)
     return {
         "input_lens": [record.num_prompt_tokens for record in records],
@@ -144,7 +141,8 @@ def _is_good(record: RequestRecord, goals: Mapping[str, float]) -> bool:
 
 
 def _peak_tokens(records: Sequence[RequestRecord]) -> float:
-    """The largest number of output tokens in one second of the run. The tokens of a request are spread over its pieces."""
+    """Returns the largest number of output tokens in one second of the run. The pieces of a request's text count equally many
+    tokens."""
     tokens: defaultdict[int, float] = defaultdict(float)
     start = min((record.sent for record in records), default=0.0)
     for record in records:
@@ -154,7 +152,8 @@ def _peak_tokens(records: Sequence[RequestRecord]) -> float:
 
 
 def _peak_requests(records: Sequence[RequestRecord]) -> int:
-    """The largest number of requests that ran at the same time. If one ends when another starts, the two do not overlap."""
+    """Returns the largest number of requests that ran at the same time. If a request ends when another starts, the two do not
+    overlap."""
     changes = sorted([(record.sent, 1) for record in records] + [(record.ended, -1) for record in records])
     return int(max(np.cumsum([change for _, change in changes]), default=0))
 

@@ -1,9 +1,10 @@
-"""`run`: runs one benchmark. It asks the server for its model, sends the requests, and computes the figures."""
+"""`run`: runs one benchmark: makes the requests, sends them to the server, and computes the figures."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -20,7 +21,6 @@ from inflight.bench_serve.options import (
     FIRST_TOKEN_ID,
     DatasetOptions,
     ResultOptions,
-    SamplingBodyOptions,
     ServerOptions,
     TrafficOptions,
 )
@@ -39,20 +39,20 @@ def run(
     server: ServerOptions,
     dataset: DatasetOptions,
     traffic: TrafficOptions,
-    sampling: SamplingBodyOptions,
+    body: Mapping[str, Any],  # Any: JSON
     result: ResultOptions,
 ) -> tuple[Load, dict[str, Any]]:  # Any: JSON
-    """Returns the measured load, and its figures under vLLM's names.
+    """Returns the measured load, and its figures under vLLM's names. The fields of `body` are added to every request's JSON.
 
     Raises:
         ConfigError: the file of --dataset-path cannot be used.
-        ConnectionError: no server answers, or a request that is sent before the measurement fails.
+        ConnectionError: no server answers, or one of the requests before the measurement has failed.
     """
 
     async def main() -> tuple[Load, dict[str, Any]]:
         rng = np.random.default_rng(dataset.seed)
         times = arrival_times(traffic, dataset.num_prompts, rng)
-        async with BenchClient(server, sampling.body(dataset.dataset_name)) as client:
+        async with BenchClient(server, body) as client:
             model = server.model or await _first_model(client)
             requests = await _requests(client, model, dataset, rng, as_text=server.endpoint == CHAT)
             load = await _measure(client, model, requests, dataset.num_warmups, times, traffic.max_concurrency)
@@ -85,7 +85,7 @@ async def _measure(
 def _head(
     model: str, server: ServerOptions, dataset: DatasetOptions, traffic: TrafficOptions
 ) -> dict[str, Any]:  # Any: JSON
-    """The entries of the result that tell what was measured, and when."""
+    """Returns the entries of the result that say what was measured, and when."""
     backend = "openai-chat" if server.endpoint == CHAT else "openai"
     head: dict[str, Any] = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
@@ -105,7 +105,8 @@ def _head(
 async def _requests(
     client: BenchClient, model: str, dataset: DatasetOptions, rng: np.random.Generator, *, as_text: bool
 ) -> list[BenchRequest]:
-    """The warm-up requests, and then the measured ones. If `as_text`, /detokenize makes texts of random token ids."""
+    """Returns the warm-up requests, followed by the measured requests. If `as_text`, the server's /detokenize turns random
+    token ids into texts."""
     count = dataset.num_warmups + dataset.num_prompts
     if dataset.dataset_path is not None:
         read = custom_requests if dataset.dataset_name == "custom" else sharegpt_requests

@@ -31,7 +31,7 @@ class RopeConfig:
 class ModelArchitecture:
     """A decoder-only transformer.
 
-    `name` is the class name in config.json's "architectures". `models.registry` uses it to find the model's class.
+    `name` is the class name in config.json's "architectures". The same code computes all families (`models/llama.py`).
     `sliding_windows` has an entry for each layer: the number of tokens that a query may see, itself included. None means that
     it may see all tokens before it. `weight_format` says how the linear weights are stored, by a name in `weight_format.py`.
     """

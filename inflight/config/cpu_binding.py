@@ -39,8 +39,9 @@ def cores_of_rank(
 ) -> tuple[int, ...] | None:
     """The core of each of the rank's `num_threads` threads; None if the threads are not bound.
 
-    "auto" binds the threads if the node's ranks together have as many threads as there are usable cores. If there are fewer
-    threads, other programs are expected to run on the same cores, and the operating system knows better which cores are free.
+    "auto" binds the threads if the usable cores, split evenly among the node's ranks, give every thread a core of its own and
+    leave no other core to the rank. If there are fewer threads, other programs probably use the remaining cores, and the
+    operating system knows better which cores are free.
 
     Args:
         setting: "auto", "off" or lists of cores for `parse_core_lists`.

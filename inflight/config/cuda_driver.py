@@ -86,7 +86,8 @@ def to_version(version: Version) -> str:
 
 
 def read_torch_cuda(torch_folder: Path | None) -> Version | None:
-    """The CUDA version that the torch in `torch_folder` was built for, read from its version.py. None: there is none."""
+    """The CUDA version that the torch in `torch_folder` was built for, read from its version.py. None if
+    `torch_folder` is None, or if this torch is a build for CPUs."""
     if torch_folder is None:
         return None
     match = _TORCH_CUDA.search((torch_folder / "version.py").read_text(encoding="utf-8"))

@@ -147,20 +147,15 @@ def _resolve_cuda(
             f"{num_local_ranks} GPUs on this machine, one for each rank, and {len(machine.gpus)} can be used; lower one of the "
             "two sizes, or check whether CUDA_VISIBLE_DEVICES hides a GPU"
         )
+    wanted = args.cuda_graph_max_tokens
+    graph_tokens = DEFAULT_CUDA_GRAPH_MAX_TOKENS if wanted is None else wanted
     return DeviceConfig(
         kind="cuda",
         num_threads=_threads_of_rank(machine, num_local_ranks),
         threads_bind=OFF,
         enforce_eager=args.enforce_eager,
-        cuda_graph_max_tokens=_resolve_cuda_graph_max_tokens(args, max_num_batched_tokens),
+        cuda_graph_max_tokens=0 if args.enforce_eager else min(graph_tokens, max_num_batched_tokens),
     )
-
-
-def _resolve_cuda_graph_max_tokens(args: EngineArgs, max_num_batched_tokens: int) -> int:
-    if args.enforce_eager:
-        return 0
-    wanted = args.cuda_graph_max_tokens
-    return min(DEFAULT_CUDA_GRAPH_MAX_TOKENS if wanted is None else wanted, max_num_batched_tokens)
 
 
 def _need_float8(name: str, machine: Machine) -> None:

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from inflight.config.architecture import ModelArchitecture
+from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.ranks import RankLayout
 from inflight.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
-    """How float weights are quantized: None (not at all), "int8" or "fp8" (a scale per row), or "int4" (a scale per group).
+    """How the engine quantizes weights that the checkpoint stores in floats.
 
-    `layers` is for all linear layers except the head. `group_size` is the number of input features that share a scale and an
-    offset in int4.
+    `layers` is for all linear layers except the head (lm_head), and `head` is for the head. Each of the two is None (not
+    quantized), "int8" or "fp8" (a scale per row), or "int4" (a scale and an offset per group). `group_size` is the number of
+    input features in a group.
     """
 
     layers: str | None = None
@@ -29,7 +31,8 @@ class QuantizationConfig:
 class ModelConfig:
     """The model: its folder (or GGUF file), network, numeric type and the longest sequence served.
 
-    `fingerprint` goes into every prefix-cache key, so two models never share a key.
+    `fingerprint` is a hash of the folder and of everything else that changes keys and values. It goes into every prefix-cache
+    key, so two models never share a key. `seed` is the seed of dummy weights.
     """
 
     folder: Path
@@ -41,17 +44,18 @@ class ModelConfig:
     seed: int
     fingerprint: str
     quantization: QuantizationConfig = QuantizationConfig()
-    batch_invariant: bool = False  # refuse to start if results may depend on the batch
+    batch_invariant: bool = False  # refuse to start if a result could depend on other requests of its batch
     generation_overrides: dict[str, Any] = field(default_factory=dict)  # for generation_config.json; Any: JSON
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """The KV cache. `memory_bytes` is its size on each rank. If this is None, the worker measures how much memory is free, and
-    uses at most the share `memory_utilization` of the memory. If `usual_sequence_len` is set, the cache gets at most the memory
-    that `max_num_seqs` sequences of this length need.
+    """The KV cache. `memory_bytes` is its size on each rank. If this is None, the worker measures the memory: weights,
+    activations and cache together get at most the share `memory_utilization`, of all memory on a GPU and of the free memory on
+    a CPU. If `usual_sequence_len` is set, too, the cache gets at most the memory that `max_num_seqs` sequences of this length
+    need.
 
-    `dtype` is that of keys and values: the model's dtype, "int8" or "float8_e4m3fn".
+    `dtype` is the dtype of keys and values: the model's dtype, "int8" or "float8_e4m3fn".
     """
 
     block_size: int
@@ -66,15 +70,17 @@ class CacheConfig:
 class SchedulerConfig:
     """Limits of one step, and how many steps overlap. `policy` is "fcfs" or "priority" (a lower number is served first).
 
-    `depth` is the number of steps in flight. After a step that draws a token for a request, the next `stagger - 1` steps leave
-    this request out. With several stages depth must be larger than stagger: otherwise stages wait for work.
+    `depth` is the number of steps that are in flight at the same time. After a step that draws a token for a request, the next
+    `stagger - 1` steps leave this request out. With several pipeline stages, `depth` must be larger than `stagger`: otherwise
+    stages wait for work.
 
-    If `max_stagger` is set, stagger and depth are minimum values: at the start `engine.pipeline_tuning` measures the pipeline
-    and chooses a stagger of at most `max_stagger`, and a depth of at least stagger + 1. If it is None, both stay as they are.
+    If `max_stagger` is set, `stagger` and `depth` are minimum values: at the start `engine.pipeline_tuning` measures the
+    pipeline and chooses a stagger of at most `max_stagger`, and a depth of at least stagger + 1. If `max_stagger` is None,
+    `stagger` and `depth` stay as they are.
 
-    `target_seconds` is the longest time that prompts in a step may put between two tokens of a request; None: it follows from
-    the decodes of the moment; infinite: no limit. `max_step_seconds` limits a step while no request decodes.
-    `scheduler.step_limits` describes these two, and how prompts share a step.
+    `target_seconds` limits the prompt tokens of a step: if the step also has decodes, no request should wait longer than this
+    time for its next token. None: the time is computed from the decodes of the step; infinite: no limit. `max_step_seconds`
+    limits a step while no request decodes. `scheduler.step_limits` describes these two, and how prompts share a step.
     """
 
     max_num_seqs: int
@@ -104,8 +110,9 @@ class SchedulerConfig:
 class ParallelConfig:
     """How many ranks there are, who runs them, and how many layers each pipeline stage has.
 
-    The backend is "uni" (ranks are threads of one process), "mp" (a process for each rank) or "external_launcher" (a process
-    with an engine for each rank). With "mp" the ranks are split evenly over `nnodes`, in order. If there are several nodes,
+    The backend is "uni" (ranks are threads of one process), "mp" (the engine starts a process for each rank),
+    "external_launcher" (torchrun starts a process for each rank, and each process has an engine) or the name of an `Executor`
+    class. With "mp" the ranks are split evenly over `nnodes` machines, in the order of the ranks. If there are several nodes,
     node 0 listens on `master_addr`:`master_port`.
     """
 
@@ -147,7 +154,8 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsConfig:
-    """`backend` is "llguidance" or "xgrammar". A grammar starts after the text `reasoning_end`, or at once if this is ""."""
+    """`backend` is "llguidance" or "xgrammar". A request's grammar applies to the text after `reasoning_end`. If
+    `reasoning_end` is "", the grammar applies to the whole output."""
 
     backend: str
     reasoning_end: str
@@ -158,10 +166,12 @@ class DeviceConfig:
     """What ranks run on: `kind` is "cpu" or "cuda".
 
     Attributes:
-        num_threads: the size of a rank's thread pool. On a CPU it computes the model; on a GPU the pool only converts weights.
-        threads_bind: the cores that its threads are bound to, written as `cpu_binding.py` reads them.
+        num_threads: the number of compute threads of a rank. With device "cpu" they compute the model. With "cuda" they only
+            convert weights.
+        threads_bind: the cores that the compute threads are bound to, written as `cpu_binding.py` reads them.
         enforce_eager: do not use CUDA graphs.
-        cuda_graph_max_tokens: the most tokens in a step with prompts that gets a CUDA graph; 0: only decode steps have graphs.
+        cuda_graph_max_tokens: a step with prompts gets a CUDA graph if it has at most this many tokens. 0: only steps without
+            prompts have graphs.
     """
 
     kind: str
@@ -183,3 +193,4 @@ class EngineConfig:
     structured_outputs: StructuredOutputsConfig
     speculative: SpeculativeConfig | None
     execute_model_timeout_seconds: float
+    fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)

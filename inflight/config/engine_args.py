@@ -19,6 +19,7 @@ _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)*:\w+")
 _model = partial(setting, group="Model")
 _engine = partial(setting, group="Engine")
 _parallel = partial(setting, group="Parallel")
+_faults = partial(setting, group="Faults")
 _COUNT = {"bounds": (1, 65536)}
 _LENGTH = {"bounds": (1, 2**24)}
 _PORT = {"bounds": (1, 65535), "metavar": "PORT"}
@@ -28,7 +29,7 @@ def _parse_milliseconds(text: str) -> str | float:
     try:
         return float(text)
     except ValueError:
-        return text  # "auto", "none", or an error that `EngineArgs` reports
+        return text  # "auto" or "none"; `EngineArgs` refuses any other text
 
 
 def _time_problem(name: str, value: object, names: tuple[str, ...]) -> str | None:
@@ -146,7 +147,8 @@ class EngineArgs:
     num_threads: int | None = _engine(
         None, "Compute threads of a rank on a CPU. Default: the cores, split among the ranks.", bounds=(1, 4096)
     )
-    # With int8 and int4 on a CPU, and with fp8, each step also quantizes the activations, with one scale for each row.
+    # With int8 and int4 on a CPU, each step also quantizes the activations, with one scale for each row. With fp8, the products
+    # that torch's library computes do so, too.
     quantization: str | None = _engine(
         None,
         "Quantize float weights as they are read: int8, fp8 with a scale per row, int4 with a scale and an offset per group. "
@@ -209,6 +211,15 @@ class EngineArgs:
         "127.0.0.1", "Address of node 0.", flags=("--master-address", "--master-addr"), metavar="HOST"
     )
     master_port: int = _parallel(29501, "Port of node 0.", **_PORT)
+    enable_fault_tolerance: bool = _faults(
+        True, "Repair the engine when a process of it dies or hangs, and resume its requests (on by default)."
+    )
+    fault_tolerance_config: Mapping[str, Any] | None = _faults(  # Any: `resolve` checks the values
+        None,
+        "How to recover: engine_recovery_timeout_sec (120: longest time of a recovery), resume_requests_after_recovery (true), "
+        "max_recoveries (10: most within one hour), spare_workers (0: processes that wait to replace a rank): "
+        "'{\"max_recoveries\": 3}'.",
+    )
 
     @classmethod
     def from_kwargs(cls, kwargs: dict[str, Any]) -> EngineArgs:  # Any: values are checked below

@@ -29,7 +29,7 @@ _FIELDS = {
     "context_length": "max_position_embeddings",
     "rope.freq_base": "rope_theta",
 }
-# Keys that the functions below read, or whose values are also known from the tensors.
+# Other keys that are accepted: functions below read them, or they do not change the result of these architectures.
 _OTHER_FIELDS = (
     "vocab_size",
     "attention.value_length",
@@ -47,7 +47,7 @@ _OTHER_FIELDS = (
 )
 ROPE_FACTORS = "rope_freqs.weight"
 # The rotary embedding of Llama 3.1 and later. A GGUF file does not contain these numbers. It contains one divisor for each
-# frequency, computed from these numbers and a factor.
+# frequency, which its converter has computed from these numbers and the scaling factor.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _FACTOR_TOLERANCE = 1e-4  # largest relative difference between a divisor in the file and the computed one
 
@@ -127,7 +127,8 @@ def _refuse_unserved_fields(file: GgufFile, prefix: str, given: Mapping[str, obj
 
 
 def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], config: dict[str, object]) -> None:
-    """Set head_dim, by default hidden_size / heads. Refuse a file whose value heads or rotary embedding have another size."""
+    """If the file has no key for head_dim, set it to hidden_size / number of heads. Refuse a file whose value heads or rotary
+    embedding have another size."""
     if "head_dim" not in config:
         size, heads = config.get("hidden_size"), config.get("num_attention_heads")
         if not (isinstance(size, int) and isinstance(heads, int) and heads > 0 and size % heads == 0):
@@ -143,7 +144,8 @@ def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], co
 
 
 def _dtype(file: GgufFile) -> str:
-    """The dtype of the first projection. For a quantized one: bfloat16, the usual dtype of a model before quantization."""
+    """The dtype of the first layer's query projection. If this is quantized: bfloat16, the usual dtype of a model before its
+    quantization."""
     tensor = file.tensors.get("blk.0.attn_q.weight")
     return {"F32": "float32", "F16": "float16"}.get(tensor.type.name if tensor else "", "bfloat16")
 
@@ -177,7 +179,11 @@ def _rope_scaling(
 
 
 def _llama3_rope(file: GgufFile, config: Mapping[str, object]) -> dict[str, object] | None:
-    """The scaling of Llama 3, if `_LLAMA3_ROPE` and some factor give the divisors in the file. None if they are all 1."""
+    """The scaling of Llama 3, as an object `rope_scaling`. None if all divisors in the file are 1.
+
+    Raises:
+        UnsupportedModelError: no factor, together with `_LLAMA3_ROPE`, gives the divisors in the file.
+    """
     tensor = file.tensors[ROPE_FACTORS]
     theta, head_dim = config.get("rope_theta", 10000.0), config["head_dim"]
     if not isinstance(head_dim, int):

@@ -103,12 +103,14 @@ class GgufFile:
 
     def read_strings(self, array: GgufStrings) -> list[str]:
         """The strings of `array`, which is one of the values of `metadata`."""
-        return _Cursor(self.path, _map(self.path), array.start, array.stop).strings(array.count)
+        cursor = _Cursor(self.path, _map(self.path), array.start, array.stop)
+        return [cursor.string() for _ in range(array.count)]
 
     def map_tensor(self, name: str, row: int = 0, num_rows: int | None = None) -> Bytes:
-        """The bytes of (some rows of) a tensor, [num_rows, bytes of a row], as a view of the mapped file.
+        """The bytes of `num_rows` rows of a tensor, from `row` on: [num_rows, bytes of a row], as a view of the mapped file.
 
-        A tensor of one dimension is one row. Writing to the bytes does not change the file.
+        If `num_rows` is None, the result has all rows from `row` on. A tensor of one dimension is one row. Writing to the bytes
+        does not change the file.
         """
         tensor = self.tensors[name]
         row_bytes = tensor.shape[-1] // tensor.type.block_size * tensor.type.block_bytes
@@ -136,7 +138,7 @@ def read_gguf(path: Path) -> GgufFile:
             f"{path}: GGUF version {version} (or a big-endian file) is not supported, only versions 2 and 3; convert the model "
             "again"
         )
-    num_tensors = cursor.count("<Q", "tensors", least_bytes=8 + 4 + 8 + 4 + 8)  # has one dimension
+    num_tensors = cursor.count("<Q", "tensors", least_bytes=8 + 4 + 8 + 4 + 8)  # with one dimension and no name
     num_pairs = cursor.count("<Q", "metadata pairs", least_bytes=8 + 4 + 1)
     metadata: dict[str, GgufValue] = {}
     for _ in range(num_pairs):
@@ -189,7 +191,8 @@ class _Cursor:
         return int(struct.unpack(kind, self.take(struct.calcsize(kind)))[0])
 
     def count(self, kind: str, what: str, least_bytes: int) -> int:
-        """Read how many things (`what`) follow. Each has at least `least_bytes` bytes; refuse more than fit into the file."""
+        """Read how many things (`what`) follow. Each needs at least `least_bytes` bytes. Refuse a number for which the file has
+        too few bytes left."""
         count = self.integer(kind)
         if count > (self._stop - self.position) // least_bytes:
             raise self.corrupt(f"{count} {what} cannot be in the {self._stop - self.position} bytes that are left")
@@ -202,9 +205,6 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.corrupt(f"the string that ends at byte {self.position} is not UTF-8") from error
 
-    def strings(self, count: int) -> list[str]:
-        return [self.string() for _ in range(count)]
-
     def shape(self, name: str) -> tuple[int, ...]:
         num_dimensions = self.integer("<I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
@@ -216,24 +216,18 @@ class _Cursor:
 
     def value(self, kind: int) -> GgufValue:
         if kind == _BOOL:
-            return self._boolean()
+            flag = self.take(1)[0]
+            if flag > 1:
+                raise self.corrupt(f"the boolean at byte {self.position - 1} is {flag}, neither 0 nor 1")
+            return bool(flag)
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
             return self._array(self.integer("<I"))
-        return self._number(kind)
-
-    def _boolean(self) -> bool:
-        value = self.take(1)[0]
-        if value > 1:
-            raise self.corrupt(f"the boolean at byte {self.position - 1} is {value}, neither 0 nor 1")
-        return bool(value)
-
-    def _number(self, kind: int) -> int | float:
         if kind not in _NUMBERS:
             raise self.corrupt(f"a value of the unknown type {kind} at byte {self.position}")
-        value: int | float = struct.unpack(_NUMBERS[kind], self.take(struct.calcsize(_NUMBERS[kind])))[0]
-        return value
+        number: int | float = struct.unpack(_NUMBERS[kind], self.take(struct.calcsize(_NUMBERS[kind])))[0]
+        return number
 
     def _array(self, kind: int) -> np.ndarray | GgufStrings:
         if kind == _STRING:
@@ -248,7 +242,8 @@ class _Cursor:
         return np.frombuffer(self.take(count * number.itemsize), number).copy()
 
     def _skip_strings(self, count: int) -> None:
-        """For speed this loop calls no methods: a tokenizer can have 300,000 strings (tokens and merges)."""
+        """Move behind `count` strings. For speed, this loop calls no method of the cursor: a tokenizer can have 300,000 strings
+        (tokens and merges)."""
         data, position, stop = self._data, self.position, self._stop
         unpack_from = struct.Struct("<Q").unpack_from
         for _ in range(count):

@@ -1,7 +1,7 @@
 """`parse_architecture`: config.json -> `ModelArchitecture`. It refuses unsupported fields that would change the result.
 
-The reference is transformers. Fields that its model class ignores are ignored here. A missing field has the default of its
-config class.
+The reference is Hugging Face transformers. A field that the model class of transformers ignores is ignored here, too. A missing
+field has the default value of transformers' config class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inflight.config.parse_rope import parse_rope
 from inflight.config.weight_format import parse_weight_format
 from inflight.errors import UnsupportedModelError
 
-# model_type -> architecture, for configs that were saved without weights: they have no "architectures".
+# model_type -> architecture. Needed for a config that was saved without weights, because it has no "architectures".
 _MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -23,7 +23,8 @@ _MODEL_TYPES = {
 }
 SUPPORTED_ARCHITECTURES = tuple(_MODEL_TYPES.values())
 
-# Fields that change the result in other families of models -> the values of the field with which it changes nothing.
+# Fields that change the result of models of other families -> the values with which the field changes nothing. A config with
+# any other value is refused. (): the field must be absent or null.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1, 1.0),
     "attention_multiplier": (),
@@ -118,8 +119,9 @@ def _refuse_unserved_variants(fields: JsonFields, name: str) -> None:
 
 
 def _num_kv_heads(fields: JsonFields, name: str, num_heads: int) -> int:
-    # The first Llama configs lack this field, and mean num_heads. In other families an absent field is an error, because
-    # transformers' default is right for one model only.
+    # The configs of the first Llama models lack this field: these models have num_heads key/value heads. In other families an
+    # absent field is an error, because the default of transformers is right for only one model of the family. In all families
+    # null means num_heads.
     absent_means_all = name == "LlamaForCausalLM" or "num_key_value_heads" in fields.values
     num_kv_heads = fields.integer("num_key_value_heads", num_heads if absent_means_all else None)
     if num_heads % num_kv_heads:
@@ -147,8 +149,11 @@ def _head_dim(fields: JsonFields, name: str, num_heads: int) -> int:
 
 
 def _sliding_windows(fields: JsonFields, name: str, num_layers: int, max_length: int) -> tuple[int | None, ...]:
-    """One entry per layer. None for a window as long as the context: then the layer can share a block table with layers
-    that have no window."""
+    """The window of each layer, in tokens; None: the layer has no window.
+
+    A window of `max_length` tokens or more hides no token, so it is left out (None). Then the layer can share a block table
+    with layers that have no window.
+    """
     if name == "LlamaForCausalLM":
         window, windowed = None, [False] * num_layers
     elif name == "MistralForCausalLM":

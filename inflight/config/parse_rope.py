@@ -9,7 +9,7 @@ from inflight.config.json_fields import JsonFields
 from inflight.errors import UnsupportedModelError
 
 _DEFAULT_THETA = 10000.0
-# kind of rotary embedding -> the fields it uses. Other fields are refused, because they could change the result.
+# kind of rotary embedding -> the fields that this kind uses. Other fields are refused, because they could change the result.
 _FIELDS = {
     "default": (),
     "linear": ("factor",),
@@ -26,17 +26,18 @@ _FIELDS = {
     ),
 }
 _COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
-# Some checkpoints have this field although their kind does not use it. It is ignored there.
+# Some checkpoints have this field although their kind of rotary embedding does not use it. Then the field is ignored.
 _HARMLESS_FIELDS = ("original_max_position_embeddings",)
 
 
 def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
-    """Transformers 4 writes `rope_theta` and `rope_scaling`. Transformers 5 writes both into one object, `rope_parameters`.
+    """The rotary embedding that `config` describes. Transformers 4 writes the fields `rope_theta` and `rope_scaling`.
+    Transformers 5 writes the content of both into one object, `rope_parameters`.
 
     Raises:
         UnsupportedModelError: the kind of rotary embedding, or one of its fields, is not supported.
     """
-    # As in transformers, the old field is used if both exist.
+    # As in transformers, rope_scaling is used if both objects exist.
     name = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
     rope = config.mapping(name)
     kind = rope.text("rope_type", rope.text("type", "default"))
@@ -58,7 +59,8 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
         return RopeConfig(theta=theta)
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=rope.number("factor"))
-    # The field at the top of config.json has priority over the field in the rope object. Default: max_position_embeddings.
+    # The field may be at the top level of config.json or in the rope object. If it is in both, the top level counts. If it is
+    # in neither, its value is max_position_embeddings.
     original = config.integer(
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position_embeddings)
     )
@@ -88,7 +90,8 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
 
 
 def _yarn_attention_factor(rope: JsonFields, factor: float) -> float:
-    """YaRN (arXiv:2309.00071), section 3.4; `mscale` and `mscale_all_dim` are DeepSeek's addition."""
+    """The factor for cos and sin, from section 3.4 of YaRN (arXiv:2309.00071). DeepSeek has added `mscale` and
+    `mscale_all_dim`."""
     if rope.has("attention_factor"):
         return rope.number("attention_factor")
 

@@ -9,8 +9,9 @@ from inflight.errors import ConfigError
 
 MAX_SIZES_SHOWN = 8
 
-# The head (lm_head) is computed only for tokens that draw a next token, here estimated as one of four. So a quarter of the
-# head's size counts as its cost. With its full size, the last stage would get too few layers and be idle for half of a prompt.
+# The head (lm_head) is computed only for those tokens after which a token is drawn, here estimated as one of four. So a quarter
+# of the head's weights count as its cost. If all its weights counted, the last stage would get too few layers. Then it would be
+# idle for half of the time in which a prompt is computed.
 TOKENS_PER_DRAWN_TOKEN = 4
 
 
@@ -38,7 +39,8 @@ def pipeline_stage(layer_partition: tuple[int, ...], pp_rank: int) -> PipelineSt
 
 
 def resolve_partition(text: str | None, architecture: ModelArchitecture, num_stages: int) -> tuple[int, ...]:
-    """The number of layers of each stage. `text` gives them ("8,8,6,6"); if it is None, the layers are divided by cost.
+    """The number of layers of each stage. `text` is the user's choice, such as "8,8,6,6". If it is None, `partition_by_cost`
+    chooses.
 
     Raises:
         ConfigError: there are fewer layers than stages, or the numbers in `text` do not fit the model.
@@ -108,7 +110,8 @@ def check_tensor_parallel_size(size: int, architecture: ModelArchitecture) -> No
 
 
 def _divides(size: int, architecture: ModelArchitecture) -> bool:
-    """Whether heads and MLP can be divided. If there are fewer key/value heads than ranks, several ranks hold each head."""
+    """Whether heads and MLP can be divided among `size` ranks. If there are fewer key/value heads than ranks, several ranks
+    hold a copy of each key/value head."""
     num_kv_heads = architecture.num_kv_heads
     return (
         architecture.num_heads % size == 0

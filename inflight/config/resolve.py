@@ -17,6 +17,7 @@ from inflight.config.device_options import (
     resolve_quantization,
 )
 from inflight.config.engine import (
+    CacheConfig,
     EngineConfig,
     ModelConfig,
     ParallelConfig,
@@ -26,7 +27,7 @@ from inflight.config.engine import (
     StructuredOutputsConfig,
 )
 from inflight.config.engine_args import EngineArgs
-from inflight.config.kv_cache_memory import DEFAULT_BLOCK_SIZE, resolve_cache
+from inflight.config.fault_tolerance import resolve_fault_tolerance
 from inflight.config.machine import Machine
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.ranks import ranks_of_node
@@ -37,10 +38,17 @@ from inflight.setting import check_values, unknown_name
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
-DEFAULT_DEPTH = 2  # steps in flight on one stage: the next step is ready before the current one ends
-# Stagger: a request draws a token in every N-th step only. The largest N that may be chosen is 3 for each stage: this is enough
-# if sending to the next stage takes twice as long as the stage itself.
+DEFAULT_DEPTH = 2  # steps in flight with one pipeline stage: the engine plans the next step while the current one runs
+# With stagger N, a request draws a token in every N-th step only. The start chooses an N of at most 3 x the number of stages.
+# This is enough if sending to the next stage takes up to twice as long as the stage itself.
 MAX_STAGGER_PER_STAGE = 3
+DEFAULT_BLOCK_SIZE = 16
+# On a CPU, other programs use the same memory. A GPU's memory is for the engine alone.
+DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.5, "cuda": 0.9}
+# On a CPU, the default cache has room for max_num_seqs requests of this many tokens, prompt and output together. Most chats
+# are shorter.
+# No block is set aside for a request in advance, so a longer request uses blocks that shorter requests do not need.
+USUAL_SEQUENCE_LEN = 1024
 
 
 def resolve(
@@ -87,6 +95,7 @@ def resolve(
         ),
         speculative=resolve_speculative(args.speculative_config),
         execute_model_timeout_seconds=timeout_seconds,
+        fault_tolerance=resolve_fault_tolerance(args.enable_fault_tolerance, args.fault_tolerance_config),
     )
 
 
@@ -107,6 +116,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         lambda: resolve_quantization(args, machine, _weight_format(folder, architecture)),
         lambda: resolve_kv_cache_dtype(args.kv_cache_dtype, args.dtype, machine),
         lambda: resolve_speculative(args.speculative_config),
+        lambda: resolve_fault_tolerance(args.enable_fault_tolerance, args.fault_tolerance_config),
     ]
     found: list[str] = []
     for part in parts:
@@ -191,10 +201,25 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
     )
 
 
+def resolve_cache(args: EngineArgs, *, max_model_len: int, dtype: str, machine: Machine) -> CacheConfig:
+    """`dtype`: the dtype of keys and values."""
+    is_sized_by_user = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization is not None
+    is_shared = machine.device == "cpu" and not is_sized_by_user
+    return CacheConfig(
+        block_size=args.block_size or DEFAULT_BLOCK_SIZE,
+        dtype=dtype,
+        enable_prefix_caching=args.enable_prefix_caching,
+        memory_bytes=args.kv_cache_memory_bytes,
+        memory_utilization=args.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[machine.device],
+        usual_sequence_len=min(max_model_len, USUAL_SEQUENCE_LEN) if is_shared else None,
+    )
+
+
 def _resolve_step_time(args: EngineArgs) -> tuple[float | None, float]:
     """(target, longest step without decodes) in seconds, as `SchedulerConfig` has them."""
     if args.distributed_executor_backend == "external_launcher" or not args.enable_chunked_prefill:
-        # engines that plan by themselves must not depend on measured times; prompts that cannot be split cannot fit a time
+        # With external_launcher each rank has an engine, and all engines must make the same plan. So no plan may depend on
+        # measured times. Without chunked prefill, a prompt cannot be split to fit into a time.
         return math.inf, math.inf
     target, longest = args.target_inter_token_latency, args.max_step_time
     max_step_seconds = math.inf if isinstance(longest, str) else longest / 1e3
@@ -206,7 +231,7 @@ def _resolve_step_time(args: EngineArgs) -> tuple[float | None, float]:
 def _check_device_state(args: EngineArgs, max_model_len: int, machine: Machine) -> None:
     if (
         machine.device == "cuda" and args.speculative_config is None
-    ):  # with speculation the host keeps the tokens of the requests
+    ):  # with speculation the tokens of the requests are kept on the host, where no such limit holds
         num_slots = (args.max_num_seqs or DEFAULT_MAX_NUM_SEQS) + 1
         num_numbers = num_slots * (max_model_len + -(-max_model_len // (args.block_size or DEFAULT_BLOCK_SIZE)))
         check_device_state(num_numbers, max_num_seqs=num_slots - 1, max_model_len=max_model_len)
@@ -274,7 +299,8 @@ def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:
         return wanted
     if checkpoint in machine.dtypes:
         return checkpoint
-    # If the device has no float16 arithmetic: bfloat16 covers the range of float16; float32 would double the bytes
+    # For a float16 checkpoint on a device without float16: bfloat16 covers the range of float16, and float32 would need twice
+    # the memory.
     return "bfloat16" if "bfloat16" in machine.dtypes and DTYPE_BYTES.get(checkpoint) == 2 else "float32"
 
 

@@ -83,7 +83,8 @@ def _check_compressed_tensors(fields: JsonFields) -> None:
         group = groups.mapping(name)
         _check(group, "format", _COMPRESSED_FORMATS[:-1], default=_COMPRESSED_FORMATS[0])
         _check_scheme(group.mapping("weights"), strategies=("group", "channel", "tensor"), bits=_BITS, dynamic=False)
-        # W8A8 and W4A8: the engine ignores stored scales of activations. So only scales computed per token are allowed.
+        # In W8A8 and W4A8 models, activations are quantized, too. The engine does not read stored scales of activations. So a
+        # model is accepted only if their scales are computed for each token.
         if group.has("input_activations"):
             _check_scheme(group.mapping("input_activations"), strategies=("token",), bits=(8,), dynamic=True)
         if group.has("output_activations"):

@@ -1,4 +1,4 @@
-"""How many bytes a rank's weights need on the device, computed before the first weight is read."""
+"""How many bytes a rank's weights need, and whether the weights and the KV cache fit. Computed before a weight is read."""
 
 from __future__ import annotations
 
@@ -59,6 +59,29 @@ def check_weights_fit(
         f"the weights of a rank are {_gib(num_bytes)}, but the engine may use {_gib(budget_bytes)} of its GPU, which has "
         f"{_gib(total_bytes)}, {_gib(free_bytes)} of them free (gpu_memory_utilization={memory_utilization:g}); "
         f"{', '.join(ways)}, or use a larger GPU"
+    )
+
+
+def check_kv_cache_fits(memory_bytes: int, *, weight_bytes: int, num_sharing: int, free_bytes: int) -> None:
+    """
+    Args:
+        memory_bytes: what `kv_cache_memory_bytes` asks for on each rank.
+        weight_bytes: size of the weights of a rank.
+        num_sharing: number of ranks that share the memory.
+        free_bytes: free memory before anything is loaded.
+
+    Raises:
+        OutOfMemoryError: the memory cannot hold the weights and a cache of this size.
+    """
+    if num_sharing * (memory_bytes + weight_bytes) <= free_bytes:
+        return
+    room = free_bytes // num_sharing - weight_bytes
+    ways = [f"lower it to {_gib(room)} at most", "free memory"] if room > 0 else ["free memory", "use a smaller model"]
+    sharing = f", which {num_sharing} ranks share" if num_sharing > 1 else ""
+    raise OutOfMemoryError(
+        f"kv_cache_memory_bytes={memory_bytes} (--kv-cache-memory-bytes) asks for a KV cache of {_gib(memory_bytes)} beside "
+        f"{_gib(weight_bytes)} of weights, but only {_gib(free_bytes)} of memory is free{sharing}; {ways[0]}, {ways[1]}, or "
+        "leave it out: then the size follows from the free memory"
     )
 
 

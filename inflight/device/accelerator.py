@@ -29,8 +29,8 @@ SWITCH_SECONDS = 1e-4
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Stops Python's garbage collection in the `with` block, for recording a graph. The recording would fail if the collector
-    freed a graph or an event of another engine."""
+    """Stops Python's garbage collection in the `with` block, in which a CUDA graph is recorded. The recording would fail if the
+    collector freed a graph or an event of another engine."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -46,7 +46,8 @@ class Event(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Waits until the stream has reached this point. Other threads run meanwhile. Not for stages (see `Device`)."""
+        """Waits until the stream has reached this point. Other threads run meanwhile. A stage (see `Device`) must not call
+        this method, because a stage must not wait for the device."""
 
 
 class Stream(ABC):
@@ -70,14 +71,6 @@ class Stream(ABC):
         """Operations that are queued from now on run after `event`. The host does not wait."""
 
 
-class Graph(ABC):
-    """Device operations that are launched together. A replay uses the addresses and the numbers of the recording."""
-
-    @abstractmethod
-    def replay(self) -> None:
-        """Launches the graph. Called within `Accelerator.compute.enqueue`."""
-
-
 class Accelerator(Device):
     """A device whose stages (see `Device`) queue operations on the stream `compute` and do not wait for the device.
 
@@ -91,7 +84,8 @@ class Accelerator(Device):
     copy_out: Stream
 
     def submit(self, stage: Callable[[], T]) -> Future[T]:
-        """Runs the stage at once, in the caller's thread. The operations that it queues run later, in order, on `compute`."""
+        """Runs the stage at once, in the caller's thread. The operations that the stage queues run later, in order, on the
+        stream `compute`."""
         future: Future[T] = Future()
         try:
             future.set_result(stage())
@@ -101,7 +95,7 @@ class Accelerator(Device):
 
     @abstractmethod
     def new_stream(self) -> Stream:
-        """Returns another stream, for a link to another rank."""
+        """Returns a new stream, for the data that is sent to or received from another rank."""
 
     @abstractmethod
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
@@ -109,11 +103,12 @@ class Accelerator(Device):
         on."""
 
     @abstractmethod
-    def capture(self, work: Callable[[], None]) -> Graph:
-        """Records the operations that `work` launches. Called in a stage, while nothing else is queued.
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Records the operations that `work` launches, as a graph. Called in a stage, while nothing else is queued. Returns the
+        function that launches the graph, for `Stream.enqueue`. A launch uses the addresses and the numbers of the recording.
 
         `work` must have run before, so that it compiles nothing and sets up nothing. All graphs share one memory pool: a graph
-        may overwrite the tensors that the previous graph has allocated.
+        may overwrite the tensors that another graph has allocated.
         """
 
     @property

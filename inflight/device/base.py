@@ -26,54 +26,53 @@ ARENA_ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 class Device(ABC):
     """One rank's device. The worker owns it and closes it.
 
-    Everything is computed in stages: functions that the caller passes to `submit`. This includes loading and profiling, because
-    on a CPU only the thread that runs stages has a thread pool. The caller must not touch the data of a stage before the
-    stage's future is done.
+    Everything is computed in stages: functions that the caller passes to `submit`. Loading and profiling are stages, too: on a
+    CPU, code can use several threads only in the thread that runs stages (see `CpuDevice`). The caller must not touch the data
+    of a stage before the stage's future is done.
     """
 
     kind: str
     torch_device: torch.device
-    dtypes: tuple[str, ...]  # supported dtypes of models, names in `TORCH_DTYPES`, the preferred one first
 
     @abstractmethod
     def available_memory_bytes(self) -> int:
         """Returns the bytes that could be allocated on the device now, without swapping."""
 
     def budget_bytes(self, utilization: float) -> int:
-        """Returns the bytes that the engine may use now, if its share of the memory is `utilization`."""
+        """Returns how many more bytes the engine may use now, if its share of the device's memory is `utilization`."""
         return int(self.available_memory_bytes() * utilization)
 
     @abstractmethod
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        """Calls `work` and returns the most bytes of memory that it uses at once. Memory that was in use before does not count.
-        Called in a stage."""
+        """Calls `work` and returns the most bytes of memory that `work` uses at once. Memory that was in use before the call
+        does not count. Called in a stage."""
 
     @abstractmethod
     def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
         """Allocates a zeroed tensor, uint8 `[num_blocks, block_bytes]`, which starts at a multiple of `ARENA_ALIGNMENT` bytes.
 
-        The memory exists as long as the tensor or a view of it. Raises `OutOfMemoryError`.
+        The memory is freed when the tensor and all its views are gone. Raises `OutOfMemoryError`.
         """
 
     @abstractmethod
     def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:  # Any: of every shape and number type
-        """Copies `array` to the device. The caller may change `array` as soon as this returns."""
+        """Copies `array` to the device. The caller may change `array` as soon as this method has returned."""
 
     @abstractmethod
     def submit(self, stage: Callable[[], T]) -> Future[T]:
-        """Runs `stage` after all earlier stages; the future gets its result or exception.
+        """Runs `stage` after all earlier stages. The future gets the stage's result or exception.
 
-        Stages run one at a time, in the order of the calls. They run on a thread of their own. On an accelerator, where they
-        only queue work, they run at once in the caller's thread. If a stage raises an exception, later stages still run. A
-        stage sets torch's thread-local modes (`inference_mode`) itself.
+        Stages run one at a time, in the order of the calls. On a CPU, a thread of the device runs the stages. On an
+        accelerator, a stage only queues operations for the device, so it runs at once in the caller's thread. If a stage raises
+        an exception, later stages still run. A stage sets torch's thread-local modes (`inference_mode`) itself.
         """
 
     @abstractmethod
     def drain(self, work: Callable[[], T]) -> Future[T]:
         """Calls `work` when the device has finished all earlier operations, for example copies to the host.
 
-        Stages call `drain`; later stages need not wait for `work`. The calls of `work` run one at a time, in order, on a thread
-        of their own. `close` waits for the queued calls.
+        Stages call `drain`. Later stages need not wait for `work`. Another thread of the device makes the calls of `work`, one
+        at a time, in the order of the calls of `drain`. `close` waits for the queued calls.
         """
 
     @abstractmethod
@@ -86,5 +85,5 @@ class Device(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Drops the stages that have not begun. Waits for the running stage, and for the thread that runs the work of `drain`.
-        Idempotent. Nothing may be submitted afterwards."""
+        """Drops the stages that have not begun. Waits for the running stage and for all work of `drain`. Idempotent. After
+        this call, `submit` must not be called."""

@@ -1,8 +1,9 @@
-"""`CpuDevice`: host memory, one thread that runs the submitted stages in order, and one thread for the work of `drain`.
+"""`CpuDevice`: host memory, one thread that runs the stages in order, and one thread that runs the work of `drain`.
 
-Only the thread for stages opens parallel regions, because OpenMP creates a separate pool for every thread that opens one. If a
-process has once had more pool threads than cores, its pool threads sleep between regions instead of spinning, until the process
-ends. Then each of a step's 300 regions begins after 40 us instead of 1 us (libgomp, `gomp_managed_threads`).
+Only the thread for stages opens parallel regions, because OpenMP creates a separate pool of threads for every thread that opens
+one. With two pools, the process would have more pool threads than cores. If this happens once, all pool threads sleep between
+regions instead of spinning, until the process ends. Then each of a step's 300 regions begins after 40 us instead of 1 us
+(libgomp, `gomp_managed_threads`).
 
 Side effects:
 1. The constructor tells the C library's allocator to keep freed memory.
@@ -29,7 +30,6 @@ from inflight.errors import OutOfMemoryError
 class CpuDevice(Device):
     kind = "cpu"
     torch_device = torch.device("cpu")
-    dtypes = ("bfloat16", "float32")
 
     def __init__(self) -> None:
         # This thread spends its time in calls that release the interpreter lock. Meanwhile the caller can prepare more stages.
@@ -42,7 +42,7 @@ class CpuDevice(Device):
         return host_memory.available_bytes()
 
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        _c_library_call("malloc_trim", 0)  # otherwise `work` could reuse freed memory, which would not count
+        _c_library_call("malloc_trim", 0)  # otherwise `work` could reuse freed memory, which would not be counted
         before = host_memory.resident_bytes()
         host_memory.reset_peak()
         work()
@@ -71,11 +71,14 @@ class CpuDevice(Device):
         return self._compute.submit(stage)
 
     def drain(self, work: Callable[[], T]) -> Future[T]:
-        return self._drain.submit(work)  # what the stage has computed is in memory already
+        return self._drain.submit(
+            work
+        )  # without a copy: on a CPU, the results of the stages are in host memory already
 
     def set_num_threads(self, num_threads: int) -> None:
         self.drain(lambda: _use_threads(1)).result()
-        self.submit(lambda: _use_threads(num_threads)).result()  # later pools have the size that was set last
+        # This must be the second call, because the last call also sets the size of every pool that torch starts later.
+        self.submit(lambda: _use_threads(num_threads)).result()
 
     def synchronize(self) -> None:
         if not self._closed:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.device.accelerator import SWITCH_SECONDS, Accelerator, Event, Graph, Stream
+from inflight.device.accelerator import SWITCH_SECONDS, Accelerator, Event, Stream
 from inflight.device.base import T
 from inflight.errors import ConfigError, OutOfMemoryError
 
@@ -57,14 +57,6 @@ class CudaStream(Stream):
         self.stream.wait_event(event.event)
 
 
-class CudaGraph(Graph):
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        self._graph = graph
-
-    def replay(self) -> None:
-        self._graph.replay()
-
-
 class CudaDevice(Accelerator):
     """One NVIDIA GPU.
 
@@ -76,7 +68,6 @@ class CudaDevice(Accelerator):
     """
 
     kind = "cuda"
-    dtypes = ("bfloat16", "float16", "float32")
 
     def __init__(self, index: int) -> None:
         if index >= (count := torch.cuda.device_count()):
@@ -112,7 +103,7 @@ class CudaDevice(Accelerator):
         return int(torch.cuda.mem_get_info(self.torch_device)[1])
 
     def budget_bytes(self, utilization: float) -> int:
-        """Returns this share of the whole device's memory, minus the memory that is in use now."""
+        """Returns the share `utilization` of all memory of the device, minus the memory that is in use now."""
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return max(0, int(total * utilization) - (total - free))
 
@@ -146,22 +137,13 @@ class CudaDevice(Accelerator):
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(num_elements, dtype=dtype, pin_memory=True)
 
-    def capture(self, work: Callable[[], None]) -> Graph:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         torch.cuda.synchronize(self.torch_device)
-        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._compute_stream):
-            _drop_library_workspaces()  # the graph gets its own workspace: a shared one may be freed too early
-            with torch.inference_mode(False):  # torch's random state must not be an inference tensor
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may allocate
-            try:
-                work()
-            except BaseException:
-                with contextlib.suppress(RuntimeError):  # its error would hide the error of `work`
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-            _drop_library_workspaces()
-        return CudaGraph(graph)
+            drop_library_workspaces()  # the graph gets its own workspace: a shared one may be freed too early
+            graph = record_graph(work, self._pool)
+            drop_library_workspaces()
+        return graph.replay
 
     def drain(self, work: Callable[[], T]) -> Future[T]:
         reached = self.compute.record()
@@ -173,7 +155,7 @@ class CudaDevice(Accelerator):
         return self._drain.submit(wait_and_work)
 
     def set_num_threads(self, num_threads: int) -> None:
-        """Sets the number of CPU threads. They are used to convert weights."""
+        """Sets the number of CPU threads, which only convert weights."""
         torch.set_num_threads(num_threads)
 
     def synchronize(self) -> None:
@@ -185,7 +167,7 @@ class CudaDevice(Accelerator):
             self._drain.shutdown(wait=True)
             with contextlib.suppress(RuntimeError):  # the device may have failed
                 torch.cuda.synchronize(self.torch_device)
-                _drop_library_workspaces()
+                drop_library_workspaces()
 
     def _enter(self, stream: torch.cuda.Stream) -> None:
         """Makes `stream` the current stream of the calling thread."""
@@ -193,6 +175,22 @@ class CudaDevice(Accelerator):
         torch.cuda.set_stream(stream)
 
 
-def _drop_library_workspaces() -> None:
+# Any: torch does not export the type of a pool
+def record_graph(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Records the operations that `work` launches on the current stream. Without a `pool`, the graph has its own memory."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(False):  # torch's random state must not be an inference tensor
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads may allocate
+    try:
+        work()
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # an error here would hide the error of `work`
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return graph
+
+
+def drop_library_workspaces() -> None:
     """Frees the workspaces of cuBLAS. cuBLAS keeps one for each stream that was ever used."""
     torch._C._cuda_clearCublasWorkspaces()

@@ -63,7 +63,8 @@ def reset_peak(root: Path = ROOT) -> None:
 
 
 def advise_huge_pages(pages: mmap.mmap) -> None:
-    """Requests huge pages, which make reading 10 % faster. If the operating system has none, the pages stay small."""
+    """Requests huge pages for a mapping, because they make reading 10 % faster. If the operating system has none, the pages
+    stay small."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)

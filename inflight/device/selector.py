@@ -8,8 +8,8 @@ from inflight.errors import ConfigError
 
 
 def get_device(kind: str, local_rank: int = 0) -> Device:
-    """Returns a new device for the rank that has the number `local_rank` on its machine. `kind` is "cpu", or "cuda" for the GPU
-    with the same number.
+    """Returns a new device for the rank that has the number `local_rank` on its machine. `kind` is "cpu" or "cuda". With
+    "cuda", the device is the GPU with the number `local_rank`.
 
     Raises:
         ConfigError: the device does not exist.

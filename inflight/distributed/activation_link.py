@@ -18,8 +18,8 @@ SPLIT_BYTES = 1 << 16  # a smaller tensor is not split: gathering its parts woul
 
 @dataclass(frozen=True, kw_only=True)
 class LinkSpec:
-    """What the two ends of a link agree on at start-up. If a step's tensors are large, each rank of a stage sends a part of
-    them."""
+    """What the two ends of a link must agree on before the first step. If a step's tensors are large, each rank of a stage
+    sends a part of the tensors."""
 
     hidden_size: int
     dtype: torch.dtype

@@ -18,10 +18,10 @@ address, where a CUDA graph reads them.
 **Nothing deadlocks.** A transfer is a kernel that waits on the device for the transfer at the other end. Streams share a
 limited number of hardware queues, so other kernels may have to wait behind this kernel. Therefore `receive`, and not
 `post_receive`, launches the transfer of a step, right before the kernels that need it. So on each rank every kernel is launched
-after all kernels that it depends on, and all could run in the order of the launches, on one queue. The proof is an induction
-over the steps, and within a step over the stages. Receive N and send N of the previous stage run at the same time at some
-point, because everything that was launched before them belongs to steps before N, or to step N on earlier stages. The host runs
-ahead of the device, so a receive is still launched long before its tensors are needed.
+after all kernels that it depends on, and all kernels of a rank could run in the order of the launches, on one queue. The proof
+that each transfer ends is an induction over the steps, and within a step over the stages. At some time both receive N and the
+send N of the previous stage run, because everything that was launched before them belongs to steps before N, or to step N on
+earlier stages. The host runs ahead of the device, so a receive is still launched long before its tensors are needed.
 
 Every communicator (connection between GPUs) is used on one stream, by one thread, in step order, so both of its ends see the
 same sequence. A waiting transfer occupies only `CHANNEL_CTAS` multiprocessors, so the kernels that it waits for can run.
@@ -64,8 +64,8 @@ def _ring(spec: LinkSpec, device: torch.device, num_slots: int) -> Iterator[_Slo
 
 
 class DeviceStageLink(ActivationLink):
-    """Its channels are channels between devices. Before it is made, the stages must have compared their `spec` by `agree`.
-    `receive` and `send` launch the transfer, and return.
+    """The channels of this link are channels between devices. Before the link is made, the stages must compare their `spec`
+    with `agree`. `receive` and `send` launch the transfer, and return.
 
     On the stream `compute`, each `receive` overwrites the tensors that the previous `receive` returned. `send` also reads its
     tensors on `compute`, so later kernels of that stream may change them.
@@ -74,8 +74,8 @@ class DeviceStageLink(ActivationLink):
         num_slots: the number of slots in each direction.
 
     Attributes:
-        arrived: [max_num_tokens, hidden_size]; None on the first stage. `receive` fills the part for its step's tokens and
-            returns this part. The rest does not change.
+        arrived: memory for the received tensors, [max_num_tokens, hidden_size]; None on the first stage. `receive` fills the
+            part for the step's tokens and returns this part. The rest does not change.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """How ranks that a launcher (torchrun) has started find each other: through a TCPStore that the launcher or rank 0 serves.
 
 Ranks need a token (a secret) to connect to each other. The token is not in the store, because everybody who can connect to the
-store can read and write it, and torchrun's store listens on all interfaces. Instead, an entry tells how to find the token:
+store can read and write it, and torchrun's store listens on all interfaces. Instead, an entry of the store tells how to find
+the token:
 
     on one machine         "file FOLDER": the token is in a folder that only this user can open, until all ranks have met
     on several machines    "nonce HEX": the token is the HMAC of the nonce under INFLIGHT_CLUSTER_TOKEN
@@ -31,8 +32,8 @@ _TOKEN_FILE = "token"
 
 
 class LauncherMeeting:
-    """One meeting, in which all ranks connect to each other. Each rank counts its meetings, and ranks meet in the meeting with
-    the same number. Close the meeting when all ranks have met.
+    """One meeting, in which all ranks connect to each other. A process may start several engines one after another, each with a
+    meeting. Each rank counts its meetings, and only ranks with the same number meet. Close the meeting when all ranks have met.
 
     Raises:
         ConfigError: rank 0 cannot listen at MASTER_ADDR; or the ranks are on several machines, but have no common
@@ -59,8 +60,8 @@ class LauncherMeeting:
             raise
 
     def rendezvous(self, epoch: int) -> Rendezvous:
-        """Returns the address where the workers meet, on rank 0's machine. Call this only once: on rank 0 the result owns the
-        listening socket."""
+        """Returns how the workers find each other: the address where they meet, on rank 0's machine, and the token. Call this
+        only once, because on rank 0 the result owns the listening socket."""
         host, port = ask(self._store, "workers meet at").split()
         listener, self._listener = self._listener, None
         return Rendezvous(

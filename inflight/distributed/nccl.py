@@ -1,11 +1,12 @@
 """NCCL: collectives and channels between GPUs, on the current stream, so that a CUDA graph can record them.
 
-Each group and each channel has its own communicator. All connections of a communicator are made when it is made, because none
-can be made during a graph capture. Torch's own streams and events are not used (`asyncOp = False`): a collective is one kernel
-on the caller's stream, and the host does not wait for this kernel. Therefore this rank gets no error when a peer fails. Its
-kernels wait on the device until `Communicator.close`, and then their results are garbage that nobody may use.
+Each group and each channel has its own communicator. All connections of a communicator are made when the communicator is made,
+because no connection can be made during a graph capture. Torch's own streams and events are not used (`asyncOp = False`): a
+collective is one kernel on the caller's stream, and the host does not wait for this kernel. Therefore this rank gets no error
+when a peer fails. The kernels of this rank wait on the device until `Communicator.close`. Then their results are garbage, which
+nobody must use.
 
-Torch's watchdog stays active: if a collective outside of a graph is not done within the time limit, it ends the process.
+Torch's watchdog stays active: it ends the process if a collective outside of a graph is not done within the time limit.
 """
 
 from __future__ import annotations
@@ -17,21 +18,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import BroadcastOptions, Store
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions, Store
 
 from inflight.distributed.channel import Channel
-from inflight.distributed.torch_group import GroupHandle, TorchGroup
+from inflight.distributed.collectives import Collectives
 
 logger = logging.getLogger(__name__)
 
 CHANNEL_CTAS = 8  # how many multiprocessors (an H200 has 132) a transfer may occupy, also while it waits; not tuned
 
 
-class Communicator(GroupHandle):
+class Communicator:
     """Holds the only reference to an NCCL backend. All ranks of a group must make their communicators at the same time."""
 
+    def __init__(self, backend: Any) -> None:  # Any: torch's stubs leave out the collectives of its backends
+        self._backend = backend
+
+    @property
+    def backend(self) -> Any:
+        if self._backend is None:
+            raise ConnectionError("this rank has left its groups")
+        return self._backend
+
     def run(self, collective: str, *arguments: Any) -> None:
-        """Launch the collective on the current stream, and return. Later work on the stream can use the result.
+        """Launch the method `collective` of the backend on the current stream, and return. Later work on the stream can use
+        the result. The last argument has the method's options.
 
         Raises:
             ConnectionError: this rank has left the group.
@@ -73,11 +84,38 @@ def connect(
     if max_ctas is not None:
         options.config.max_ctas = max_ctas
     communicator = Communicator(ProcessGroupNCCL(store, rank, size, options))
-    group, x = TorchGroup(size, rank, communicator), torch.zeros(1, device=device)
+    group, x = NcclCollectives(size, rank, communicator), torch.zeros(1, device=device)
     for collective in (group.all_reduce, group.all_gather, group.broadcast):
         collective(x)  # NCCL makes the connections of an algorithm when the algorithm is first used
     torch.cuda.synchronize(device)
     return communicator
+
+
+class NcclCollectives(Collectives):
+    """All ranks get the same bits, because NCCL computes each sum only once, and sends the result to all ranks. NCCL chooses
+    the order of the sum."""
+
+    def __init__(self, size: int, rank: int, communicator: Communicator) -> None:
+        self.size, self.rank = size, rank
+        self._communicator = communicator
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        self._communicator.run("allreduce", [x], AllreduceOptions())
+        return x
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        self._communicator.run("_allgather_base", gathered, x.contiguous(), AllgatherOptions())
+        return gathered if dim == 0 else torch.cat(gathered.chunk(self.size), dim=dim)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        self._communicator.run("broadcast", [x], BroadcastOptions())  # from rank 0
+        return x
+
+    def close(self) -> None:
+        self._communicator.close()
 
 
 class NcclChannel(Channel):

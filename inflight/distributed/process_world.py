@@ -1,108 +1,149 @@
-"""Ranks that are processes: collectives over torch.distributed (gloo on a CPU, NCCL on a GPU), channels over TCP.
+"""Ranks that are processes: collectives through shared memory or TCP on CPUs, NCCL on GPUs, and channels over TCP.
 
-Every group is made with its own store. Torch's global default group is not used. An epoch is one start of all ranks. In each
-epoch the ranks meet like this:
+The ranks meet at the start and after each fault. Each meeting begins a new epoch, and goes like this:
 
-    1. rank 0 serves a TCPStore at the address in its `Rendezvous`, and the other ranks connect to this store
-    2. every rank opens a listener for channels, and writes the listener's address to the store; a peer that connects to the
-       listener must know the token in the `Rendezvous`
+    1. every rank has a listener for connections; a peer that connects to the listener must know the token in the `Rendezvous`
+    2. the `Rendezvous` has the addresses of all listeners; or it has none, and the ranks exchange the addresses through a
+       TCPStore, which rank 0 serves at the address in the `Rendezvous`
     3. groups and channels are made when the worker asks for them
 
-After `close`, peers that wait for this rank get an error at once. If this rank itself waits in a gloo collective, its wait ends
-only after the timeout, or when the peers leave, too. Therefore the executor kills a rank that does not end in time. On a GPU
-the kernels of this rank end at once, and the peers' kernels end when the peers close their worlds (`nccl.py`).
+A group on CPUs first has connections between all its ranks. If these ranks can share memory, and all of them have the C++
+kernels, the group uses the memory instead. Each group decides this for itself, because the ranks of one stage may be on one
+machine, and the ranks of another stage on several machines.
+
+After `close`, this rank's waits and those of its peers fail at once. On a GPU the kernels of this rank end at once, and the
+peers' kernels end when the peers close their worlds (`nccl.py`).
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
-from inflight.distributed.nccl import CHANNEL_CTAS, Communicator, NcclChannel, connect
-from inflight.distributed.socket_channel import SocketChannel, local_address
-from inflight.distributed.store import open_mesh, reach_store, serve_store
-from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.distributed.torch_group import GroupHandle, TorchGroup
+from inflight.distributed.channel_collectives import ChannelCollectives
+from inflight.distributed.collectives import Collectives
+from inflight.distributed.exchange import Exchange
+from inflight.distributed.nccl import CHANNEL_CTAS, Communicator, NcclChannel, NcclCollectives, connect
+from inflight.distributed.shared_collectives import share_memory
+from inflight.distributed.socket_channel import SocketMesh, local_address
+from inflight.distributed.store import meet_store, open_mesh, reach_store, serve_store
 from inflight.distributed.world import World
 from inflight.interface.worker import Rendezvous
+from inflight.kernels.cpu.library import load_kernels
+
+
+class _Part(Protocol):
+    """A group or a channel of the world."""
+
+    def close(self) -> None: ...
+
+
+P = TypeVar("P", bound=_Part)
 
 
 class ProcessWorld(World):
     """
     Args:
         device: the device of the groups' tensors.
+        listener: a socket that listens at this rank's address in `rendezvous.addresses`; None if the rendezvous has no
+            addresses. The world owns it.
 
     Raises:
         ConnectionError: the ranks could not connect to each other in time.
     """
 
-    def __init__(self, layout: RankLayout, rank: int, rendezvous: Rendezvous, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: RankLayout,
+        rank: int,
+        rendezvous: Rendezvous,
+        device: torch.device,
+        listener: socket.socket | None = None,
+    ) -> None:
         super().__init__(layout, rank)
         self._device = device
         self._timeout = rendezvous.timeout_seconds
-        self._groups: list[GroupHandle] = []
-        self._channels: list[SocketChannel] = []
-        self._store: Store = PrefixStore(f"epoch {rendezvous.epoch}", _open_store(rank, rendezvous))
-        self._host = local_address(rendezvous.host, rendezvous.port)
-        self._mesh = open_mesh(self._store, rank, self._host, rendezvous.token, self._timeout)
+        self._lock = threading.Lock()  # for the next two
+        self._parts: list[_Part] = []
+        self._is_closed = False
+        if rendezvous.addresses:
+            assert listener is not None, "a rendezvous with addresses needs the listener of this rank"
+            self._host = rendezvous.addresses[rank][0]
+            self._mesh = SocketMesh(rank, listener, rendezvous.token, rendezvous.addresses.__getitem__, self._timeout)
+        else:
+            store = PrefixStore(f"epoch {rendezvous.epoch}", _open_store(rank, rendezvous))
+            self._host = local_address(rendezvous.host, rendezvous.port)
+            self._mesh = open_mesh(store, rank, self._host, rendezvous.token, self._timeout)
 
-    def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
+    def collectives(self, name: str) -> Collectives:
         size = self.layout.tensor_parallel_size
-        if size == 1:
-            return TensorParallelGroup()
-        store = PrefixStore(f"group {name} of stage {self.pp_rank}", self._store)
+        stage = [self.layout.rank(tp_rank, self.pp_rank) for tp_rank in range(size)]
         if self._device.type == "cuda":
-            return TorchGroup(size, self.tp_rank, self._connect(store, self.tp_rank, size, f"group {name!r}"))
+            return NcclCollectives(size, self.tp_rank, self._connect(stage, f"group {name}"))
         try:
-            handle = GroupHandle(self._make_gloo(store, size))
-        except RuntimeError as error:
+            exchange = self._own(self._open_exchange(stage, f"group {name}"))
+            shared = share_memory(exchange, load_kernels())
+        except OSError as error:
             raise ConnectionError(f"rank {self.rank} could not join the group {name!r}: {error}") from error
-        self._groups.append(handle)
-        return TorchGroup(size, self.tp_rank, handle)
+        return self._own(ChannelCollectives(exchange) if shared is None else shared)
 
     def channel(self, peer: int, name: str) -> Channel:
-        channel = self._mesh.channel(peer, name)
-        self._channels.append(channel)
-        return channel
+        return self._own(self._mesh.channel(peer, name))
 
     def device_channel(self, peer: int, name: str) -> Channel:
         assert self._device.type == "cuda", f"device_channel is for GPUs; tensors on {self._device} use `channel`"
-        low, high = sorted((self.rank, peer))
-        store = PrefixStore(f"channel {name} of ranks {low} and {high}", self._store)
-        own = int(self.rank == high)
-        return NcclChannel(self._connect(store, own, 2, f"channel {name!r} to rank {peer}", CHANNEL_CTAS), own)
+        pair = sorted((self.rank, peer))
+        return NcclChannel(self._connect(pair, f"device {name}", CHANNEL_CTAS), pair.index(self.rank))
 
     @property
     def is_waiting(self) -> bool:
-        return any(handle.is_waiting for handle in self._groups)
+        return any(getattr(part, "is_waiting", False) for part in list(self._parts))
 
     def close(self, reason: str) -> None:
-        for channel in self._channels:
-            channel.close()
+        with self._lock:
+            self._is_closed = True
+            parts = list(self._parts)
         self._mesh.close()
-        for handle in self._groups:
-            handle.close()
+        for part in parts:
+            part.close()
 
-    def _connect(self, store: Store, rank: int, size: int, what: str, max_ctas: int | None = None) -> Communicator:
+    def _own(self, part: P) -> P:
+        """Close `part` when the world is closed, or now, if it is closed already."""
+        with self._lock:
+            if not self._is_closed:
+                self._parts.append(part)
+                return part
+        part.close()
+        raise ConnectionError("this rank has left its groups")
+
+    def _open_exchange(self, ranks: Sequence[int], name: str) -> Exchange:
+        """Connect to all other ranks of the group, which all call this."""
+        connections: dict[int, socket.socket] = {}
         try:
-            communicator = connect(store, rank, size, self._device, self._timeout, max_ctas)
-        except RuntimeError as error:
-            raise ConnectionError(f"rank {self.rank} could not connect the {what}: {error}") from error
-        self._groups.append(communicator)
-        return communicator
+            for i, peer in enumerate(ranks):
+                if peer != self.rank:
+                    connections[i] = self._mesh.connection(peer, name)
+        except BaseException:
+            for connection in connections.values():
+                connection.close()
+            raise
+        return Exchange(len(ranks), ranks.index(self.rank), connections, self._timeout)
 
-    def _make_gloo(self, store: Store, size: int) -> Any:
-        gloo_class: Any = ProcessGroupGloo  # Any: torch's stubs lack some of its members
-        gloo = gloo_class._Options()
-        gloo._timeout = timedelta(seconds=self._timeout)
-        gloo._threads = 1  # the collectives of a group run one after the other
-        gloo._devices = [gloo_class.create_device(hostname=self._host)]
-        return gloo_class(store, self.tp_rank, size, gloo)
+    def _connect(self, ranks: Sequence[int], name: str, max_ctas: int | None = None) -> Communicator:
+        """Make a communicator of the GPUs of `ranks`, which all call this."""
+        try:
+            store = meet_store(self._mesh, self.rank, ranks, name, self._host, self._timeout)
+            own = ranks.index(self.rank)
+            return self._own(connect(store, own, len(ranks), self._device, self._timeout, max_ctas))
+        except (OSError, RuntimeError) as error:
+            raise ConnectionError(f"rank {self.rank} could not connect {name!r} to ranks {ranks}: {error}") from error
 
 
 def _open_store(rank: int, rendezvous: Rendezvous) -> Store:

@@ -8,15 +8,15 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from inflight.distributed.channel import Channel
-from inflight.sockets import listen
 
-_CHANNEL = struct.Struct(">II16s")  # rank that connects, rank that accepts, name of the channel
+_NAME_BYTES = 32
+_CHANNEL = struct.Struct(f">II{_NAME_BYTES}s")  # rank that connects, rank that accepts, name of the channel
 _HELLO_BYTES = _CHANNEL.size + 32  # the hello: the channel, and its HMAC under the token; the token itself is not sent
 _HELLO_SECONDS = 5.0  # a new connection is closed if it sends no hello in this time
 _LISTENER_SECONDS = 0.01  # the time between two attempts to reach a listener
@@ -39,12 +39,12 @@ class SocketChannel(Channel):
     def send(self, tensor: Tensor) -> None:
         with self._sending:
             try:
-                self._socket.sendall(_bytes_of(tensor))
+                self._socket.sendall(bytes_of(tensor))
             except OSError as error:
                 raise self._failure(error) from error
 
     def receive(self, tensor: Tensor) -> None:
-        left = _bytes_of(tensor)
+        left = bytes_of(tensor)
         with self._receiving:
             while left:
                 try:
@@ -72,23 +72,32 @@ class SocketChannel(Channel):
 
 
 class SocketMesh:
-    """One rank's listener, and its connections to other ranks. Of two ranks, the one with the lower number connects.
+    """One rank's listener, and its connections to other ranks. Of two ranks, the rank with the lower number connects.
 
     If the peer of a connection does not know the token, the connection is closed.
 
     Args:
-        host: the address at which the other ranks reach this machine.
+        listener: listens at the address at which the other ranks reach this rank. The mesh owns it.
         token: the same secret on all ranks.
         address_of: waits until it is known where a rank listens, and returns this address.
     """
 
     def __init__(
-        self, rank: int, host: str, token: bytes, address_of: Callable[[int], tuple[str, int]], timeout_seconds: float
+        self,
+        rank: int,
+        listener: socket.socket,
+        token: bytes,
+        address_of: Callable[[int], tuple[str, int]],
+        timeout_seconds: float,
     ) -> None:
         self._rank, self._token, self._timeout = rank, token, timeout_seconds
         self._address_of = address_of
-        self._listener = listen(host, 0)
+        self._listener = listener
+        self._lock = threading.Lock()  # for the next three
         self._accepted: dict[tuple[int, str], socket.socket] = {}
+        self._connecting: set[socket.socket] = set()
+        self._is_closed = False
+        self._accepting = threading.Lock()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -104,36 +113,92 @@ class SocketMesh:
 
         Raises:
             TimeoutError: the peer did not come in time.
-            OSError: the peer cannot be reached.
+            ConnectionError: the mesh was closed, or the peer cannot be reached.
         """
-        assert peer != self._rank
-        return self._connect(peer, name) if self._rank < peer else self._accept(peer, name)
+        assert peer != self._rank and len(name.encode()) <= _NAME_BYTES, (peer, name)
+        try:
+            return self._connect(peer, name) if self._rank < peer else self._accept(peer, name)
+        except TimeoutError:
+            self._raise_if_closed()
+            raise
+        except OSError as error:  # for example "no route to host"
+            self._raise_if_closed()
+            raise ConnectionError(f"rank {self._rank} cannot reach rank {peer}: {error}") from error
 
     def close(self) -> None:
-        self._listener.close()
-        while self._accepted:
-            self._accepted.popitem()[1].close()
+        """Let every wait for a connection fail, now and later. Connections that were returned stay open. Idempotent. Any
+        thread may call it."""
+        with self._lock:
+            self._is_closed = True
+            waiting = [self._listener, *self._connecting]
+            while self._accepted:
+                self._accepted.popitem()[1].close()
+        for waited in waiting:
+            with contextlib.suppress(OSError):
+                waited.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait for the socket
+        with self._accepting:  # until no thread uses the listener, because another file may get its descriptor number
+            self._listener.close()
 
     def _connect(self, peer: int, name: str) -> socket.socket:
-        connection = socket.create_connection(self._address_of(peer), timeout=self._timeout)
-        channel = _CHANNEL.pack(self._rank, peer, name.encode())
-        connection.sendall(channel + self._signature(channel))
+        host, port = self._address_of(peer)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        connection = socket.socket(family, kind, protocol)
+        try:
+            with self._closing_wakes(connection):
+                connection.settimeout(self._timeout)
+                connection.connect(address)
+                channel = _CHANNEL.pack(self._rank, peer, name.encode())
+                connection.sendall(channel + self._signature(channel))
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _accept(self, peer: int, name: str) -> socket.socket:
         end = time.monotonic() + self._timeout
-        while (peer, name) not in self._accepted:
-            self._listener.settimeout(max(end - time.monotonic(), 1e-3))
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
-                raise TimeoutError(f"rank {peer} did not connect within {self._timeout:g} s") from None
-            hello = self._hello(connection)
-            if hello is None:
-                connection.close()
-            else:
-                self._accepted[hello] = connection
-        return self._accepted.pop((peer, name))
+        with self._accepting:
+            while (found := self._take(peer, name)) is None:
+                self._listener.settimeout(max(end - time.monotonic(), 1e-3))
+                try:
+                    connection, _ = self._listener.accept()
+                except TimeoutError:
+                    raise TimeoutError(f"rank {peer} did not connect within {self._timeout:g} s") from None
+                self._receive_hello(connection)
+        return found
+
+    def _receive_hello(self, connection: socket.socket) -> None:
+        """Keep `connection` if the peer knows the token, otherwise close it."""
+        hello = None
+        try:
+            with self._closing_wakes(connection):
+                hello = self._hello(connection)
+        finally:
+            with self._lock:
+                if hello is None or self._is_closed:
+                    connection.close()
+                else:
+                    self._accepted[hello] = connection
+
+    def _take(self, peer: int, name: str) -> socket.socket | None:
+        with self._lock:
+            self._raise_if_closed()
+            return self._accepted.pop((peer, name), None)
+
+    @contextlib.contextmanager
+    def _closing_wakes(self, connection: socket.socket) -> Iterator[None]:
+        """While the context is open, `close` wakes a thread that waits for `connection`."""
+        with self._lock:
+            self._raise_if_closed()
+            self._connecting.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connecting.remove(connection)
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed:
+            raise ConnectionError(f"rank {self._rank} has left its groups")
 
     def _hello(self, connection: socket.socket) -> tuple[int, str] | None:
         """Returns (rank, name of the channel) from the peer's hello, or None if the peer does not know the token."""
@@ -161,8 +226,8 @@ def local_address(host: str, port: int) -> str:
 
 
 def wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
-    """Wait until something listens at this address, or until the timeout. If a TCPStore tries to connect before, it tries again
-    only half a second later."""
+    """Wait until something listens at this address, or until the timeout. Call this before a TCPStore is made that connects to
+    the address. If the TCPStore's first attempt fails, it waits half a second before the next attempt."""
     end = time.monotonic() + timeout_seconds
     while time.monotonic() < end:
         try:
@@ -172,7 +237,8 @@ def wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
             time.sleep(_LISTENER_SECONDS)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy."""
     assert tensor.is_contiguous() and tensor.device.type == "cpu", (
         f"only contiguous CPU tensors can be sent; this one is on {tensor.device}, with strides {tensor.stride()}"
     )

@@ -1,12 +1,15 @@
-"""The TCPStore with which ranks that are processes exchange addresses, and the socket mesh that they then open.
+"""TCPStores, through which ranks in different processes exchange addresses, and the socket mesh that the ranks then open.
 
-Everybody who can connect to a TCPStore can read and write it. So it listens at one address only, and contains no secret.
+Everybody who can connect to a TCPStore can read and write it. So each store listens at one address only, and contains no
+secret.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import struct
+from collections.abc import Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore
@@ -14,6 +17,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 from inflight.distributed.socket_channel import SocketMesh, wait_for_listener
 from inflight.errors import ConfigError
 from inflight.sockets import listen
+
+_PORT = struct.Struct(">H")
 
 
 def serve_store(host: str, port: int, listen_fd: int, timeout_seconds: float) -> TCPStore:
@@ -79,10 +84,35 @@ def open_mesh(store: Store, rank: int, host: str, token: bytes, timeout_seconds:
         address, port = ask(store, f"address {peer}").split()
         return address, int(port)
 
-    mesh = SocketMesh(rank, host, token, address_of, timeout_seconds)
+    mesh = SocketMesh(rank, listen(host, 0), token, address_of, timeout_seconds)
     address, port = mesh.address
     store.set(f"address {rank}", f"{address} {port}")
     return mesh
+
+
+def meet_store(
+    mesh: SocketMesh, rank: int, ranks: Sequence[int], name: str, host: str, timeout_seconds: float
+) -> Store:
+    """Make a new store for `ranks`. All these ranks call this. The first of these ranks serves the store, at a free port of its
+    address. `host`: the address of the calling rank.
+
+    Raises:
+        OSError: a rank could not be reached in time, or `mesh` was closed.
+    """
+    if rank == ranks[0]:
+        with listen(host, 0) as listener:
+            port = int(listener.getsockname()[1])
+            store = serve_store(host, port, listener.detach(), timeout_seconds)
+        for peer in ranks[1:]:
+            with mesh.connection(peer, f"store of {name}") as connection:
+                connection.sendall(_PORT.pack(port) + host.encode())
+        return store
+    with mesh.connection(ranks[0], f"store of {name}") as connection, connection.makefile("rb") as received:
+        address = received.read()
+    if len(address) <= _PORT.size:
+        raise ConnectionError(f"rank {ranks[0]} has left before rank {rank} got the address of its store")
+    (port,), host = _PORT.unpack_from(address), address[_PORT.size :].decode()
+    return reach_store(host, port, timeout_seconds, asked=f"rank {rank} cannot reach rank {ranks[0]}", where=host)
 
 
 def ask(store: Store, key: str) -> str:

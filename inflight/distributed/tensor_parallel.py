@@ -1,35 +1,43 @@
-"""`TensorParallelGroup`: the ranks that share each layer. The base class is a group of one rank, without communication."""
+"""`TensorParallelGroup`: the ranks that share each layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
+from inflight.distributed.collectives import Collectives
 
-@dataclass(frozen=True)
+
 class TensorParallelGroup:
-    """Layers get the group as an argument, and split their weights by `size` and `rank`.
+    """Layers get the group as an argument, keep it, and split their weights by `size` and `rank`.
 
-    A group of several ranks overrides the collectives. Every rank must call the collectives in the same order with equal
-    shapes, from one thread at a time. All ranks get the same result, bit for bit. If a peer has left the group, cannot be
-    reached or does not call in time, the collectives raise ConnectionError, TimeoutError, or RuntimeError from torch.
+    The group lives as long as the model. Its collectives live for one epoch: when the ranks meet again after a fault, `connect`
+    replaces them, and the layers need not know. A CUDA graph keeps the collectives with which it was recorded, so it must be
+    recorded again.
+
+    A group of one rank needs no collectives, and returns each tensor as it is.
     """
 
-    size: int = 1
-    rank: int = 0
+    def __init__(self, size: int = 1, rank: int = 0, collectives: Collectives | None = None) -> None:
+        self.size, self.rank = size, rank
+        self._collectives = collectives
+
+    def connect(self, collectives: Collectives) -> None:
+        """Use `collectives` from now on. Call this while no thread uses the group."""
+        assert (collectives.size, collectives.rank) == (self.size, self.rank), "a rank keeps its place in the group"
+        self._collectives = collectives
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Returns the sum over the ranks. May reuse `x`."""
-        assert self.size == 1, "several ranks need a group that can communicate"
-        return x
+        """Returns the sum over the ranks. May reuse `x`. `Collectives` lists the errors."""
+        return x if self.size == 1 else self._connected().all_reduce(x)
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Returns the ranks' tensors, concatenated along `dim` in rank order."""
-        assert self.size == 1, "several ranks need a group that can communicate"
-        return x
+        return x if self.size == 1 else self._connected().all_gather(x, dim)
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Returns the `x` of rank 0. The `x` of the other ranks may be overwritten."""
-        assert self.size == 1, "several ranks need a group that can communicate"
-        return x
+        return x if self.size == 1 else self._connected().broadcast(x)
+
+    def _connected(self) -> Collectives:
+        assert self._collectives is not None, "several ranks need a group that can communicate"
+        return self._collectives

@@ -1,13 +1,13 @@
 """Ranks that are threads of one process: groups meet at a barrier, channels are queues.
 
 All ranks get the same `ThreadWorlds`. It holds the barriers and the queues, and makes each of them when the first rank asks for
-it. If a rank closes its world, the worlds of all ranks end, because the other ranks cannot work without this rank.
+it. If a rank closes its world, the worlds of all ranks end, because the other ranks cannot work without this rank. After a
+fault the ranks get new `ThreadWorlds`.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
-from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.collectives import Collectives, sum_in_rank_order
 from inflight.distributed.world import World
 
 
@@ -76,37 +76,33 @@ class Meeting:
             raise ConnectionError(self._closed or "a rank of the group did not come to the barrier in time") from None
 
 
-@dataclass(frozen=True)
-class ThreadGroup(TensorParallelGroup):
+class ThreadCollectives(Collectives):
     """Every rank computes the result from the tensors of all ranks, in rank order. So all ranks get the same bits."""
 
-    meeting: Meeting | None = None
+    def __init__(self, size: int, rank: int, meeting: Meeting) -> None:
+        self.size, self.rank = size, rank
+        self._meeting = meeting
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        first, *others = self._put(x)
-        total = first.clone()
-        for other in others:
-            total += other
-        self._leave()
+        total = sum_in_rank_order(self._put(x))
+        self._meeting.leave()
         return total
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         everything = torch.cat(self._put(x), dim=dim)
-        self._leave()
+        self._meeting.leave()
         return everything
 
     def broadcast(self, x: Tensor) -> Tensor:
         copy = self._put(x)[0].clone()
-        self._leave()
+        self._meeting.leave()
         return copy
 
-    def _put(self, x: Tensor) -> list[Tensor]:
-        assert self.meeting is not None
-        return self.meeting.put(self.rank, x)
+    def close(self) -> None:
+        self._meeting.close(f"rank {self.rank} of the group has left")
 
-    def _leave(self) -> None:
-        assert self.meeting is not None
-        self.meeting.leave()
+    def _put(self, x: Tensor) -> list[Tensor]:
+        return self._meeting.put(self.rank, x)
 
 
 class ThreadChannel(Channel):
@@ -175,10 +171,9 @@ class _ThreadWorld(World):
         super().__init__(worlds.layout, rank)
         self._worlds = worlds
 
-    def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
-        if self.layout.tensor_parallel_size == 1:
-            return TensorParallelGroup()
-        return ThreadGroup(self.layout.tensor_parallel_size, self.tp_rank, self._worlds.meeting(self.pp_rank, name))
+    def collectives(self, name: str) -> Collectives:
+        meeting = self._worlds.meeting(self.pp_rank, name)
+        return ThreadCollectives(self.layout.tensor_parallel_size, self.tp_rank, meeting)
 
     def channel(self, peer: int, name: str) -> Channel:
         return ThreadChannel(self._worlds.mailbox(self.rank, peer, name), self._worlds.mailbox(peer, self.rank, name))

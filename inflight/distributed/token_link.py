@@ -25,7 +25,8 @@ class TokenSender:
         self._sent: Future[None] | None = None
 
     def send(self, message: Tensor) -> None:
-        """Queue a step's message, int32 [num_sampling_rows, width], with at least one row. It must not be changed any more.
+        """Queue a step's message, int32 [num_sampling_rows, width], with at least one row. After this call the message must not
+        be changed.
 
         Raises:
             OSError: an earlier send failed.

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
+from inflight.distributed.collectives import Collectives
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
 
@@ -13,17 +14,34 @@ from inflight.errors import ConfigError
 class World(ABC):
     """Owns the groups and channels that it returns. All ranks must ask for the same groups and channels, in the same order.
 
-    A group has a name. A rank has two groups with the same ranks, "model" and "link". Each is used by another thread, so that
-    no thread waits for the other.
+    A world lives for one epoch. After a fault it is closed, and the ranks make new worlds, in which they meet again.
+
+    A group has a name. A rank has two groups with the same ranks, "model" and "link". Each group is used by its own thread, so
+    neither thread waits for the other.
     """
 
     def __init__(self, layout: RankLayout, rank: int) -> None:
         self.layout, self.rank = layout, rank
         self.tp_rank, self.pp_rank = layout.tp_rank(rank), layout.pp_rank(rank)
 
+    def tensor_parallel_group(self, name: str, into: TensorParallelGroup | None = None) -> TensorParallelGroup:
+        """Returns the group of this rank's stage. Waits for the other ranks of the stage.
+
+        Args:
+            into: this rank's group of the same name, from the world of an older epoch. This group gets the collectives of this
+                world and is returned, so that the layers that hold the group can compute again. No thread may use the group
+                meanwhile. If `into` is None, the returned group is new.
+        """
+        size = self.layout.tensor_parallel_size
+        group = into or TensorParallelGroup(size, self.tp_rank)
+        if size > 1:
+            group.connect(self.collectives(name))
+        return group
+
     @abstractmethod
-    def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
-        """Returns the group of this rank's stage. Waits for the other ranks of the stage."""
+    def collectives(self, name: str) -> Collectives:
+        """Returns the collectives of the stage's group `name`. Called only if a stage has several ranks. Waits for all ranks of
+        the stage."""
 
     @abstractmethod
     def channel(self, peer: int, name: str) -> Channel:
@@ -45,7 +63,8 @@ class World(ABC):
     @abstractmethod
     def close(self, reason: str) -> None:
         """Leave the groups and channels. If this rank waits for other ranks, or other ranks wait for this one, the wait fails
-        with an error, now and later. On GPUs waits end without an error, and all later results are garbage.
+        with an error, now and later. This includes waits for groups and channels that are being made. On GPUs waits end
+        without an error, and all later results are garbage.
 
         Idempotent, from any thread. If the ranks are threads of one process, the errors contain `reason`.
         """
@@ -57,8 +76,8 @@ class LoneWorld(World):
     def __init__(self) -> None:
         super().__init__(RankLayout(1, 1), 0)
 
-    def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
-        return TensorParallelGroup()
+    def collectives(self, name: str) -> Collectives:
+        raise AssertionError("a group of one rank needs no collectives")
 
     def channel(self, peer: int, name: str) -> Channel:
         raise AssertionError(f"there is no rank {peer}")

@@ -1,9 +1,11 @@
 """Decides which requests the engine accepts. `Admission` limits the queue. `Drain` refuses new requests during a shutdown.
 
-`Admission` never asks the engine. It uses the newest report that the engine has sent. It counts the sequences that waited when
-the report was made, and the sequences that were sent later. A report contains the number of sequences that the engine has
-received, so no sequence is counted twice or forgotten. A running sequence has one of the `max_num_seqs` slots. If no sequence
-waited when the report was made, the next sequences get the free slots at once, so they do not count as waiting.
+`Admission` never asks the engine. It uses the engine's newest report. A report says how many sequences waited when it was made,
+and how many sequences the engine had received from this front end by then. `Admission` adds the sequences that this front end
+has sent and the engine had not received. So no sequence is counted twice or forgotten.
+
+A running sequence has one of the `max_num_seqs` slots. If no sequence waited when the report was made, the next sequences get
+the free slots at once, so they do not count as waiting.
 """
 
 from __future__ import annotations
@@ -16,13 +18,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from inflight.engine.input_processor import ProcessedRequest
 from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
 
 MAX_SEQUENCES = 1024  # the largest number of sequences (prompts times n) that one call may submit
 MAX_RETRY_SECONDS = 60
-RATE_WINDOW = 64  # the rate at which requests end is computed from the most recent ends, at most this many
+RATE_WINDOW = 64  # `Admission` measures at which rate requests end, over at most this many of the last requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +51,14 @@ class Admission:
     def __init__(self, limits: QueueLimits, max_num_seqs: int) -> None:
         self._limits = limits
         self._max_num_seqs = self._free_slots = max_num_seqs
-        # for each request sent since the newest report: (`_num_sent` just after the request was sent, its prompt tokens)
+        # for each request that the engine had not received completely when it made the newest report:
+        # (`_num_sent` just after the request was sent, the number of its prompt tokens)
         self._sent: deque[tuple[int, int]] = deque()
         self._num_sent = self._num_received = 0
         self._stats: SchedulerStats | None = None  # the newest report
-        # prompt tokens of all sequences without a slot: those that waited in the newest report, and those sent since then
+        # prompt tokens of all sequences without a slot: of those that waited in the newest report, and of those in `_sent`
         self._num_queued_tokens = 0
-        self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
+        self._ends: deque[float] = deque(maxlen=RATE_WINDOW)  # when requests ended, as times of `time.monotonic()`
 
     def check(self, num_sequences: int, num_tokens: int) -> None:
         """Check whether `num_sequences` sequences with `num_tokens` prompt tokens may join the queue.
@@ -89,14 +91,20 @@ class Admission:
                 retry_after_seconds=self._retry_after(queued),
             )
 
-    def sent(self, request: ProcessedRequest) -> None:
+    def sent(self, num_sequences: int, num_tokens: int) -> None:
         """Count a request that was sent to the engine. Its prompt tokens count once, because all its sequences share them."""
-        self._num_sent += len(request.children)
-        self._sent.append((self._num_sent, len(request.prompt_token_ids)))
+        self._num_sent += num_sequences
+        self._sent.append((self._num_sent, num_tokens))
         self._num_queued_tokens += self._queued_tokens(*self._sent[-1])
 
+    def restarted(self) -> None:
+        """Count from zero again: the engine was lost with its queue, and the new engine has received nothing yet."""
+        self._sent.clear()
+        self._num_sent = self._num_received = self._num_queued_tokens = 0
+        self._stats, self._free_slots = None, self._max_num_seqs
+
     def reported(self, stats: SchedulerStats, num_received: int) -> None:
-        """Process a new report. By then the engine had received `num_received` sequences of this front end."""
+        """Process a new report. When the engine made it, it had received `num_received` sequences of this front end."""
         self._stats, self._num_received = stats, num_received
         self._free_slots = 0 if stats.num_waiting else self._max_num_seqs - stats.num_running
         while self._sent and self._sent[0][0] <= num_received:
@@ -113,7 +121,8 @@ class Admission:
         return num_tokens if num_sent - self._num_received > self._free_slots else 0
 
     def _retry_after(self, queued: int) -> int:
-        """Returns in how many seconds `queued` sequences will have left the queue, if requests end at the recent rate."""
+        """Returns in how many seconds `queued` sequences will have left the queue, if requests end at the recent rate.
+        The result is from 1 to MAX_RETRY_SECONDS."""
         if len(self._ends) < 2:
             return 1
         rate = (len(self._ends) - 1) / max(time.monotonic() - self._ends[0], 1e-3)
@@ -121,8 +130,8 @@ class Admission:
 
 
 class Drain:
-    """Shuts an engine down: refuses new requests and waits for the running ones. A request that was accepted before `run` may
-    still be submitted until `run` ends. All methods must be called on the same event loop."""
+    """The first part of a shutdown: refuses new requests, and waits until the submitted requests have ended. A request whose
+    `accepted` context began before `run` may still be submitted. All methods must be called on the same event loop."""
 
     def __init__(self) -> None:
         self.has_begun = False

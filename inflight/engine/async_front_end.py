@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 NUM_TEXT_THREADS = 4
 LONG_TEXT = 2**16  # characters; one thread tokenises all longer texts, so that shorter texts need not wait for them
-# at most this many characters of long texts may wait to be tokenised, and as many of shorter texts
+# At most this many characters of long texts may wait to be tokenised. The same limit holds for all shorter texts together.
 MAX_WAITING_CHARACTERS = 2**24
 CHARACTERS_PER_SECOND = 2**19  # roughly the speed of one thread; tells a refused client when to try again
 
@@ -31,11 +31,11 @@ class AsyncFrontEnd:
         tokenizer: None if skip_tokenizer_init=True.
         chat_template: None if skip_tokenizer_init=True.
         default_params: used for a request without `SamplingParams`.
-        default_max_tokens: `max_new_tokens` in generation_config.json; None if it is not there.
+        default_max_tokens: `max_new_tokens` in the model's generation defaults; None if they do not contain it.
     """
 
     def __init__(self, input_processor: InputProcessor, seed: int) -> None:
-        """If a request has no seed, its seed is derived from `seed` and from how often `process` was called before."""
+        """If a request has no seed, its seed is derived from `seed` and from the number of earlier calls of `process`."""
         self.tokenizer = input_processor.tokenizer
         self.chat_template = input_processor.chat_template
         self.default_params = input_processor.default_params
@@ -88,13 +88,13 @@ class AsyncFrontEnd:
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         # set the time now, because the request may wait until a thread is free
         options.setdefault("arrival_time", time.monotonic())
-        seed = derive_seed(self._seed, next(self._numbers))  # not in a thread, because threads may run in another order
+        seed = derive_seed(self._seed, next(self._numbers))  # not in a thread: the order of threads is not fixed
         process = partial(self._input_processor.process, request_id, prompt, params, default_seed=seed, **options)
         return await self._on_thread(process, len(text) if isinstance(text, str) else 0)
 
     async def _on_thread(self, function: Callable[[], T], num_characters: int = 0) -> T:
-        """Run `function` in a thread. `num_characters` is the length of the text that it tokenises. If no other text waits in
-        the same pool, a text of any length is accepted."""
+        """Run `function` in a thread. `num_characters` is the length of the text that `function` tokenises. If no other text
+        waits in the same thread pool, a text of any length is accepted."""
         if self._is_closed:
             raise EngineClosedError("the engine was closed; make a new one")
         threads = self._long_thread if num_characters > LONG_TEXT else self._threads

@@ -5,6 +5,9 @@
     OutputStream  <-- detokenizer <-- slices of the event loop <-|-- EngineOutputs --
 
 Everything except `process` runs on the event loop. The engine's outputs are processed in short slices (see `Backlog`).
+
+If the engine's process dies or hangs, it is started again (`EngineKeeper`). Meanwhile requests wait, and new requests are
+accepted. Then all unfinished requests are sent to the new process, with the tokens that they have emitted, and go on.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -25,23 +27,34 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import Admission, Drain, QueueLimits
 from inflight.engine.async_front_end import AsyncFrontEnd
 from inflight.engine.backlog import Backlog
-from inflight.engine.core_client import CoreClient, EngineProcess
+from inflight.engine.engine_connection import EngineConnection
+from inflight.engine.engine_keeper import EngineKeeper
+from inflight.engine.engine_sockets import EngineSockets
 from inflight.engine.front_end import ModelInfo, make_input_processor, resolve_config
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest, RequestOptions
 from inflight.engine.output_processor import OutputProcessor, Update
 from inflight.engine.output_stream import OutputStream
 from inflight.engine.prompt import Prompt
 from inflight.engine.readiness import Readiness
-from inflight.engine.request_state import RequestOutputKind
-from inflight.errors import EngineClosedError, EngineDeadError, RequestTimeoutError
+from inflight.engine.request_state import RequestOutputKind, RequestState
+from inflight.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    EngineRecoveringError,
+    InflightError,
+    RequestTimeoutError,
+)
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs, EngineReady
+from inflight.interface.statistics import FaultStatus
 from inflight.metrics.observer import EngineObserver, Observers
 from inflight.outputs import RequestOutput
 from inflight.sample.seeds import front_end_seed
 from inflight.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
+
+MAX_FRUITLESS_RESUMES = 4  # a request that is resumed more often without a new token fails
 
 
 class AsyncLLM(AsyncFrontEnd):
@@ -59,7 +72,7 @@ class AsyncLLM(AsyncFrontEnd):
     def __init__(
         self,
         input_processor: InputProcessor,
-        client: CoreClient,
+        connection: EngineConnection,
         ready: EngineReady,
         *,
         seed: int = 0,
@@ -69,13 +82,13 @@ class AsyncLLM(AsyncFrontEnd):
         super().__init__(input_processor, seed)
         config = input_processor.config
         self.model = ModelInfo.of(config, ready.num_kv_cache_tokens)
-        self._client = client
+        self._connection = connection
         self._id_prefix = f"{ready.front_end}."
         self._observers = Observers(observers)
-        self._process: EngineProcess | None = None  # None if another process started the engine
+        self._keeper: EngineKeeper | None = None  # None if another process started the engine
         self._outputs = OutputProcessor(input_processor.tokenizer, observers)
         self._admission = Admission(limits or QueueLimits(), config.scheduler.max_num_seqs)
-        self._backlog = Backlog(client, self._process_outputs)
+        self._backlog = Backlog(connection, self._process_outputs)
         self._readiness = Readiness(config.execute_model_timeout_seconds)
         self._streams: dict[str, OutputStream] = {}
         self._serials = itertools.count()
@@ -83,7 +96,9 @@ class AsyncLLM(AsyncFrontEnd):
         self._busy_since = 0.0  # the time since which `_streams` has not been empty
         self._death = ""  # why the engine has died; "" while it lives
         self._closing: asyncio.Task[None] | None = None
-        client.on_outputs, client.on_end = self.on_outputs, self.on_end
+        connection.on_outputs, connection.on_faults = self.on_outputs, self._observers.faults_changed
+        connection.on_lost, connection.on_restored, connection.on_end = self.on_lost, self.on_restored, self.on_end
+        self._observers.faults_changed(connection.fault_status)
 
     # -- start -----------------------------------------------------------------------------------------------------
 
@@ -100,15 +115,15 @@ class AsyncLLM(AsyncFrontEnd):
         begin = time.perf_counter()
         config = await asyncio.to_thread(resolve_config, args)
         logger.info("the configuration was resolved in %.2f s", time.perf_counter() - begin)
-        process = EngineProcess(args, config)
+        keeper, sockets = EngineKeeper(args, config), EngineSockets()
+        keeper.add(sockets)
+        keeper.start()
         try:
-            engine = await cls._connect(args, config, process.sockets.pop(), limits, observers)
-        except BaseException as error:
-            await asyncio.to_thread(process.close)
-            if isinstance(error, EngineDeadError):
-                raise EngineDeadError(f"{error}: {process.process.state}") from None
+            engine = await cls._connect(args, config, sockets, limits, observers)
+        except BaseException:
+            await keeper.close()
             raise
-        engine._process = process
+        engine._keeper = keeper
         logger.info("%s is ready after %.2f s", config.model.name, time.perf_counter() - begin)
         return engine
 
@@ -116,43 +131,39 @@ class AsyncLLM(AsyncFrontEnd):
     async def attach(
         cls,
         args: EngineArgs,
-        engine_socket: socket.socket,
+        sockets: EngineSockets,
         *,
         limits: QueueLimits | None = None,
         observers: Sequence[EngineObserver] = (),
     ) -> AsyncLLM:
-        """Make another front end of an engine that another process has started with the same `args` (see `EngineProcess`). The
-        front end owns `engine_socket`. The engine ends when all front ends have closed their sockets.
+        """Make another front end of an engine that another process has started with the same `args` (see `EngineKeeper`).
+        `sockets` has a socket to the present process of the engine, and gets one to each later process.
 
         Raises: the same as `from_args`.
         """
         config = await asyncio.to_thread(resolve_config, args)
-        return await cls._connect(args, config, engine_socket, limits, observers)
+        return await cls._connect(args, config, sockets, limits, observers)
 
     @classmethod
     async def _connect(
         cls,
         args: EngineArgs,
         config: EngineConfig,
-        engine_socket: socket.socket,
+        sockets: EngineSockets,
         limits: QueueLimits | None,
         observers: Sequence[EngineObserver],
     ) -> AsyncLLM:
-        client = CoreClient()
-        await client.connect(engine_socket)
         try:
             begin = time.perf_counter()
             input_processor = await asyncio.to_thread(make_input_processor, args, config)
             logger.info("the tokenizer was read in %.2f s", time.perf_counter() - begin)
-            ready = await client.ready
-            if client.closed.done():  # the engine died while the tokenizer was being read
-                raise EngineDeadError(client.reason, summary=client.summary)
-            seed = front_end_seed(args.seed, ready.front_end)
-            return cls(input_processor, client, ready, seed=seed, limits=limits, observers=observers)
+            connection = EngineConnection(sockets, config.fault_tolerance)
+            ready = await connection.open()
         except BaseException:
-            client.close()
-            await client.closed
+            sockets.close()
             raise
+        seed = front_end_seed(args.seed, ready.front_end)
+        return cls(input_processor, connection, ready, seed=seed, limits=limits, observers=observers)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -222,7 +233,7 @@ class AsyncLLM(AsyncFrontEnd):
             self._busy_since = time.monotonic()
         self._streams[request.request_id] = stream
         self._drain.note_running(len(self._streams))
-        self._send(request)
+        self._send(state)
         if timeout is not None:
             left = max(request.arrival_time + timeout - time.monotonic(), 0.0)
             stream.timer = asyncio.get_running_loop().call_later(left, self._expire, request.request_id, timeout)
@@ -256,7 +267,7 @@ class AsyncLLM(AsyncFrontEnd):
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prompts."""
         self._check_open()
-        await self._client.reset_prefix_cache()
+        await self._connection.reset_prefix_cache()
 
     def _with_own_ids(self, request: ProcessedRequest) -> ProcessedRequest:
         """Returns the request with ids that the core has never received. So this front end cannot mistake late outputs of an
@@ -272,9 +283,13 @@ class AsyncLLM(AsyncFrontEnd):
         ]
         return replace(request, children=tuple(children))
 
-    def _send(self, request: ProcessedRequest) -> None:
-        self._client.send(AddRequest(children=request.children))
-        self._admission.sent(request)
+    def _send(self, state: RequestState) -> None:
+        """Send what is left of a request to the engine. During a recovery it waits until `on_restored` sends it."""
+        children = state.resumed_children()
+        if not self._connection.lost_because:
+            self._connection.send(AddRequest(children=children, is_resumed=state.was_sent))
+            state.was_sent = True
+        self._admission.sent(len(children), len(state.request.prompt_token_ids))
 
     def _end(self, request_ids: Iterable[str], reason: FinishReason) -> None:
         self._publish(self._outputs.abort(request_ids, reason))
@@ -308,7 +323,7 @@ class AsyncLLM(AsyncFrontEnd):
                 self._admission.ended()
         self._drain.note_running(len(self._streams))
         if update.requests_to_abort:
-            self._client.send(AbortRequests(request_ids=tuple(update.requests_to_abort)))
+            self._connection.send(AbortRequests(request_ids=tuple(update.requests_to_abort)))
 
     # -- health and end --------------------------------------------------------------------------------------------
 
@@ -333,15 +348,18 @@ class AsyncLLM(AsyncFrontEnd):
         generate one token for this check.
 
         Raises:
-            EngineError: the engine makes no steps, or `check_health` raises an error.
+            EngineError: the engine makes no steps, recovers from a fault, or `check_health` raises an error.
         """
         self._check_open()
+        if (status := self.fault_status).state == "recovering":
+            raise EngineRecoveringError(f"the engine recovers from a fault: {status.last_cause}")
         await self._readiness.check(self._start_canary, self._busy_since if self._streams else None)
 
     def _start_canary(self) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
         canary = self._with_own_ids(self._input_processor.process("canary", [0], params, default_seed=0))
-        self._send(canary)
+        self._connection.send(AddRequest(children=canary.children))
+        self._admission.sent(1, 1)
         return canary.children[0].request_id
 
     async def drain(self, timeout: float) -> None:
@@ -361,10 +379,44 @@ class AsyncLLM(AsyncFrontEnd):
 
     async def _close(self) -> None:
         self._close_texts()
-        self._client.close()
-        await self._client.closed
-        if self._process is not None:
-            await asyncio.to_thread(self._process.close)
+        await self._connection.close()
+        if self._keeper is not None:
+            await self._keeper.close()
+
+    @property
+    def fault_status(self) -> FaultStatus:
+        """Whether the engine recovers from a fault, and which recoveries there were."""
+        return self._connection.fault_status
+
+    def on_lost(self, reason: str) -> None:
+        """The engine's process is gone, and another one will be started. Requests wait, or fail if they may not resume."""
+        logger.warning("%s; %d requests wait for its recovery", reason, len(self._streams))
+        self._backlog.finish()  # deliver the outputs that have already arrived
+        self._admission.restarted()
+        self._readiness.end(EngineRecoveringError(f"the engine recovers from a fault: {reason}"))
+        if not self._input_processor.config.fault_tolerance.resume_requests_after_recovery:
+            error = EngineRecoveringError("the engine was lost during this request; send the request again")
+            self._fail([each.request.request_id for each in self._outputs.unfinished() if each.was_sent], error)
+
+    def on_restored(self) -> None:
+        """Another process of the engine is ready: send it all unfinished requests, in the order of their arrival. If a request
+        was in flight during several losses, and got no token between them, it may be their cause, so it fails."""
+        self._admission.restarted()
+        for state in self._outputs.unfinished():
+            if state.was_sent and state.count_resume() > MAX_FRUITLESS_RESUMES:
+                logger.error("request %s ends, because the engine was lost again and again", state.request.request_id)
+                self._fail(
+                    [state.request.request_id], EngineRecoveringError("the engine was lost each time it computed this")
+                )
+            else:
+                self._send(state)
+        self._busy_since = time.monotonic()
+
+    def _fail(self, request_ids: Iterable[str], error: InflightError) -> None:
+        failed = list(request_ids)
+        for request_id in failed:
+            self._streams[request_id].fail(error)
+        self._end(failed, FinishReason.ERROR)
 
     def on_end(self, reason: str) -> None:
         if self._closing is None:
@@ -372,9 +424,7 @@ class AsyncLLM(AsyncFrontEnd):
             logger.error("%s; %d requests were running", reason, len(self._streams))
         self._backlog.finish()  # deliver the outputs that have already arrived
         self._readiness.end(self._gone())
-        for stream in self._streams.values():
-            stream.fail(self._gone())
-        self._end(self._outputs.request_ids(), FinishReason.ERROR)
+        self._fail(self._streams, self._gone())
 
     def _check_open(self) -> None:
         if self._death or self._closing is not None:
@@ -383,9 +433,10 @@ class AsyncLLM(AsyncFrontEnd):
     def _gone(self) -> EngineClosedError | EngineDeadError:
         if not self._death:
             return EngineClosedError("the engine was closed; make a new one")
-        code = None if self._process is None or self._closing is not None else self._process.process.exit_code
-        text = self._death if code is None or self._process is None else f"{self._death}: {self._process.process.state}"
-        return EngineDeadError(text, summary=self._client.summary)
+        text = self._death
+        if self._keeper is not None and self._keeper.has_ended and self._keeper.state not in text:
+            text = f"{text}: {self._keeper.state}"
+        return EngineDeadError(text, summary=self._connection.summary)
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,7 +1,8 @@
 """`Backlog`: holds outputs of the engine until the front end processes them. The event loop processes them in short slices.
 
-Between two slices the event loop can do other things, even if a large batch of outputs waits. For the same reason an output
-with many log-probabilities is divided into pieces. If outputs arrive faster than they are processed, the client stops reading.
+Between two slices the event loop can do other things, even if a large batch of outputs waits. An output with many
+log-probabilities is divided into pieces, because it would make a slice too long. If outputs arrive faster than they are
+processed, the connection to the engine is paused: it reads nothing until all outputs have been processed.
 """
 
 from __future__ import annotations
@@ -13,25 +14,28 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from inflight.engine.core_client import CoreClient
+from inflight.engine.engine_connection import EngineConnection
 from inflight.interface.request import EngineCoreOutput, LogprobsColumns
 
 logger = logging.getLogger(__name__)
 
 SLICE_SECONDS = 0.001  # the length of a slice
 SLICE_OUTPUTS = 16  # after this number of outputs the clock is read again
-SLICE_LOGPROBS = 1024  # or after this number of log-probabilities (at most twice as many, which takes 2 ms)
-MAX_BACKLOG = 4096  # while more outputs than this wait, the client does not read
+# The clock is also read after this number of log-probabilities. An output or piece may have as many, so up to twice as many are
+# processed before the clock is read. This takes 2 ms.
+SLICE_LOGPROBS = 1024
+MAX_BACKLOG = 4096  # if more outputs than this wait, the connection to the engine is paused
 
 
 class Backlog:
     """Only the event loop's thread may call the methods.
 
     Args:
-        process: called with some outputs, in order. If it raises, all later outputs are dropped and the stream is closed.
+        client: the connection to the engine, which is paused, resumed and, after an error of `process`, closed.
+        process: called with some outputs, in order. If it raises, all waiting outputs are dropped and the connection is closed.
     """
 
-    def __init__(self, client: CoreClient, process: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
+    def __init__(self, client: EngineConnection, process: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
         self._client = client
         self._process = process
         self._outputs: deque[EngineCoreOutput] = deque()
@@ -51,7 +55,8 @@ class Backlog:
             self._client.pause()
 
     def finish(self) -> None:
-        """Process all outputs at once. Call this when the engine sends no more outputs."""
+        """Process all outputs at once. Call this when the connection to the engine has ended."""
+        self._is_paused = False
         while self._outputs and self._process_some():
             pass
 
@@ -69,7 +74,7 @@ class Backlog:
             self._client.resume()
 
     def _process_some(self) -> bool:
-        """Process a few of the oldest outputs. If this fails, close the client's stream and return False."""
+        """Process a few of the oldest outputs. If this fails, close the connection to the engine and return False."""
         some: list[EngineCoreOutput] = []
         num_logprobs = 0
         while self._outputs and len(some) < SLICE_OUTPUTS and num_logprobs < SLICE_LOGPROBS:

@@ -3,20 +3,19 @@
     step():   plan and submit until `depth` steps are in flight  ->  wait for the oldest  ->  commit it  ->  send masks
               ->  plan and submit again
 
-Steps are committed in the order in which they were submitted. With depth 1, a step is planned when the step before it has been
-committed. With depth 2, a step is planned and sent to the workers before the result of the step before it is known. A pipeline
-has a larger depth, so that every stage has work. The masks of a step with grammars are sent after its plan, as soon as the
-tokens before it have been committed. The forward pass of the step runs meanwhile.
+Steps are committed in the order in which they were submitted. With depth 1, a step is planned when the previous step has been
+committed. With depth 2, a step is planned and sent to the workers before the result of the previous step is known. A pipeline
+has a larger depth, so that every stage has work. If requests of a step have a grammar, a mask says which tokens each of them
+may draw. The masks depend on all earlier tokens. So they are sent after the plan of the step, as soon as the earlier tokens are
+committed. Meanwhile the forward pass of the step runs.
 
-If a step fails, all steps in flight are void: their results are not used, and their requests keep their tokens and wait again.
-Whether the engine can continue depends on the failure:
+If a step fails or a rank is lost, all steps in flight are void: their results are not used. Their requests keep the tokens
+that were committed, and wait again. Then `Executor.recover` repairs the ranks (executor/recovery.py), and the requests go on. A
+request whose steps fail again and again runs alone. If its step still fails, it ends with an error (scheduler/suspects.py). If
+the ranks cannot be repaired, the core is dead: it raises the cause once, and `EngineDeadError` in all later calls.
 
-    there is one rank, its step raised   yes, if the rank can compute a step without requests (`check_health`)
-    one of several ranks raised          no: the rank has left its process groups, and no code makes new ones
-    a step exceeded its time limit       no: the rank may still be running it
-    a rank died                          no
-
-If the engine cannot continue, the core is dead. It raises the cause once, and `EngineDeadError` in all later calls.
+Without fault tolerance (`FaultToleranceConfig.enabled` is False) the core raises the error of a failed step. It can continue
+only if there is one rank, the step raised an exception, and the rank can compute a step without requests (`check_health`).
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from inflight.config.engine import EngineConfig
+from inflight.engine.fault_record import FaultRecord
 from inflight.engine.kv_cache_sizing import num_tokens_held
 from inflight.engine.kv_cache_start import allocate_kv_cache
 from inflight.engine.pipeline_tuning import tuned
@@ -38,7 +38,7 @@ from inflight.engine.step_time_start import measured_step_times
 from inflight.errors import EngineDeadError, EngineError, RankError, StepError
 from inflight.executor.executor import Executor
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
-from inflight.interface.statistics import SchedulerStats
+from inflight.interface.statistics import FaultStatus, SchedulerStats
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.scheduler import Scheduler
@@ -46,8 +46,13 @@ from inflight.structured_output.manager import StructuredOutputManager
 
 logger = logging.getLogger(__name__)
 
-# How long `step` waits for a grammar if there is nothing else to do. Requests that arrive in this time are planned after it.
+# How long `step` waits for a grammar if there is nothing else to do. Requests that arrive meanwhile are planned afterwards.
 IDLE_SECONDS = 0.01
+
+# A step may take BUDGET_FACTOR times its predicted time, but at least MIN_BUDGET_SECONDS, because a prediction can be wrong,
+# for example if the machine is suddenly busy, or if a kernel must be compiled.
+BUDGET_FACTOR = 20.0
+MIN_BUDGET_SECONDS = 15.0
 
 
 class EngineCore:
@@ -56,11 +61,12 @@ class EngineCore:
     Attributes:
         before_plan: called directly before each plan. It may add and abort requests. By default it does nothing.
         wait_for_arrival: called with the future of the oldest step while fewer than `depth` steps are in flight. It waits until
-            the step is done and returns False, or until a request has arrived and was added, and returns True. After True,
-            `step` plans again. If it is None, `step` only waits for the oldest step.
-        scheduler_config: the user's configuration, with the stagger and the depth that were measured for the pipeline (see
+            the step is done, or until a request has arrived. If a request has arrived, it adds the request and returns True,
+            and `step` plans again. Otherwise it returns False. If None is set, `step` only waits for the oldest step.
+        scheduler_config: the user's configuration. For a pipeline, its stagger and depth were chosen by a measurement (see
             pipeline_tuning.py).
-        timeline: when the engine planned, waited, committed and filled masks.
+        on_fault_status: called when a recovery of the ranks begins and when it ends. By default it does nothing.
+        timeline: when the engine planned, waited, committed and filled masks, and when it was idle.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class EngineCore:
         self._grammars = grammars
         self.before_plan: Callable[[], None] = lambda: None
         self.wait_for_arrival: Callable[[Future[ModelRunnerOutput]], bool] | None = None
+        self.on_fault_status: Callable[[FaultStatus], None] = lambda status: None
         self.kv_cache_config = allocate_kv_cache(config, executor)
         self.num_kv_cache_tokens = num_tokens_held(self.kv_cache_config)
         kv_cache = KVCacheManager(
@@ -90,9 +97,11 @@ class EngineCore:
             step_times=step_times,
         )
         self._depth = self.scheduler_config.depth
-        # external_launcher needs equal plans on all engines, although they compile a grammar in different times
+        # With external_launcher all engines must make equal plans. One may compile a grammar later than another, so all wait.
         self._waits_for_grammars = config.parallel.distributed_executor_backend == "external_launcher"
         self._has_peers = config.parallel.world_size > 1
+        self._fault_tolerance = config.fault_tolerance
+        self._faults = FaultRecord()
         self._death: RankError | None = None
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._outputs: list[EngineCoreOutput] = []  # committed, but not returned yet
@@ -131,25 +140,30 @@ class EngineCore:
             raise EngineDeadError(text, summary=self._death.summary)
 
     def check_ranks(self) -> None:
-        """Check whether a rank has died. Used while no step is in flight. Never waits.
+        """Check whether a rank was lost, and if so, replace it. Call this only while no step is in flight.
 
         Raises:
-            WorkerDiedError: a rank has died, so the core is dead.
+            RankError: a rank was lost and cannot be replaced, so the core is dead.
         """
         try:
             self._executor.raise_if_lost()
         except RankError as error:
-            self._death = error
-            raise
+            if not self._recover(error, ()):
+                raise
+
+    def fault_status(self) -> FaultStatus:
+        """The recoveries since the start, and whether a recovery is under way."""
+        return self._faults.status(self._executor, is_dead=self.is_dead)
 
     def step(self) -> list[EngineCoreOutput]:
-        """Run the loop once, and return what the committed step added to requests. The list is empty if there was nothing to
-        do, if the requests of the step have ended, or if grammars are still being compiled (`step` waits for them at most
-        IDLE_SECONDS).
+        """Run the loop once, and return what the committed step added to requests. The list may be empty, for example if there
+        was nothing to do, if the requests of the step have ended, or if grammars are still being compiled (`step` waits for
+        them at most IDLE_SECONDS).
 
         Raises:
             EngineError: a step failed, and all steps in flight are void. The core keeps their requests, with all tokens
-                returned so far. Unless the core `is_dead`, abort the requests or call `step` again.
+                returned so far. If `is_dead` is False, abort the requests or call `step` again. With fault tolerance, this
+                error is raised only if the core is dead, or if this process itself has failed.
         """
         with self._voiding_on_error():
             self._submit_steps()
@@ -172,9 +186,9 @@ class EngineCore:
         *,
         timeout: float | None = None,
     ) -> list[Any]:
-        """Commit the steps in flight, whose outputs the next `step` returns. Then call `Executor.collective_rpc`. Without these
-        commits the call could wait for ever: the ranks run it after the steps, and the steps may wait for masks that only the
-        core sends.
+        """Commit the steps in flight, then call `Executor.collective_rpc`. The next `step` returns the outputs of these steps.
+        Without the commits the call could wait for ever: the ranks run it after the steps, and the steps may wait for masks
+        that only the core sends.
 
         Raises:
             EngineError: the call failed, or a step failed, as in `step`.
@@ -193,13 +207,14 @@ class EngineCore:
             if plan is None:
                 break
             self._records.worked(plan.step_id, "plan", start)
-            future = self._executor.execute_model(plan, non_block=True)
+            budget = max(MIN_BUDGET_SECONDS, BUDGET_FACTOR * self.scheduler.limits.predicted_seconds)
+            future = self._executor.execute_model(plan, non_block=True, budget=budget)
             self._records.submitted(plan.step_id, future, start)
             self._in_flight.append((plan, future))
             self._send_masks()
 
     def _plan_arrivals(self) -> None:
-        """While more steps may be in flight, plan requests that arrive before the oldest step is done."""
+        """Until the oldest step is done or `depth` steps are in flight, plan requests when they arrive."""
         plan, future = self._in_flight[0]
         while self.wait_for_arrival is not None and len(self._in_flight) < self._depth:
             with self.timeline.span(plan.step_id, "wait"):
@@ -215,7 +230,7 @@ class EngineCore:
         start = time.perf_counter_ns()
         self._outputs += self.scheduler.update_from_output(plan, output)
         self._records.committed(plan.step_id, start, self.scheduler.limits.last_step)
-        self._in_flight.popleft()  # not earlier, because an interrupt during the wait must not lose the step
+        self._in_flight.popleft()  # not earlier: if an interrupt ends the wait, the step must still be in `_in_flight`
         self._send_masks()
 
     def _send_masks(self) -> None:
@@ -227,15 +242,22 @@ class EngineCore:
 
     @contextmanager
     def _voiding_on_error(self) -> Iterator[None]:
-        """Void the steps in flight if the body of the `with` statement raises. If the rank can continue, and all requests of
-        the failed step had already ended, the failure is only logged. Then the other steps are computed again."""
+        """If the body of the `with` statement raises, void the steps in flight and recover.
+
+        Without fault tolerance the error is raised again, with one exception: if the rank can continue, and all requests of
+        the failed step had already ended, the failure is only logged. Then the requests of the other steps are computed again.
+        """
         self.check_alive()
         try:
             yield
         except Exception as error:
             is_harmless = isinstance(error, EngineError) and self.scheduler.is_oldest_step_dead()
+            plans = [plan for plan, _ in self._in_flight]
             cause = self._void_steps(error)
-            if isinstance(cause, RankError) and not self._can_go_on(cause):
+            if isinstance(cause, RankError) and self._fault_tolerance.enabled:
+                if self._recover(cause, plans):
+                    return
+            elif isinstance(cause, RankError) and not self._can_go_on(cause):
                 self._death = cause
             elif is_harmless:
                 return
@@ -244,28 +266,52 @@ class EngineCore:
             raise cause from None
 
     def _void_steps(self, error: Exception) -> Exception:
-        """Drop all steps in flight. Log the cause with the plan and the scheduler's state. Returns the cause."""
+        """Drop all steps in flight. Log the cause of `error` with its plan and the scheduler's state. Returns the cause."""
         plans = [plan for plan, _ in self._in_flight]
         state = self.scheduler.describe()
         self._in_flight.clear()
         for step_id, empty in self.scheduler.void():
             self._executor.provide_grammar_output(step_id, empty)
-        # only after `provide_grammar_output`, because the step with the cause may have waited for these masks
+        # only after `provide_grammar_output`, because a rank may fail only after it has got its masks
         cause = self._executor.root_cause(error) if isinstance(error, RankError) and self._has_peers else error
-        failed_id = cause.step_id if isinstance(cause, RankError) else None
-        failed = [plan for plan in plans if plan.step_id == failed_id]
         logger.error(
             "%s\nThe plan was:\n%s\nThe scheduler's state:\n%s\nSteps in flight: %s",
             cause,
-            "\n".join(plan.describe() for plan in failed or plans[:1]) or "none",
+            "\n".join(plan.describe() for plan in _failed_plans(cause, plans)[:1]) or "none",
             state,
             ", ".join(str(plan.step_id) for plan in plans) or "none",
             exc_info=None if isinstance(cause, EngineError) else cause,  # other errors are defects of this process
         )
         return cause
 
+    def _recover(self, cause: RankError, plans: Sequence[SchedulerOutput]) -> bool:
+        """Repair the ranks after the fault `cause`, which has made the steps `plans` void. If the repair fails, the core is
+        dead, and the result is False."""
+        self._faults.begin(cause)
+        self.on_fault_status(self.fault_status())
+        try:
+            result = self._executor.recover(cause)
+        except EngineError as error:
+            if error is not cause:
+                logger.error("the engine cannot recover: %s", error)
+            self._death = cause
+            self.on_fault_status(self.fault_status())
+            return False
+        if not result.kept_arenas:
+            self.scheduler.reset_prefix_cache()
+        summary = f"the engine failed: {str(cause).splitlines()[0]}"
+        if self._fault_tolerance.resume_requests_after_recovery:
+            failed = {request_id for plan in _failed_plans(cause, plans) for request_id in plan.request_ids}
+            self.scheduler.blame(failed, summary)
+        else:
+            for request_id in {request_id for plan in plans for request_id in plan.request_ids}:
+                self.scheduler.fail(request_id, summary, engine_failed=True)
+        self._faults.end(result, num_resumed=self.scheduler.num_waiting)
+        self.on_fault_status(self.fault_status())
+        return True
+
     def _can_go_on(self, cause: RankError) -> bool:
-        """Whether the rank can run more steps after this error. Waits for the steps that the rank still runs."""
+        """Whether the only rank can run more steps after this error. Waits for the steps that it still runs."""
         if self._has_peers or not isinstance(cause, StepError):
             return False
         try:
@@ -287,3 +333,10 @@ class EngineCore:
         self._executor.shutdown()
         if self._grammars is not None:
             self._grammars.close()
+
+
+def _failed_plans(cause: Exception, plans: Sequence[SchedulerOutput]) -> Sequence[SchedulerOutput]:
+    """Returns the plans of the steps that may have caused the error. If a step raised the error, the error names this step. If
+    a rank died or hangs, any of the steps may be the cause."""
+    failed = [plan for plan in plans if isinstance(cause, StepError) and plan.step_id == cause.step_id]
+    return failed or plans

@@ -1,77 +1,26 @@
-"""`EngineProcess` starts and ends the engine core's process. `CoreClient` connects a front end to it."""
+"""`CoreClient` connects a front end to the process of the engine core."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import socket
 from collections.abc import Callable
 from typing import cast
 
-from inflight.config.engine import EngineConfig
-from inflight.config.engine_args import EngineArgs
 from inflight.errors import CodecError, EngineDeadError, EngineError, error_by_name
-from inflight.executor.process import ChildProcess, stop_processes
-from inflight.executor.transport import BlockingStream
 from inflight.interface.codec import Decoder, Message, encode
 from inflight.interface.framing import FrameReader
 from inflight.interface.serving import (
+    EndDamagedEngine,
     EngineDied,
     EngineOutputs,
     EngineReady,
     EngineStartFailed,
     PrefixCacheReset,
     ResetPrefixCache,
-    StartEngine,
 )
-
-logger = logging.getLogger(__name__)
-
-TITLE = "inflight: engine"
-MAX_END_SECONDS = 20.0  # how long the process may need to end (its workers: 5 s; a step that hangs: 15 s)
-SOCKET_BUFFER_BYTES = 2**20
-
-
-class EngineProcess:
-    """The process in which the engine core runs. It begins to load the model at once, and ends when all `sockets` are closed.
-
-    Attributes:
-        sockets: one for each front end. To move a front end to another process, send it the socket, then close it here.
-    """
-
-    def __init__(self, args: EngineArgs, config: EngineConfig, num_front_ends: int = 1) -> None:
-        pairs = [socket.socketpair() for _ in range(num_front_ends)]
-        self.sockets = [ours for ours, _ in pairs]
-        try:
-            for ours, theirs in pairs:
-                for end in (ours, theirs):
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-            fds = [theirs.fileno() for _, theirs in pairs]
-            self.process = ChildProcess(TITLE, "inflight.engine.core_process", fds, keeps_secrets=True)
-        except BaseException:
-            for ours in self.sockets:
-                ours.close()
-            raise
-        finally:
-            for _, theirs in pairs:
-                theirs.close()
-        start = StartEngine(config=config, tokenizer=args.tokenizer, skip_tokenizer_init=args.skip_tokenizer_init)
-        try:
-            BlockingStream(self.sockets[0]).send(start)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError):
-                raise EngineDeadError(f"the engine's process is gone: {self.process.state}") from error
-            raise
-
-    def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:
-        """Close this process's sockets, wait until the engine's process has ended, and kill it if it does not end in time. Call
-        this once."""
-        for ours in self.sockets:
-            ours.close()
-        stop_processes([self.process], grace_seconds)
-        self.process.close()
+from inflight.interface.statistics import FaultStatus
 
 
 class CoreClient(asyncio.BufferedProtocol):
@@ -85,12 +34,16 @@ class CoreClient(asyncio.BufferedProtocol):
             that was raised in the engine's process.
         closed: a future that is resolved when the connection has ended.
         reason: why the connection has ended, if it has.
+        on_faults: called with each `FaultStatus`.
+        has_defect: whether `end` has closed the connection because of a defect in this process.
         summary: why the engine has failed, as clients may see it. "" if it has not failed, or if there is no such text.
     """
 
     def __init__(self) -> None:
         self.on_outputs: Callable[[EngineOutputs], None] = lambda _: None
         self.on_end: Callable[[str], None] = lambda _: None
+        self.on_faults: Callable[[FaultStatus], None] = lambda _: None
+        self.has_defect = False
         self._reader = FrameReader()
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
@@ -137,7 +90,8 @@ class CoreClient(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def end(self, reason: str) -> None:
-        """Like `close`, but `on_end` is called with this reason."""
+        """Close the connection because of a defect in this process. `on_end` is called with this reason."""
+        self.has_defect = True
         self.reason = reason
         self.close()
 
@@ -154,7 +108,10 @@ class CoreClient(asyncio.BufferedProtocol):
             for frame in self._reader.received(nbytes):
                 self._receive(self._decoder.decode(frame, _ALLOWED))
         except CodecError as error:
-            self.end(f"the engine's process sent bytes that are not a valid message: {error}")
+            self.reason = f"the engine's process sent bytes that are not a valid message: {error}"
+            self.send(EndDamagedEngine(reason=str(error)))
+            if self._transport is not None:
+                self._transport.close()  # when the last message is sent
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -186,7 +143,10 @@ class CoreClient(asyncio.BufferedProtocol):
             case EngineDied():
                 self.summary = message.summary
                 # do not wait for the end of the process, which may take seconds
-                self.end(f"the engine has failed: {message.reason}")
+                self.reason = f"the engine has failed: {message.reason}"
+                self.close()
+            case FaultStatus():
+                self.on_faults(message)
 
 
-_ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied)
+_ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied, FaultStatus)

@@ -1,5 +1,7 @@
-"""The engine core's process: `python -m inflight.engine.core_process TITLE FD ...`. Each FD is the stream of one front end.
+"""The engine core's process: `python -m inflight.engine.core_process TITLE CONTROL_FD`. engine_process.py describes the control
+socket, on which the owner of this process sends the sockets of the front ends and pings.
 
+    owner        <== control socket ==>  control thread: opens links, answers pings
     front end 0  <== socket ==>  inbox thread ---> arrivals ---> step loop (main thread) ---> outbox, sender thread
     front end 1  <== socket ==>  inbox thread --->    "              "          "        --->   "          "
 
@@ -8,18 +10,21 @@ processes messages just before it plans a step. While it waits for a step, and o
 it, so that a new request can be planned. No front end can delay a step. Side effects:
 
 1. If a front end's stream ends or contains bytes that are not a valid message, the requests of this front end are aborted.
-2. When all front ends are gone, the loop ends. If the engine is still starting, the process ends at once. If a step hangs, the
-   process ends after `MAX_END_SECONDS`.
+   A new front end may come at any time. If a front end got damaged bytes (`EndDamagedEngine`), the process ends at once.
+2. When the control socket is closed, the loop ends. If the engine is still starting, the process ends at once. If a step hangs,
+   the process ends after `MAX_END_SECONDS`.
 3. If a step fails, its requests end with an error, and the loop continues. If the core cannot continue after the failure, the
-   process sends the reason to the front ends and ends. Then the front ends end their requests. The process also notices the
-   death of a rank (a worker) while there are no requests.
+   process sends the reason to the front ends and ends. The owner starts another process, unless the exit code is EXIT_GIVEN_UP:
+   then the ranks needed too many recoveries. The process also notices the death of a rank (a worker) without requests.
 4. The process and its workers ignore SIGINT and SIGTERM, because a terminal or a supervisor sends these to the whole process
    group. A front end that gets such a signal can let its requests finish first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
 import logging
 import os
 import signal
@@ -27,12 +32,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 
 from inflight.engine.core import EngineCore
+from inflight.engine.engine_process import EXIT_GIVEN_UP
 from inflight.engine.front_end import make_grammars
 from inflight.engine.outbox import EXIT_FAILED, Outbox
 from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, RankError
@@ -45,6 +52,7 @@ from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import (
     AbortRequests,
     AddRequest,
+    EndDamagedEngine,
     EngineDied,
     EngineReady,
     EngineStartFailed,
@@ -52,6 +60,7 @@ from inflight.interface.serving import (
     ResetPrefixCache,
     StartEngine,
 )
+from inflight.interface.statistics import FaultStatus
 from inflight.interface.step import ModelRunnerOutput
 from inflight.tokenizer.source import read_tokenizer
 
@@ -59,7 +68,7 @@ logger = logging.getLogger("inflight.engine.core_process")  # not `__name__`, wh
 
 STATS_SECONDS = 0.05  # the shortest time between two reports of the engine's state to the front ends
 BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # the shortest time between two garbage collections
-MAX_END_SECONDS = 15.0  # how long a step may still run when the last front end is gone
+MAX_END_SECONDS = 15.0  # how long a step may still run when the control socket is closed
 MAX_GOODBYE_SECONDS = 1.0  # how long it may take to send a front end the reason of a failure
 
 
@@ -73,28 +82,64 @@ class FrontEndLink:
         self.num_received = 0
 
 
-class CoreServer:
-    """Runs the engine core for all front ends, whose connections are `links`. For the main thread of the process."""
+@dataclass(frozen=True, slots=True)
+class FrontEndCame:
+    """A new front end has come. So far `num_deaths` front ends have died."""
 
-    def __init__(self, links: Sequence[FrontEndLink]) -> None:
+    num_deaths: int
+
+
+class CoreServer:
+    """Runs the engine core for all front ends, whose first connections are `links`. For the main thread of the process.
+
+    Args:
+        past: the recoveries before this process was started.
+        fault_time: see `StartEngine`.
+    """
+
+    def __init__(
+        self, links: Sequence[FrontEndLink], past: FaultStatus | None = None, *, fault_time: float = 0.0
+    ) -> None:
         self._links = list(links)
-        # (link, message): the front end of `link` sent the message. (link, None): this front end is gone.
-        # None: a rank has died, or the awaited step is done; the loop wakes and looks.
-        self._arrivals: SimpleQueue[tuple[FrontEndLink, Message | None] | None] = SimpleQueue()
+        self._past = past or FaultStatus()
+        self._fault_time = fault_time
+        self._num_resumed = 0
+        self._has_fault_news = False  # whether `_num_resumed` has grown since the front ends were told
+        self._tell_owner: Callable[[object], None] = lambda _: None
+        self._is_ending = False
+        # (link, message): the front end of `link` sent the message. (link, FrontEndCame): this front end is new. (link, None):
+        # this front end is gone. None: a rank has died, the awaited step is done, or the control socket is closed; the loop
+        # wakes and looks.
+        self._arrivals: SimpleQueue[tuple[FrontEndLink, Message | FrontEndCame | None] | None] = SimpleQueue()
         self._owners: dict[str, FrontEndLink] = {}  # id of a sequence in the core -> the front end that sent it
         self._awaited: Future[ModelRunnerOutput] | None = None  # when this step is done, the loop is woken
-        self._num_streams = len(self._links)
-        self._lock = threading.Lock()  # for `_num_streams`
         self._is_running = False
         self._next_report = 0.0
         self._last_collection = time.monotonic()
         self._is_reported = False  # whether the newest state of the engine was sent to the front ends
 
-    def start_reading(self) -> None:
-        """Start the inbox threads. When all streams have ended, they end the process, even while the engine starts."""
+    def start_reading(self, control: ControlSocket) -> None:
+        """Start the inbox threads and the control thread. When the control socket is closed, the process ends, even while the
+        engine starts."""
+        self._tell_owner = control.send
         for link in self._links:
-            name = f"inflight-inbox-{link.index}"
-            threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
+            self._start_inbox(link)
+        threading.Thread(target=self._follow_control, args=(control,), name="inflight-control", daemon=True).start()
+
+    def _start_inbox(self, link: FrontEndLink) -> None:
+        threading.Thread(target=self._read, args=(link,), name=f"inflight-inbox-{link.index}", daemon=True).start()
+
+    def _follow_control(self, control: ControlSocket) -> None:
+        """Runs in the control thread. It only reads and answers, so it answers pings even while a step hangs."""
+        while (arrival := control.receive()) is not None:
+            link, num_deaths = arrival
+            self._arrivals.put((link, FrontEndCame(num_deaths)))
+            self._start_inbox(link)
+        self._is_ending = True
+        self._arrivals.put(None)
+        if self._is_running:
+            time.sleep(MAX_END_SECONDS)
+        os._exit(EXIT_STREAM_ENDED)
 
     def tell_all(self, message: Message) -> None:
         for link in self._links:
@@ -105,18 +150,25 @@ class CoreServer:
             link.outbox.close(MAX_GOODBYE_SECONDS)
 
     def run(self, core: EngineCore, executor: Executor) -> None:
-        """Run the step loop until all front ends are gone.
+        """Run the step loop until the control socket is closed.
 
         Raises:
             EngineError: the core is dead. The reason was sent to the front ends.
         """
         self._core = core
         self._is_running = True
+        if self._fault_time:
+            self._past = replace(self._past, last_recovery_seconds=time.monotonic() - self._fault_time)
+        self._tell_owner({"ready": True})  # first: a process that ends before it is ready is not started again
+        for link in self._links:
+            self._greet(link)
+        self._tell_faults()
+        core.on_fault_status = lambda _: self._tell_faults()
         core.before_plan = self._take_arrivals
         core.wait_for_arrival = self._wait_for_arrival
         executor.set_death_callback(lambda: self._arrivals.put(None))
         try:
-            while self._links:
+            while not self._is_ending:
                 if core.has_unfinished_requests():
                     self._step()
                 else:
@@ -169,18 +221,28 @@ class CoreServer:
                 return True
         return False
 
-    def _take(self, arrival: tuple[FrontEndLink, Message | None] | None) -> None:
+    def _take(self, arrival: tuple[FrontEndLink, Message | FrontEndCame | None] | None) -> None:
         if arrival is None:
             return
         link, message = arrival
         match message:
             case AddRequest():
+                if message.is_resumed:
+                    self._num_resumed += len(message.children)
+                    self._has_fault_news = True
                 for child in message.children:
                     self._owners[child.request_id] = link
                     link.num_received += 1
                     self._core.add_request(child)
             case AbortRequests():
                 self._abort(each for each in message.request_ids if self._owners.get(each) is link)
+            case FrontEndCame():
+                self._links.append(link)
+                self._greet(link)
+                counts = {**self._past.num_recoveries, "front_end_died": message.num_deaths}
+                cause = f"{message.num_deaths} front ends have died"
+                self._past = replace(self._past, num_recoveries=counts, last_cause=cause)
+                self._tell_faults()
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
                 link.outbox.send(PrefixCacheReset(call_id=message.call_id))
@@ -192,6 +254,21 @@ class CoreServer:
                 self._links.remove(link)
         self._is_reported = False
 
+    def _greet(self, link: FrontEndLink) -> None:
+        link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=self._core.num_kv_cache_tokens))
+        link.outbox.send(self._faults())
+
+    def _faults(self) -> FaultStatus:
+        present = self._core.fault_status().after(self._past)
+        return replace(present, num_resumed_requests=present.num_resumed_requests + self._num_resumed)
+
+    def _tell_faults(self) -> None:
+        """Tell the front ends and the owner of this process which recoveries there were."""
+        self._has_fault_news = False
+        status = self._faults()
+        self.tell_all(status)
+        self._tell_owner({"faults": asdict(status)})
+
     def _abort(self, request_ids: Iterable[str]) -> None:
         aborted = set(request_ids)
         self._core.abort_requests(aborted)
@@ -202,19 +279,17 @@ class CoreServer:
         """Runs in the inbox thread. It only reads, so it sees the end of the stream even while a step hangs."""
         try:
             while (message := link.stream.receive(ALLOWED)) is not None:
+                if isinstance(message, EndDamagedEngine):
+                    logger.error(
+                        "front end %d got a damaged message, so this process ends: %s", link.index, message.reason
+                    )
+                    os._exit(EXIT_FAILED)
                 self._arrivals.put((link, message))
         except OSError as error:
             logger.debug("the stream of front end %d was lost: %s", link.index, error)
         except CodecError as error:
             logger.error("front end %d sent an invalid message, so its requests are aborted: %s", link.index, error)
         self._arrivals.put((link, None))
-        with self._lock:
-            self._num_streams -= 1
-            is_last = self._num_streams == 0
-        if is_last:
-            if self._is_running:
-                time.sleep(MAX_END_SECONDS)
-            os._exit(EXIT_STREAM_ENDED)
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -224,6 +299,8 @@ class CoreServer:
         if report:
             stats = self._core.take_stats()
             self._next_report, self._is_reported = time.monotonic() + STATS_SECONDS, True
+            if self._has_fault_news:
+                self._tell_faults()
         by_link: dict[FrontEndLink, list[EngineCoreOutput]] = {link: [] for link in self._links}
         for output in outputs:
             by_link[self._owners[output.request_id]].append(output)
@@ -252,7 +329,49 @@ class CoreServer:
         self._distribute(outputs, report=True)
 
 
-ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache)
+class ControlSocket:
+    """This process's end of the control socket. The control thread receives, the main thread sends."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._socket = control
+        self._lock = threading.Lock()
+        self._received = b""
+        self._arrived: list[tuple[FrontEndLink, int]] = []
+
+    def receive_start(self) -> StartEngine | None:
+        """Returns the first frame, or None if the owner is gone."""
+        message = BlockingStream(self._socket, read_ahead=False).receive((StartEngine,))
+        assert message is None or isinstance(message, StartEngine)
+        return message
+
+    def receive(self) -> tuple[FrontEndLink, int] | None:
+        """Answer pings until a front end comes. Returns its link, and how many front ends have died. None if the owner is
+        gone."""
+        while not self._arrived:
+            try:
+                received, fds, _, _ = socket.recv_fds(
+                    self._socket, 4096, 1
+                )  # one read returns at most one message with a socket
+            except OSError:
+                return None
+            if not received:
+                return None
+            *lines, self._received = (self._received + received).split(b"\n")
+            for line in lines:
+                match json.loads(line):
+                    case {"ping": _}:
+                        self.send({"pong": True})
+                    case {"front_end": int(number), "num_deaths": int(num_deaths)}:
+                        link = FrontEndLink(number, BlockingStream(socket.socket(fileno=fds.pop())))
+                        self._arrived.append((link, num_deaths))
+        return self._arrived.pop(0)
+
+    def send(self, message: object) -> None:
+        with self._lock, contextlib.suppress(OSError):  # the owner is gone; the control thread notices it
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache, EndDamagedEngine)
 
 
 def first_line(error: BaseException) -> str:
@@ -265,14 +384,17 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     name_process(sys.argv[1])
-    streams = [BlockingStream(socket.socket(fileno=int(fd))) for fd in sys.argv[2:]]
-    start_engine = streams[0].receive((StartEngine,))
+    control = ControlSocket(socket.socket(fileno=int(sys.argv[2])))
+    start_engine = control.receive_start()
     if start_engine is None:
         return EXIT_STREAM_ENDED
-    assert isinstance(start_engine, StartEngine)
-    links = [FrontEndLink(index, stream) for index, stream in enumerate(streams)]
-    server = CoreServer(links)
-    server.start_reading()
+    links: list[FrontEndLink] = []
+    for _ in range(start_engine.num_front_ends):
+        if (arrival := control.receive()) is None:
+            return EXIT_STREAM_ENDED
+        links.append(arrival[0])
+    server = CoreServer(links, start_engine.past, fault_time=start_engine.fault_time)
+    server.start_reading(control)
     try:
         executor, core = _start(start_engine)
     except Exception as error:  # sent to the front ends, which raise it
@@ -285,8 +407,6 @@ def main() -> int:
     gc.freeze()  # collections skip libraries and the model, which would make them slow
     gc.disable()  # `CoreServer` collects between steps
     logger.info("the engine is ready %.2f s after its process began", time.perf_counter() - start)
-    for link in links:
-        link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=core.num_kv_cache_tokens))
     try:
         server.run(core, executor)
     except Exception as error:
@@ -294,7 +414,7 @@ def main() -> int:
             "the engine has failed and ends: %s", first_line(error), exc_info=not isinstance(error, InflightError)
         )
         server.say_goodbye()
-        return EXIT_FAILED
+        return EXIT_GIVEN_UP if executor.recovery_problem else EXIT_FAILED
     finally:
         core.close()
     return 0

@@ -1,4 +1,4 @@
-"""`Detokenizer`: makes the text of one completion from its tokens. If the text contains a stop string, it ends there.
+"""`Detokenizer`: makes the text of one completion from its tokens. The text ends at the first stop string.
 
     tokens -> IncrementalDecoder -> text -> StopStrings -> [ released | held back: may be the beginning of a stop string ]
 
@@ -42,8 +42,8 @@ class Detokenizer:
         self.stop_string: str | None = None
 
     def push(self, token_ids: Sequence[int]) -> int | None:
-        """Add tokens. If a token completes a stop string, cut the text, ignore later tokens, and return the number of tokens
-        up to this one, including it. Otherwise return None.
+        """Add tokens. If a token completes a stop string, cut the text there, ignore the later tokens, and return the number of
+        tokens that were used, including this token. Otherwise return None.
 
         As in vLLM, a stop string may begin, but not end, in the text of the first `min_tokens` tokens.
         """
@@ -64,7 +64,7 @@ class Detokenizer:
 
         Args:
             end_token_id: the token that ended the request, if `push` was not called with it. If `include_stop_str_in_output` is
-                set, its text is added, but stop strings are not searched for in it.
+                set, the text of this token is added. No stop string is searched for in this text.
         """
         if self._decoder is not None and self.stop_string is None:
             if end_token_id is not None and self._includes_stop:

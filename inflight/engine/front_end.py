@@ -1,7 +1,8 @@
 """Reads what a front end needs from a model's folder: configuration, tokenizer and chat template, but no weights.
 
-`LLMEngine` and `AsyncLLM` use this file to make their `InputProcessor`. Nothing here imports torch. So the input processor of
-`AsyncLLM` is ready before the engine's process has loaded the weights.
+`LLMEngine` and `AsyncLLM` use this file to make their `InputProcessor`. Nothing here imports torch, because that takes long.
+`AsyncLLM` needs no torch in its process: the engine loads the weights in another process, and `AsyncLLM` makes its input
+processor meanwhile.
 """
 
 from __future__ import annotations

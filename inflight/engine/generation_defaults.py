@@ -57,7 +57,8 @@ def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]
 def model_eos_token_ids(
     architecture: ModelArchitecture, tokenizer: Tokenizer | None, generation_config: Mapping[str, Any] | None
 ) -> frozenset[int]:
-    """Returns all end tokens that the model's config.json, its tokenizer and its generation_config.json name."""
+    """Returns all end tokens that the model's config.json, its tokenizer and its generation_config.json name. Ids outside the
+    vocabulary are left out."""
     own = {tokenizer.eos_token_id} if tokenizer is not None else set()
     ids = {*architecture.eos_token_ids, *eos_token_ids(generation_config), *own}
     return frozenset(i for i in ids if i is not None and i < architecture.vocab_size)

@@ -36,11 +36,13 @@ class RequestOptions(TypedDict, total=False):
     Attributes:
         arrival_time: when the request arrived, as a time of `time.monotonic()`. Default: now.
         priority: if the scheduling policy is "priority", lower numbers are served first. Default: 0.
-        cache_salt: only requests with the same salt share cached prompts. A "cache_salt" in a dictionary prompt replaces it.
+        cache_salt: only requests with the same salt share cached prompts. If the prompt is a dictionary with a "cache_salt",
+            that salt is used instead.
         add_special_tokens: whether the tokenizer adds its special tokens. Set it to False if the text was rendered with a chat
             template, because such a text already contains them. Default: True.
-        thinks_first: if True, the grammar of the request applies only after the engine's `reasoning_end` marker, if there is
-            one. Use False if the model does not think first: for a raw prompt, or to continue an answer. Default: True.
+        thinks_first: whether the model thinks before it answers. If so, and if the engine has a `reasoning_end` marker (the
+            text that ends the thinking), the grammar of the request applies only after this marker. Set it to False for a raw
+            prompt, or to continue an answer. Default: True.
         trace_headers: the W3C trace headers of the request, in lower case. Observers of the engine get them.
     """
 
@@ -89,15 +91,15 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Several threads may use it. A derived seed depends on the order of the calls of `process`. A caller
-    whose threads may change this order must give each request a `default_seed`.
+    """Several threads may call all methods. If `process` derives a seed from the number of its earlier calls, the seed depends
+    on the order of the calls. If threads may change this order, the caller must give each request a `default_seed`.
 
     Attributes:
         config: the resolved configuration.
         tokenizer: None if skip_tokenizer_init=True.
         chat_template: None if skip_tokenizer_init=True.
         default_params: used for a request without `SamplingParams`.
-        default_max_tokens: `max_new_tokens` in generation_config.json; None if it is not there.
+        default_max_tokens: `max_new_tokens` in the model's generation defaults; None if they do not contain it.
         eos_token_ids: all end tokens that the model's files name.
     """
 
@@ -114,7 +116,8 @@ class InputProcessor:
         """
         Args:
             generation_config: the content of generation_config.json; None if the model has no such file.
-            use_generation_defaults: whether to use the sampling defaults in it. If False, only the end tokens in it are used.
+            use_generation_defaults: whether to use the sampling defaults in `generation_config`. If False, only its end tokens
+                are used.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -146,9 +149,10 @@ class InputProcessor:
 
         Args:
             params: the sampling parameters. None means `default_params`. If the context has room for fewer than `max_tokens`
-                tokens, the request ends when the context is full, with the finish reason "length". If the room is smaller than
-                `min_tokens`, end tokens are never drawn.
-            default_seed: used if `params` has no seed. If it is None too, a seed is derived from the count of requests.
+                tokens, the request ends when the context is full, with the finish reason "length". If the context has room for
+                fewer than `min_tokens` tokens, end tokens are never drawn.
+            default_seed: used if `params` has no seed. If `default_seed` is None too, a seed is derived from the number of
+                earlier calls.
 
         Raises:
             ContextLengthExceededError: the prompt leaves no room for a generated token.
@@ -166,7 +170,7 @@ class InputProcessor:
         check_text_parameters(params, self.tokenizer, self.eos_token_ids)
         unenforced = unenforced_places(params, self.config.structured_outputs.backend)
         check_num_logprobs(params, self._vocab_size)
-        # count also requests with a seed of their own: then `params.seed` does not change the seeds of later requests
+        # Requests with a seed of their own count, too. So the derived seeds of later requests do not depend on this seed.
         seed = derive_seed(self._seed, next(self._numbers)) if default_seed is None else default_seed
         thinks_first = params.structured_outputs is not None and options.get("thinks_first", True)
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
@@ -213,7 +217,8 @@ class InputProcessor:
     def with_strict_tools(
         self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> SamplingParams | None:
-        """Returns `params` for a chat with these tools. For strict tools it adds a grammar, so that calls match the schemas."""
+        """Returns `params` for a chat with these tools. If a tool is strict, the result has a grammar: calls of strict tools
+        must match the schemas of these tools."""
         if not tools or self.chat_template is None:
             return params
         given = params or self.default_params
@@ -252,8 +257,8 @@ class InputProcessor:
         return text, token_array(token_ids, self._vocab_size), salt
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokenise a prompt. If a text is so long that its tokens cannot fit, it is refused before it is tokenised, which would
-        take seconds.
+        """Tokenise a prompt. If a text is so long that its tokens cannot fit, it is refused before it is tokenised, because
+        tokenising it would take seconds.
 
         Raises:
             ContextLengthExceededError: the text is too long.
@@ -275,8 +280,8 @@ class InputProcessor:
 
 
 def _make_children(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
-    """Returns the n sequences of a request, each with its own seed. The first computes the prompt and its log-probabilities,
-    and the others use them."""
+    """Returns the n sequences of a request, each with its own seed. The first sequence computes the prompt, and the
+    log-probabilities of the prompt if they are wanted. The other sequences use the KV cache of this prompt."""
     params, seed = parent.sampling.params, parent.sampling.seed
     if params.n == 1:
         return (parent,)

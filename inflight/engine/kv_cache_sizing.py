@@ -10,14 +10,18 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 
 
 def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCacheGroup, ...]]:
-    """Put layers with equal specs into groups of about equal size. Then a block needs about as many bytes in every group.
+    """Put the layers of each rank into groups of about equal size. Then a block needs about as many bytes in every group.
 
-    Layers with equal specs are of one kind. A request has one block table for each group, and it is the same on all ranks. So
-    each rank has as many groups of a kind as the whole model needs, and divides its own layers of this kind among them. A group
-    may have no layer on a rank. A group has at most as many layers as the rarest kind. Blocks of smaller groups are padded.
+    Layers with equal specs are of one kind, and a group has layers of one kind. No group has more layers than the rarest kind.
+    Blocks of smaller groups are padded. A request has one block table for each group, and all ranks use the same tables. So
+    each rank has as many groups of a kind as the whole model needs. It divides its own layers of this kind among these groups,
+    and may have no layer in some of them.
 
     Args:
         ranks: for each rank: layer name -> spec.
+
+    Returns:
+        For each rank, its groups.
     """
     whole = {name: spec for specs in ranks for name, spec in specs.items()}
     num_groups = count_groups(whole.values())
@@ -57,7 +61,7 @@ def make_kv_cache_configs(
     usual_sequence_len: int | None = None,
 ) -> list[KVCacheConfig]:
     """Returns one config for each rank. All ranks use the same block ids, so all have the same number of blocks: as many as fit
-    on the rank with the least room.
+    on the rank on which the fewest blocks fit.
 
     If `usual_sequence_len` is set, there are at most as many blocks as `max_num_seqs` sequences of this length need, but always
     enough for one sequence of `max_model_len` tokens.
@@ -69,7 +73,8 @@ def make_kv_cache_configs(
         is_measured: True if `available_bytes` was measured, False if the user has set it.
 
     Raises:
-        OutOfMemoryError: one sequence of `max_model_len` tokens does not fit. The message contains the length that would fit.
+        OutOfMemoryError: one sequence of `max_model_len` tokens does not fit. If a shorter sequence fits, the message contains
+            its length.
     """
     groups_of_rank = make_groups(ranks)
     block_bytes = [
@@ -111,7 +116,8 @@ def num_tokens_held(config: KVCacheConfig) -> int:
 
 
 def _too_small(config: KVCacheConfig, available: int, needed: str, is_measured: bool) -> str:
-    """Returns the text of the error: why a cache with this `config` is too small, and what the user can change."""
+    """Returns the text of the error: why a cache with this `config` is too small, and what the user can change. `needed` is
+    the part of the text that says what does not fit."""
     if not is_measured:
         room, ways = f"kv_cache_memory_bytes gives the KV cache {_size(available)}", ["raise kv_cache_memory_bytes"]
     else:

@@ -1,4 +1,4 @@
-"""Sets up the KV cache at the start: asks the ranks for their layers and free memory, computes the size, allocates."""
+"""Allocates the KV cache at the start: asks the ranks for their layers and free memory, and computes the size of the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig:
-    """Allocate the caches of all ranks, which have the same number of blocks. Returns the configuration of rank 0's cache.
+    """Allocate the caches of all ranks. All have the same number of blocks. Returns the configuration of the cache of rank 0.
 
     Raises:
         OutOfMemoryError: one sequence of `max_model_len` tokens does not fit.

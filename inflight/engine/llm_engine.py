@@ -102,8 +102,8 @@ class LLMEngine:
         """Run one step. For each request that the step changed, returns an output if its `kind` asks for one now.
 
         Raises:
-            EngineError: the step failed. If the engine has one rank, and this rank can still compute, the engine keeps the
-                requests. Then abort them or call `step` again. Otherwise the engine cannot continue.
+            EngineError: a step failed, and the engine has not recovered. If `core.is_dead` is False, the engine keeps the
+                requests: abort them or call `step` again. If it is True, the engine cannot continue.
             EngineDeadError: an earlier call failed, and the engine cannot continue.
         """
         self._check_open()
@@ -136,7 +136,7 @@ class LLMEngine:
         """Returns the events of `first_step` and later steps, if the timelines still contain them. The keys are "engine",
         "rank 0", "rank 1" and so on.
 
-        Before that, this method commits the steps in flight. Ranks on other machines are left out, because their clocks differ.
+        This method first commits the steps in flight. Ranks on other machines are left out, because their clocks differ.
         With external_launcher every engine must call this method, and gets its own events under "engine".
         """
         self._check_open()

@@ -1,7 +1,7 @@
 """`Outbox`: sends the engine's outputs to one front end, in a thread of its own, and merges outputs that are not sent yet.
 
-So a front end that reads slowly, or does not read, delays no step. For each of its sequences at most one merged output is sent
-next, with all tokens that were not sent yet.
+So a front end that reads slowly, or does not read, delays no step. The next message to it has at most one output for each
+sequence, with all tokens of this sequence that were not sent yet.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Outbox:
         self._thread.start()
 
     def put(self, outputs: Sequence[EngineCoreOutput], num_received: int, stats: SchedulerStats | None) -> None:
-        """Send the outputs of a step, and the engine's state if there is a new one. See `EngineOutputs`."""
+        """Send the outputs of a step, and the engine's state `stats` if there is a new one. `EngineOutputs` explains them, and
+        `num_received`."""
         with self._wakes:
             for output in outputs:
                 pieces = self._outputs.setdefault(output.request_id, [])
@@ -54,13 +55,14 @@ class Outbox:
             self._wakes.notify()
 
     def send(self, message: Message) -> None:
-        """Send a message after the outputs that wait."""
+        """Send a message after the outputs that are not sent yet."""
         with self._wakes:
             self._messages.append(message)
             self._wakes.notify()
 
     def close(self, seconds: float) -> None:
-        """Send the outputs and messages that wait, but stop after `seconds`. Later outputs and messages are not sent."""
+        """Send the outputs and messages that are not sent yet. Wait at most `seconds` for this. Later outputs and messages are
+        not sent."""
         with self._wakes:
             self._is_closed = True
             self._wakes.notify()
@@ -83,14 +85,16 @@ class Outbox:
                     self._stream.send(message)
                 if is_closed:
                     return
-        except OSError as error:  # the front end is gone; its inbox thread reports this to the step loop
+        except OSError as error:  # the front end is gone; the thread that reads from it reports this to the step loop
             logger.debug("a front end's stream was lost: %s", error)
         except Exception:  # a defect; the process ends, because otherwise the front end would wait for ever
             logger.critical("the engine's outputs cannot be sent, so its process ends", exc_info=True)
             os._exit(EXIT_FAILED)
 
 
-MAX_PIECES = 256  # a sequence's outputs are merged when there are so many; each merge copies all tokens
+# When so many outputs of a sequence wait, they are merged into one output. They are not merged earlier, because a merge copies
+# all their tokens.
+MAX_PIECES = 256
 
 
 def merge_outputs(pieces: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
@@ -105,13 +109,23 @@ def merge_outputs(pieces: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
     )
 
 
+# the fields of `SchedulerStats` that count something since the last report
+_COUNTS = (
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "num_generation_tokens",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+)
+
+
 def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStats:
     """Returns the later report, with the counts of both reports added up."""
+    counts = {name: getattr(earlier, name) + getattr(later, name) for name in _COUNTS}
     return replace(
         later,
-        prefix_cache_queries=earlier.prefix_cache_queries + later.prefix_cache_queries,
-        prefix_cache_hits=earlier.prefix_cache_hits + later.prefix_cache_hits,
-        num_preemptions=earlier.num_preemptions + later.num_preemptions,
+        **counts,
         step_gaps=(earlier.step_gaps + later.step_gaps)[-MAX_GAPS:],
         step_time_ratios=(earlier.step_time_ratios + later.step_time_ratios)[-MAX_GAPS:],
         hidden_share=earlier.hidden_share if later.hidden_share is None else later.hidden_share,

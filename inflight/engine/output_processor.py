@@ -1,12 +1,13 @@
 """`OutputProcessor`: makes `RequestOutput`s from the tokens that the engine core commits.
 
 It owns the front end's state of every request: the text, tokens and log-probabilities so far. Only this class searches for stop
-strings. An `EngineCoreOutput` contains new tokens of one sequence. The results do not depend on how many outputs the core used
-to send the tokens. Side effects of `update`:
+strings. The core computes each completion of a request as a sequence of its own. An `EngineCoreOutput` contains new tokens of
+one sequence. The results do not depend on how many outputs the core used to send the tokens. What `update` does:
 
-    1. A completion gets its new tokens. If one of them completes a stop string, later tokens are dropped and not counted.
-    2. `requests_to_abort` contains the completions that a stop string has ended. Their later outputs are ignored.
-    3. If the tokens of a completion cannot be processed, because of a defect, it ends with an error. The others continue.
+    1. A completion gets its new tokens. If a token completes a stop string, later tokens are dropped and not counted.
+    2. If the tokens of a completion cannot be processed because of a defect, it ends with an error. The others continue.
+    3. If a completion has ended in one of these two ways, the core must abort its sequence (`requests_to_abort`). Later outputs
+       of this sequence are ignored.
     4. A request is forgotten when all its completions have ended.
 """
 
@@ -55,6 +56,10 @@ class OutputProcessor:
     def request_ids(self) -> list[str]:
         return list(self._requests)
 
+    def unfinished(self) -> list[RequestState]:
+        """Returns the requests that have not ended, in the order in which they were added."""
+        return list(self._requests.values())
+
     def check_ids(self, request_ids: Iterable[str]) -> None:
         """
         Raises:
@@ -88,7 +93,7 @@ class OutputProcessor:
         changed: dict[str, RequestState] = {}
         for output in outputs:
             if output.request_id not in self._children:
-                continue  # the completion has ended here, but the core sent this before it received the abort
+                continue  # the completion has ended here; the core sent this output before it received the abort
             state, completion = self._children[output.request_id]
             try:
                 self._add(state, completion, output, now)
@@ -135,8 +140,10 @@ class OutputProcessor:
         if output.prompt_logprobs is not None and state.prompt_logprobs is not None:
             k = state.request.params.prompt_logprobs or 0
             state.prompt_logprobs += logprobs_dicts(output.prompt_logprobs, k, self._tokenizer)
-        if completion.index == 0:
-            # the first child's count: the other children find the whole prompt cached, but only because the first computed it
+        if completion.index == 0 and not completion.num_tokens:
+            # This count is taken only from the first child (sequence), before its first token. The other children find the
+            # whole prompt in the cache, but only because the first child has computed it. If the first child is resumed later
+            # on another engine core, it may find a different number of tokens there.
             state.num_cached_tokens = output.num_cached_tokens
         num_before = completion.num_tokens
         completion.add(output)

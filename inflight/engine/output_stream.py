@@ -14,8 +14,8 @@ class OutputStream:
     """Yields `RequestOutput`s, in the form that the request's `RequestOutputKind` asks for. The last output is `finished`. Only
     one reader may use the stream, on the engine's event loop.
 
-    An output is made when it is read. It contains all tokens that have arrived by then. So a slow reader gets fewer and
-    longer outputs, but no token is lost.
+    An output is made when it is read, and contains all tokens that have arrived by then. So a slow reader gets fewer outputs
+    with more tokens in each, but no token is lost.
     """
 
     def __init__(self, state: RequestState, abort: Callable[[], None]) -> None:

@@ -5,9 +5,9 @@
     stage 1               | a 0 | b 0 | c 0 | ...  with a stagger of 3, token 0 of share a is back in time for its token 1
               |------- loop -------|
 
-A step takes max(slowest stage, loop / stagger). The loop is the time from the start of a step on the first stage until its
-drawn tokens are back on it. It contains all stages, the links between them, and the way back. The time of the slowest
-stage and the time of the loop cannot be computed before the start. They are measured with real steps of invented requests:
+A step takes max(slowest stage, loop / stagger). The loop is the time from the start of a step on the first stage until the
+tokens that the step draws are back on the first stage. It contains all stages, the links between them, and the way back. The
+time of the slowest stage and the time of the loop are measured with real steps of invented requests:
 
     loop    every step has the same rows, so each step waits for the tokens of the previous step
     stage   every step has different rows, so no step waits for another step
@@ -27,20 +27,17 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import replace
 
-import numpy as np
-
 from inflight.config.engine import EngineConfig, SchedulerConfig
+from inflight.engine.step_time_start import measured_request, measuring_scheduler
 from inflight.executor.executor import Executor
 from inflight.interface.kv_cache import KVCacheConfig
-from inflight.interface.request import EngineCoreRequest, ResolvedSampling
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from inflight.kv_cache.manager import KVCacheManager
-from inflight.sampling_params import SamplingParams
 from inflight.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# A step may take TOLERANCE times as long as the slowest stage. The goal is 1.15; 1.1 allows for errors of measurement.
+# A step may take TOLERANCE times as long as the slowest stage. The goal is 1.15. The limit is lower, because measurements are
+# not exact.
 TOLERANCE = 1.1
 MAX_ROWS = 8  # at most this many requests are in a measured step
 NUM_STEPS = 6  # how many steps of each kind are timed
@@ -48,7 +45,8 @@ NUM_STEPS = 6  # how many steps of each kind are timed
 
 def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> tuple[SchedulerConfig, int]:
     """Returns the scheduler's configuration with a stagger and depth (steps in flight) that fit the pipeline, and the id of the
-    next step. If the user has set the stagger, or if there is only one stage, nothing is measured.
+    next step. Nothing is measured if the user has set the stagger, if there is only one stage, or if `max_model_len` is too
+    small for the measured requests.
 
     Raises:
         EngineError: a step failed.
@@ -79,8 +77,7 @@ def choose_stagger(loop: float, stage: float, *, lowest: int, highest: int) -> i
 
 
 class _Measurement:
-    """Runs measured steps with its own schedulers and block pools, so the engine's scheduler and block pool do not change. The
-    steps leave data in the workers' slots and blocks. Real requests overwrite this data when they get the slots and blocks."""
+    """Runs measured steps with its own schedulers (see `measuring_scheduler`)."""
 
     def __init__(
         self, config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig, num_drafts: int, max_tokens: int
@@ -106,7 +103,7 @@ class _Measurement:
         """Returns the median time from one commit to the next, with `depth` steps in flight. The first `depth` steps fill the
         pipeline and are not timed."""
         for index in range(num_requests):
-            scheduler.add_request(_request(index, max_tokens))
+            scheduler.add_request(measured_request(f"pipeline measurement {index}", 1, max_tokens))
         in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         commits: list[float] = []
         while len(commits) < depth + NUM_STEPS:
@@ -121,31 +118,10 @@ class _Measurement:
         return statistics.median(after - before for before, after in itertools.pairwise(commits[depth - 1 :]))
 
     def _scheduler(self, depth: int, max_num_batched_tokens: int) -> Scheduler:
-        config = self._config
-        kv_cache = KVCacheManager(
-            self._kv_cache_config, fingerprint=config.model.fingerprint, enable_prefix_caching=False
-        )
-        limits = replace(
-            config.scheduler,
-            max_num_batched_tokens=max_num_batched_tokens,
-            policy="fcfs",
-            depth=depth,
-            stagger=1,
-        )
-        return Scheduler(
-            limits,
-            kv_cache,
-            max_model_len=config.model.max_model_len,
-            num_speculative_tokens=self._num_drafts,
+        return measuring_scheduler(
+            self._config,
+            replace(self._config.scheduler, max_num_batched_tokens=max_num_batched_tokens, depth=depth, stagger=1),
+            self._kv_cache_config,
             first_step_id=self.next_step_id,
+            num_speculative_tokens=self._num_drafts,
         )
-
-
-def _request(index: int, max_tokens: int) -> EngineCoreRequest:
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return EngineCoreRequest(
-        request_id=f"pipeline measurement {index}",
-        prompt_token_ids=np.zeros(1, dtype=np.int32),
-        sampling=ResolvedSampling(params=params, seed=0, max_tokens=max_tokens),
-        arrival_time=time.monotonic(),
-    )

@@ -25,7 +25,8 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
 def open_prompt(prompt: Prompt, cache_salt: str) -> tuple[object, str]:
-    """Returns the text or the token ids, which are not checked yet, and the cache salt: the prompt's own, or `cache_salt`.
+    """Returns the text or the token ids, which are not checked yet, and the cache salt. If the prompt has no salt of its own,
+    its salt is `cache_salt`.
 
     Raises:
         InvalidRequestError: a dictionary is not a valid prompt, or the salt is not a string.
@@ -55,7 +56,7 @@ def _open_dict(prompt: Mapping[str, object]) -> object:
 
 
 def as_token_ids(given: object) -> Sequence[int]:
-    """Returns `given` if it is a non-empty list. Its elements are not checked yet.
+    """Returns `given` if it is a non-empty sequence or array. Its elements are not checked yet.
 
     Raises:
         InvalidRequestError: `given` is something else, or empty.
@@ -76,9 +77,9 @@ def token_array(token_ids: Sequence[int], vocab_size: int) -> Int32Array:
     Raises:
         InvalidRequestError: an id is not a token of the vocabulary. The message contains its position.
     """
-    # usually checked without a Python loop, so that a long prompt does not block other threads
+    # This check has no Python loop, so a long prompt does not block other threads. The loop below only finds the wrong token.
     is_valid = set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size
-    for position, token_id in enumerate(() if is_valid else token_ids):  # find the wrong token
+    for position, token_id in enumerate(() if is_valid else token_ids):
         if isinstance(token_id, (bool, np.bool_)) or not isinstance(token_id, (int, np.integer)):
             raise InvalidRequestError(f"prompt token {token_id!r} at position {position} is not an integer")
         if not 0 <= token_id < vocab_size:

@@ -1,4 +1,4 @@
-"""`Readiness`: finds out whether the engine makes steps. An idle engine must generate one token, the *canary*, for this check.
+"""`Readiness`: finds out whether the engine makes steps. For this check an idle engine must compute one token, the *canary*.
 
 After a failed step the engine is not ready until a step has succeeded.
 """
@@ -18,8 +18,8 @@ FRESH_SECONDS = 10.0  # how long after a step the engine counts as ready
 
 
 class Readiness:
-    """Only the event loop's thread may use it. `step_budget` is how many seconds a step may take. A busy engine may be silent
-    for so long."""
+    """Only the event loop's thread may use it. `step_budget` is how many seconds a step may take. For so long a busy engine may
+    send nothing."""
 
     def __init__(self, step_budget: float) -> None:
         self._step_budget = step_budget
@@ -30,8 +30,8 @@ class Readiness:
         self._canary: asyncio.Future[None] | None = None
 
     def note(self, outputs: Sequence[EngineCoreOutput], stats: SchedulerStats | None) -> None:
-        """Note what the engine has sent: outputs of requests and of the canary, sometimes also its state (`stats`). The state
-        also shows that the engine has made steps without outputs."""
+        """Note what the engine has sent: outputs of requests and of the canary, and sometimes its state (`stats`). If the step
+        id in `stats` has changed, the engine has made steps, even if there are no outputs."""
         has_stepped = any(output.finish_reason is not FinishReason.ERROR for output in outputs)
         if stats is not None:
             has_stepped |= stats.step_id != self._step_id
@@ -66,8 +66,8 @@ class Readiness:
 
         Args:
             start_canary: sends a request for one token to the engine, and returns the request id of its output.
-            busy_since: since when there have been requests; None if there are none. If there are requests, their steps show
-                whether the engine is ready, and a canary would only have to wait for them.
+            busy_since: since when there have been requests; None if there are none. If there are requests, no canary is sent:
+                the steps of the requests show whether the engine is ready.
 
         Raises:
             EngineError: the engine makes no steps.

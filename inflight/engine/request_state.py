@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum, auto
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from inflight.engine.detokenizer import Detokenizer
 from inflight.engine.input_processor import ProcessedRequest
 from inflight.engine.stop_strings import StopStrings
-from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, LogprobsColumns
 from inflight.metrics.observer import FinishedRequest
 from inflight.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -33,8 +34,9 @@ class RequestState:
     """A request and its completions, ordered by index. Changes are collected until `take_output`.
 
     Attributes:
+        was_sent: whether the request was sent to an engine core.
         num_unfinished: the number of completions that have not ended.
-        error: why a completion failed. If several have failed, the reason of the last one.
+        error: why a completion failed; "" if none has failed. If several have failed, why the last one failed.
         engine_failed: True if the engine was the cause of `error`, False if the request was.
         finished_time: when the last completion ended; 0.0 while one is running.
     """
@@ -47,16 +49,18 @@ class RequestState:
             Completion(index, tokenizer, request, stop_strings) for index in range(len(request.children))
         ]
         self.num_unfinished = len(self.completions)
+        self.was_sent = False
         self.error = ""
         self.engine_failed = False
         self.finished_time = 0.0
         self.num_cached_tokens = 0
         self.first_scheduled_time = 0.0
         self.first_token_time: float | None = None
-        # None if the request wants none. The first entry is None, because the first prompt token has no log-probabilities
+        # None if they are not wanted. The first entry is None, because the first prompt token has no log-probabilities.
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None
         self.prompt_logprobs = None if request.params.prompt_logprobs is None else [None]
         self._kind = kind
+        self._num_resumes = self._num_tokens_resumed = 0
 
     @property
     def finished(self) -> bool:
@@ -68,7 +72,7 @@ class RequestState:
         return self._kind is not RequestOutputKind.FINAL_ONLY or self.finished
 
     def take_output(self) -> RequestOutput | None:
-        """Returns the output that the caller must get now, or None. The next DELTA does not contain its content again."""
+        """Returns the output that the caller must get now, or None. With DELTA, later outputs do not contain its content."""
         if not self.has_output:
             return None
         is_delta = self._kind is RequestOutputKind.DELTA
@@ -89,14 +93,38 @@ class RequestState:
         )
 
     def _visible_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
-        """Returns the log-probabilities of the whole prompt, or None while some are missing. With DELTA only one output has
-        them."""
+        """Returns the log-probabilities of the whole prompt, or None if they are not wanted or some are still missing. With
+        DELTA only one output has them."""
         found = self.prompt_logprobs
         if found is None or len(found) < len(self.request.prompt_token_ids):
             return None
         if self._kind is RequestOutputKind.DELTA:
             self.prompt_logprobs = None
         return found
+
+    def count_resume(self) -> int:
+        """Count that the request is sent to another engine core. Returns how often this happened since its last token."""
+        num_tokens = sum(completion.num_tokens for completion in self.completions)
+        self._num_resumes = self._num_resumes + 1 if num_tokens == self._num_tokens_resumed else 1
+        self._num_tokens_resumed = num_tokens
+        return self._num_resumes
+
+    def resumed_children(self) -> tuple[EngineCoreRequest, ...]:
+        """Returns the sequences that have not ended, each with its tokens so far. Another engine core that gets them goes on
+        after these tokens."""
+        num_prompt_logprobs = 1
+        if self.request.params.prompt_logprobs is not None:  # only the first child (sequence) has them
+            found = self.prompt_logprobs
+            num_prompt_logprobs = len(self.request.prompt_token_ids) if found is None else len(found)
+        return tuple(
+            replace(
+                child,
+                emitted_token_ids=completion.token_ids,
+                num_prompt_logprobs_done=num_prompt_logprobs if completion.index == 0 else 1,
+            )
+            for child, completion in zip(self.request.children, self.completions, strict=True)
+            if completion.finish_reason is None
+        )
 
     @property
     def metrics(self) -> RequestMetrics | None:
@@ -130,9 +158,9 @@ class Completion:
     """One completion of a request: its tokens, text and log-probabilities.
 
     Attributes:
-        has_news: whether something was added that no delta has contained yet.
-        num_tokens: the number of tokens so far.
-        last_token_time: when the last token came; None before the first token. The output processor sets it.
+        has_news: whether something was added that no DELTA output has contained yet.
+        last_token_time: when the newest token came, as a time of `time.monotonic()`; None before the first token. The output
+            processor sets it.
     """
 
     def __init__(
@@ -146,7 +174,6 @@ class Completion:
         self.index = index
         self.finish_reason: FinishReason | None = None
         self.has_news = False
-        self.num_tokens = 0
         self.last_token_time: float | None = None
         self._stop_reason: str | int | None = None
         self._tokenizer = tokenizer
@@ -154,13 +181,23 @@ class Completion:
         self._detokenizer = Detokenizer(tokenizer, params, request.prompt_token_ids, stop_strings)
         self._text = ""
         self._token_ids: list[int] = []
+        self._num_taken = 0  # how many tokens were in DELTA outputs
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens so far."""
+        return len(self._token_ids)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(self._token_ids)
+
     def add(self, output: EngineCoreOutput) -> None:
-        """Add the tokens of `output` up to a token that completes a stop string. The completion ends with a stop string, or if
-        `output` has a finish reason. If EOS or a stop token ended the request in the core, it is counted, but the text does
-        not contain it.
+        """Add the tokens of `output`. If a token completes a stop string, the completion ends, and later tokens are dropped.
+        The completion also ends if `output` has a finish reason. If EOS or a stop token ended the sequence in the core, this
+        token is counted. The text contains it only with `include_stop_str_in_output`.
         """
         assert self.finish_reason is None
         token_ids = output.new_token_ids
@@ -188,14 +225,14 @@ class Completion:
         self.has_news = True
 
     def output(self, *, is_delta: bool) -> CompletionOutput:
-        """Returns a copy of everything so far. With `is_delta`, returns only what was added since the last delta."""
+        """Returns everything so far. With `is_delta`, returns only what was added since the last call with `is_delta`."""
         self._text += self._detokenizer.take()
-        text, token_ids, logprobs = self._text, self._token_ids, self._logprobs
+        text, token_ids, logprobs = self._text, self._token_ids[self._num_taken :], self._logprobs
         if is_delta:
             self.has_news = False
-            self._text, self._token_ids, self._logprobs = "", [], None if logprobs is None else []
+            self._text, self._num_taken, self._logprobs = "", self.num_tokens, None if logprobs is None else []
         else:
-            token_ids, logprobs = list(token_ids), None if logprobs is None else list(logprobs)
+            logprobs = None if logprobs is None else list(logprobs)
         return CompletionOutput(
             index=self.index,
             text=text,
@@ -208,7 +245,6 @@ class Completion:
 
     def _append(self, token_ids: Sequence[int], columns: LogprobsColumns | None) -> None:
         self._token_ids += token_ids
-        self.num_tokens += len(token_ids)
         self.has_news |= bool(token_ids)
         if self._logprobs is None or not token_ids:
             return

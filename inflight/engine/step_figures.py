@@ -1,8 +1,8 @@
 """Figures of steps: how long devices were idle, and which share of the host's work was *hidden* (done while a device computed).
 
-`step_figures` computes exact figures from the timelines. A device is busy in the phases `forward` and `sample` of a step. The
-*period* of a step is the time from the end of the step before it to the step's own end. So periods do not overlap, and there is
-no time between them:
+`step_figures` computes exact figures from timelines (`Timeline`), which record when each phase of a step ran. A device is busy
+in the phases `forward` and `sample` of a step. The *period* of a step is the time from the end of the previous step to the
+step's own end. So periods do not overlap, and there is no time between them:
 
     device  | forward 7 | sample 7 |      | forward 8 ......... |    | sample 8 | ...
                                    | idle |                     |idle|
@@ -35,14 +35,14 @@ from inflight.timeline import Event
 DEVICE_PHASES = frozenset({"forward", "sample"})
 HOST_PHASES = frozenset({"plan", "mask", "commit", "prepare", "drain"})  # in the other phases the host waits
 ENGINE = "engine"  # the key of the engine's own timeline
-MAX_GAPS = 1024  # a `StepClock` keeps at most this many idle times until `take`
+MAX_GAPS = 1024  # a `StepClock` keeps at most this many idle times until its method `take` is called
 
 Interval = tuple[int, int]  # [start, end) in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median and the 99th percentile of some measured times, in microseconds. Both are among the measured times."""
+    """The median and the 99th percentile of some measured times, in microseconds. They are not interpolated."""
 
     p50: float
     p99: float
@@ -50,16 +50,16 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """How busy the device of a rank was, and how much of the host's work it hid.
+    """How busy the device of a rank was, and how much of the host's work was hidden.
 
     Attributes:
-        num_periods: how many periods the figures cover. If it is 0, the other figures are None.
+        num_periods: how many periods the figures cover. If it is 0, `phases` is empty, and the other figures are None.
         period: the lengths of the periods.
         idle: for each period, the time in which the device was idle.
         idle_share: the share of all periods in which the device was idle.
         hidden_share: the share of the host's work in these periods (`HOST_PHASES` of the engine and of this rank) during which
             the device was busy. None if the host did no work.
-        phases: the times of each phase of the rank, over the events that ended in these periods.
+        phases: for each phase of the rank, the lengths of its events that ended in these periods.
     """
 
     num_periods: int
@@ -149,7 +149,8 @@ class TimeSet:
 
 
 def _periods(rank: Sequence[Event], without_requests: TimeSet) -> list[Interval]:
-    """Returns the times between the ends of successive steps. If two steps end at the same time, a period is empty."""
+    """Returns the times between the ends of successive steps. Those in which the engine had no request for some time are left
+    out. If two steps end at the same time, a period is empty."""
     phases: dict[int, dict[str, int]] = {}  # step id -> phase -> end of the phase
     for event in rank:
         phases.setdefault(event.step_id, {})[event.phase] = event.end_ns
@@ -185,8 +186,8 @@ class StepClock:
         self._work_ns = self._hidden_ns = 0
 
     def submitted(self, future: Future[ModelRunnerOutput], *, after_idleness: bool) -> None:
-        """Record that a step was submitted. `after_idleness`: there was no request before this step, so no device waited for
-        the engine."""
+        """Record that a step was submitted. If `after_idleness`, the engine had no request before this step, so the time before
+        the step does not count as idle time."""
         if self._newest is not None and not after_idleness:
             now = time.perf_counter_ns()
             self._gaps.append(max(now - self._ended_ns, 0) / 1e9 if self._newest.done() else 0.0)
@@ -200,7 +201,8 @@ class StepClock:
             self._hidden_ns += end_ns - start_ns
 
     def take(self) -> tuple[tuple[float, ...], float | None]:
-        """Returns the idle time in seconds before each step since the last call, and the share of the work that was hidden."""
+        """Returns the idle time in seconds before each step since the last call, and which share of the host's work was hidden.
+        The share is None if there was no work."""
         gaps, work, hidden = tuple(self._gaps), self._work_ns, self._hidden_ns
         self._gaps.clear()
         self._work_ns = self._hidden_ns = 0

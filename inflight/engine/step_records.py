@@ -1,4 +1,4 @@
-"""`StepRecords`: the times and counts of steps that the engine core records for traces and metrics, but not for plans."""
+"""`StepRecords`: the times and counts of steps that the engine core records for traces and metrics."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class StepRecords:
         self._ratios: deque[float] = deque(maxlen=MAX_GAPS)
         self._newest_step = -1  # the id of the step that was committed last
         self._reported = StepCounters()
-        self._idle_since_ns: int | None = None  # since when there has been no request; None if there is one
+        self._idle_since_ns: int | None = None  # since when there has been no request; None if there is a request
         self.note_idleness()
 
     def worked(self, step_id: int, phase: str, start_ns: int, details: Mapping[str, float] | None = None) -> int:
-        """Record work of the engine's thread from `start_ns` to now. Returns the present time."""
+        """Record work of the engine's thread from `start_ns` to now, as a phase of this step. Returns the present time."""
         end_ns = time.perf_counter_ns()
         self.timeline.record(step_id, phase, start_ns, end_ns, details)
         self._clock.worked(start_ns, end_ns)
@@ -50,7 +50,8 @@ class StepRecords:
         self._clock.submitted(future, after_idleness=was_idle)
 
     def committed(self, step_id: int, start_ns: int, last_step: tuple[float, float] | None) -> None:
-        """Record the commit of a step, which began at `start_ns`. `last_step`: its predicted and measured seconds."""
+        """Record the commit of a step. The commit began at `start_ns`. `last_step`: the predicted and the measured seconds of
+        the step; None if nothing was predicted."""
         self._newest_step = step_id
         details = None
         if last_step is not None:
@@ -60,7 +61,8 @@ class StepRecords:
         self.worked(step_id, "commit", start_ns, details)
 
     def note_idleness(self) -> None:
-        """If there are no requests, the time until the next plan does not count as time that devices waited for the engine."""
+        """Call this after requests may have ended. While there are no requests, devices do not wait for the engine, so the time
+        until the next plan does not count as idle time of the devices."""
         if self._idle_since_ns is None and not self._scheduler.has_unfinished_requests():
             self._idle_since_ns = time.perf_counter_ns()
 

@@ -1,15 +1,17 @@
-"""The first times of the `StepTimeModel`: measured at the start of the engine, with a few steps of invented requests."""
+"""Measures a few steps of invented requests at the start of the engine, to make the first `StepTimeModel`.
+
+A `StepTimeModel` predicts how long a step takes.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from dataclasses import replace
 
 import numpy as np
 
-from inflight.config.engine import EngineConfig
+from inflight.config.engine import EngineConfig, SchedulerConfig
 from inflight.executor.executor import Executor
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.request import EngineCoreRequest, ResolvedSampling
@@ -20,14 +22,14 @@ from inflight.scheduler.step_time import TOKEN_LIMITS, StepTimeModel
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN_SECONDS = 1e-3  # in place of a time that a worker does not measure
+UNKNOWN_SECONDS = 1e-3  # used as the time of a step if the worker has not measured it
 
 
 def measured_step_times(
     config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig, first_step_id: int
 ) -> tuple[StepTimeModel | None, int]:
-    """Returns a model of the engine's step times, and the id of the next step. The model is None if the configuration does not
-    limit the time of steps; then nothing is measured.
+    """Returns a model of the engine's step times, and the id of the next step. If the configuration does not limit the time of
+    steps, nothing is measured, and the model is None.
 
     Raises:
         EngineError: a step failed.
@@ -37,7 +39,7 @@ def measured_step_times(
     start = time.perf_counter()
     few, many = (_fitting(length, config, kv_cache_config) for length in TOKEN_LIMITS)
     seconds, step_id = [], first_step_id
-    for num_tokens in (1, 1, few, many):  # the very first step is slower than later ones
+    for num_tokens in (1, 1, few, many):  # the first time is not used: the first step is slower
         seconds.append(_measure(num_tokens, config, executor, kv_cache_config, step_id))
         step_id += 1
     logger.info(
@@ -48,7 +50,7 @@ def measured_step_times(
 
 
 def _fitting(length: int, config: EngineConfig, kv_cache_config: KVCacheConfig) -> int:
-    """The length, or less if such a prompt would not fit a step or the KV cache."""
+    """Returns `length`, or less if a prompt of this length would not fit into a step, the model's context or the KV cache."""
     blocks_of_group = (kv_cache_config.num_blocks - 1) // len(kv_cache_config.groups)
     room = blocks_of_group * kv_cache_config.groups[0].spec.block_size
     return max(1, min(length, config.scheduler.max_num_batched_tokens, config.model.max_model_len - 1, room - 1))
@@ -57,21 +59,42 @@ def _fitting(length: int, config: EngineConfig, kv_cache_config: KVCacheConfig) 
 def _measure(
     num_tokens: int, config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig, step_id: int
 ) -> float:
-    """Returns the seconds that a step with a prompt of `num_tokens` tokens computes. It is planned by a scheduler with a block
-    pool of its own; the data that it leaves in slots and blocks is overwritten when requests get these."""
-    limits = replace(config.scheduler, target_seconds=math.inf, max_step_seconds=math.inf, policy="fcfs")
-    kv_cache = KVCacheManager(kv_cache_config, fingerprint=config.model.fingerprint, enable_prefix_caching=False)
-    scheduler = Scheduler(limits, kv_cache, max_model_len=config.model.max_model_len, first_step_id=step_id)
-    scheduler.add_request(
-        EngineCoreRequest(
-            request_id=f"measurement of {num_tokens} tokens",
-            prompt_token_ids=np.zeros(num_tokens, dtype=np.int32),
-            sampling=ResolvedSampling(params=SamplingParams(temperature=0.0, max_tokens=1), seed=0, max_tokens=1),
-            arrival_time=time.monotonic(),
-        )
-    )
+    """Returns the seconds that a step with a prompt of `num_tokens` tokens computes."""
+    scheduler = measuring_scheduler(config, config.scheduler, kv_cache_config, first_step_id=step_id)
+    scheduler.add_request(measured_request(f"measurement of {num_tokens} tokens", num_tokens, max_tokens=1))
     plan = scheduler.schedule()
     assert plan is not None
     output = executor.execute_model(plan)
     scheduler.update_from_output(plan, output)
     return output.compute_seconds or UNKNOWN_SECONDS
+
+
+def measuring_scheduler(
+    config: EngineConfig,
+    limits: SchedulerConfig,
+    kv_cache_config: KVCacheConfig,
+    *,
+    first_step_id: int,
+    num_speculative_tokens: int = 0,
+) -> Scheduler:
+    """Returns a scheduler for measured steps. It has a block pool of its own, so the engine's scheduler and block pool do not
+    change. The steps leave data in the workers' slots and blocks. Real requests overwrite this data when they get the slots and
+    blocks."""
+    return Scheduler(
+        replace(limits, policy="fcfs"),
+        KVCacheManager(kv_cache_config, fingerprint=config.model.fingerprint, enable_prefix_caching=False),
+        max_model_len=config.model.max_model_len,
+        num_speculative_tokens=num_speculative_tokens,
+        first_step_id=first_step_id,
+    )
+
+
+def measured_request(request_id: str, num_prompt_tokens: int, max_tokens: int) -> EngineCoreRequest:
+    """Returns an invented request, which draws exactly `max_tokens` tokens."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=np.zeros(num_prompt_tokens, dtype=np.int32),
+        sampling=ResolvedSampling(params=params, seed=0, max_tokens=max_tokens),
+        arrival_time=time.monotonic(),
+    )

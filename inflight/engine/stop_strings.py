@@ -1,7 +1,7 @@
 """`StopStrings`: finds the first of several strings in a growing text, and reads each character only once.
 
 It is an Aho-Corasick automaton (Aho and Corasick 1975). The state is the longest suffix of the text that is a prefix of one of
-the strings. A stream must hold this suffix back, because it may become a stop string. The rest is not needed any more.
+the strings. A stream must hold this suffix back, because it may become a stop string. Earlier text is not needed any more.
 If several strings match, the match that ends first counts. If several matches end at the same character, the longest counts.
 So the result does not depend on how the text is divided into pieces.
 """
@@ -18,13 +18,13 @@ class StopStrings:
     """Immutable, and shared by the completions of a request. Each completion has a state of its own, an integer.
 
     Attributes:
-        num_held: state -> how many characters at the end of the text may be the beginning of a stop string.
+        num_held: for each state, how many characters at the end of the text may be the beginning of a stop string.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
-        self._next: list[dict[str, int]] = [{}]
-        self._match: list[str | None] = [None]
-        self._fallback = [START]
+        self._next: list[dict[str, int]] = [{}]  # state -> character -> the longer state
+        self._match: list[str | None] = [None]  # state -> the longest string that ends in it
+        self._fallback = [START]  # state -> its longest proper suffix that is a state
         self.num_held = [0]
         for string in strings:
             self._insert(string)
@@ -45,7 +45,8 @@ class StopStrings:
         self._match[state] = string
 
     def _link(self) -> None:
-        """Set the fallback of each state, which is its longest proper suffix that is a state. Short states come first."""
+        """Set the fallback of each state: the longest proper suffix of the state that is a state itself. Short states are done
+        first, because longer states need their fallbacks."""
         queue = deque(self._next[START].values())
         while queue:
             state = queue.popleft()
@@ -65,7 +66,7 @@ class StopStrings:
         """Read `text`, starting in `state`, until a stop string ends or the text ends.
 
         Args:
-            search: if False, stop strings that end in this text are ignored. But a stop string may begin in it.
+            search: if False, stop strings that end in `text` are ignored. But a stop string may begin in `text` and end later.
 
         Returns:
             The new state, the number of characters that were read, and the stop string that ended, if any.

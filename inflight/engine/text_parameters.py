@@ -41,7 +41,8 @@ def unenforced_places(params: SamplingParams, backend: str) -> tuple[str, ...]:
 
 
 def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the tokens of each word at the beginning of a text, and its tokens after a space if these differ.
+    """Returns the tokens of each word as they are at the beginning of a text and after a space. If the tokens after a space end
+    with those at the beginning, they are left out.
 
     Raises:
         InvalidRequestError: a word has no tokens in the vocabulary.
@@ -60,6 +61,6 @@ def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: i
         found[at_start] = None
         if bare:
             after_space = tokenize(word, " " + bare)
-            if after_space[-len(at_start) :] != at_start:  # otherwise `at_start` already forbids it
+            if after_space[-len(at_start) :] != at_start:  # otherwise `at_start` already forbids `after_space`
                 found[after_space] = None
     return tuple(found)

@@ -26,16 +26,16 @@ NO_TIME_LIMITS = {"target_inter_token_latency": "none", "max_step_time": "none"}
 
 
 class LLM:
-    """A model that is ready to generate text. At the end of a `with` block it is closed.
+    """A model that is ready to generate text. The end of a `with` block calls `close`.
 
         with LLM("path/to/model") as llm:
             for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
                 print(output.outputs[0].text)
 
-    The arguments are those of `EngineArgs`. If a value is None or "auto", the engine chooses. An unknown name is an error.
-    `model` is a folder in the Hugging Face layout, a GGUF file, a hub id, "org/name:FILE.gguf", or None for the small model
-    that Inflight contains. Nobody reads a token before its completion has ended, so the time of a step is not limited:
-    `target_inter_token_latency` and `max_step_time` are "none" if they are not given.
+    The arguments are those of `EngineArgs`. If a value is None or "auto", the engine chooses the value. `model` is a folder in
+    the Hugging Face layout, a GGUF file, a hub id, a GGUF file on the hub ("org/name:FILE.gguf"), or None for the small model
+    that Inflight contains. The defaults of `target_inter_token_latency` and `max_step_time` are "none" here: `generate` returns
+    only whole completions, so long steps delay no reader.
 
     Raises:
         ConfigError: an argument is unknown, or it does not fit the model or the machine.
@@ -90,11 +90,11 @@ class LLM:
 
         Args:
             messages: a conversation `[{"role": "user", "content": "..."}, ...]`, or a list of them.
-            tools: functions that the model may call, as JSON schemas. If one of them has `"strict": True`, the model calls only
-                these tools, and the arguments of a strict tool satisfy its `parameters`.
-            add_generation_prompt: begin a message of the assistant; True by default.
-            continue_final_message: continue the last message, and begin no new one; False by default.
-            chat_template_kwargs: further variables for the template.
+            tools: functions that the model may call, as JSON schemas. If a tool has `"strict": True`, the model can call only
+                tools of this list, and the arguments of a call to a strict tool satisfy the tool's `parameters`.
+            add_generation_prompt: whether the prompt ends with the beginning of an assistant's message; True by default.
+            continue_final_message: whether the model continues the last message, instead of a new one; False by default.
+            chat_template_kwargs: further variables for the chat template.
 
         Raises: as `generate`, and TokenizerError if the model has no chat template.
         """
@@ -116,7 +116,8 @@ class LLM:
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a request that gives none: those of generation_config.json, else those of `SamplingParams()`."""
+        """The parameters of a request without sampling parameters: `SamplingParams()` with the values of
+        generation_config.json."""
         return self.llm_engine.default_params
 
     def reset_prefix_cache(self) -> None:
@@ -131,11 +132,12 @@ class LLM:
         *,
         timeout: float | None = None,
     ) -> list[Any]:
-        """Call a method of every worker. Returns a value for each rank."""
+        """Call a method of every worker. Returns the results, one for each rank."""
         return self.llm_engine.core.collective_rpc(method, args, kwargs, timeout=timeout)
 
     def timeline_events(self) -> dict[str, list[Event]]:
-        """The phases of the last steps, with their times. The keys are "engine" and the local ranks ("rank 0", ...)."""
+        """The phases of the last steps, with their times. The keys are "engine" and the names of the ranks on this machine
+        ("rank 0", ...)."""
         return self.llm_engine.timeline_events()
 
     def write_trace(self, path: str | Path) -> None:
@@ -143,11 +145,11 @@ class LLM:
         Path(path).write_text(json.dumps(chrome_trace(self.timeline_events())) + "\n", encoding="utf-8")
 
     def step_figures(self) -> StepFigures:
-        """How long devices were idle in the last steps, and the share of the host's work that ran while devices computed."""
+        """For the last steps: how long the devices were idle, and the share of the host's work that ran while they computed."""
         return step_figures(self.timeline_events())
 
     def close(self) -> None:
-        """Stop the workers and free their memory. Idempotent."""
+        """Stop the workers, and free the memory that they use. Idempotent."""
         self.llm_engine.close()
 
     def __enter__(self) -> Self:
@@ -173,7 +175,7 @@ class LLM:
                     done = {output.request_id: output for output in engine.step() if output.finished}
                     finished |= done
                     bar.update(len(done))
-        except BaseException:  # after a wrong request, a failed step or an interrupt, no request of this call may go on
+        except BaseException:  # a wrong request, a failed step or an interrupt ends all requests of this call
             engine.abort_requests(request_ids)
             raise
         return [finished[request_id] for request_id in request_ids]

@@ -4,6 +4,7 @@ It does everything that is the same wherever the ranks run. A subclass only star
 
     execute_model ── add to the ReplyTable ── _send(rank, command) ──▶ rank ──▶ _deliver(reply) ── ReplyTable ──▶ future
                                                                          ╰────▶ _rank_died(rank, reason) ──▶ futures fail
+    recover ── the ranks begin a new epoch, lost ranks are replaced: recovery.py
 
 Order matters in two places. All ranks get the messages in the same order, even if several threads send, because collectives on
 the ranks need it. A message is added to the table before it is sent, because its reply may come before `_send` returns.
@@ -14,23 +15,30 @@ If the ranks are threads of this process, they get plans, arguments and results 
 from __future__ import annotations
 
 import itertools
+import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from queue import SimpleQueue
 from typing import Any, Literal, overload
 
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import ranks_of_node
-from inflight.errors import InflightError, RankError, StepTimeoutError
+from inflight.errors import EngineClosedError, RankError, StepError, StepTimeoutError, WorkerDiedError
+from inflight.executor.meeting import Meeting
 from inflight.executor.pending import PendingCall, PendingStep
+from inflight.executor.recovery import RecoveryLimits, RecoveryResult, recover
 from inflight.executor.reply_table import ReplyTable
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, WorkerCommand, WorkerReply
+from inflight.interface.start_up import EpochCommand, EpochReply, JoinEpoch, Listening, Ready, StartUpFailed
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.worker import Rendezvous
+
+logger = logging.getLogger(__name__)
 
 MAX_SHUTDOWN_SECONDS = 5.0  # or the time allowed for a step, if that is shorter
 MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # used if a rank is lost or silent, because the others may wait for it for ever
@@ -43,11 +51,17 @@ class Executor(ABC):
     Every method that sends something to the ranks raises these errors, or sets them in the future that it returns:
         StepError: the worker raised an exception. The error contains its traceback.
         StepTimeoutError: ranks did not reply in time. Their late replies are dropped.
-        WorkerDiedError: a rank died before or during the call.
+        WorkerDiedError: a rank died before or during the call. After it every call raises it, until `recover` is called.
         EngineClosedError: `shutdown` was called before or during the call.
 
     The constructor of a concrete executor ends with a call of `_start()`, which returns when every rank has loaded its model.
+
+    Attributes:
+        meeting: the beginning of the present epoch. For recovery.py and concrete executors.
+        starting: the ranks that were replaced, and have not loaded their model yet. For recovery.py.
     """
+
+    can_recover = True  # False: `recover` always raises
 
     @staticmethod
     def get_class(config: EngineConfig) -> type[Executor]:
@@ -67,7 +81,10 @@ class Executor(ABC):
         self.output_rank = parallel.world_size - parallel.tensor_parallel_size  # first rank of the last pipeline stage
         self._step_budget = config.execute_model_timeout_seconds
         self._table = ReplyTable(step_budget=self._step_budget, ask=self._ask, state=self._state)
-        self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # one entry per rank: None if it is ready
+        self._limits = RecoveryLimits(config.fault_tolerance)
+        self._num_stale = 0  # messages of older epochs: those that ranks have dropped, and late `EpochReply`s
+        self.meeting = Meeting(self._table.epoch, self.world_size)
+        self.starting: set[int] = set()
         self._has_silent_rank = False  # True: a rank does not answer, so others may wait for it for ever
         self._call_ids = itertools.count()
         self._send_lock = threading.Lock()  # held while one message goes to all ranks
@@ -108,18 +125,18 @@ class Executor(ABC):
 
     @overload
     def execute_model(
-        self, scheduler_output: SchedulerOutput, non_block: Literal[False] = False
+        self, scheduler_output: SchedulerOutput, non_block: Literal[False] = False, *, budget: float = math.inf
     ) -> ModelRunnerOutput: ...
     @overload
     def execute_model(
-        self, scheduler_output: SchedulerOutput, non_block: Literal[True]
+        self, scheduler_output: SchedulerOutput, non_block: Literal[True], *, budget: float = math.inf
     ) -> Future[ModelRunnerOutput]: ...
     @overload
     def execute_model(
-        self, scheduler_output: SchedulerOutput, non_block: bool
+        self, scheduler_output: SchedulerOutput, non_block: bool, *, budget: float = math.inf
     ) -> ModelRunnerOutput | Future[ModelRunnerOutput]: ...
     def execute_model(
-        self, scheduler_output: SchedulerOutput, non_block: bool = False
+        self, scheduler_output: SchedulerOutput, non_block: bool = False, *, budget: float = math.inf
     ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
         """Run one step on all ranks. The step id must be larger than in the previous call.
 
@@ -127,10 +144,10 @@ class Executor(ABC):
         With `non_block` it returns a future, and every error is set in the future, even if the executor is closed. The caller
         may wait for the futures in any order.
 
-        A step may take `execute_model_timeout_seconds`. This time begins with the latest of three events: this call, the end of
-        the step before, and the sending of the step's masks.
+        A step may take `budget` seconds, but at most `execute_model_timeout_seconds`. This time begins with the latest of three
+        events: this call, the end of the step before, and the sending of the step's masks.
         """
-        pending = PendingStep(scheduler_output, self.world_size, self.output_rank)
+        pending = PendingStep(scheduler_output, self.world_size, self.output_rank, budget)
         command = ExecuteModel(epoch=self._table.epoch, scheduler_output=scheduler_output)
         with self._send_lock:
             if self._table.add(pending):
@@ -240,7 +257,88 @@ class Executor(ABC):
         """
         if self._shut_down.acquire(blocking=False):
             self._table.close()
+            self.meeting.close()
             self._terminate()
+
+    # -- recovery: recovery.py calls all methods but the first two -------------------------------------------------------
+
+    def recover(self, cause: RankError) -> RecoveryResult:
+        """Begin a new epoch: replace lost ranks, and connect all ranks again. All pending commands fail. The caller must then
+        send every request in full, and must drop the prefix cache unless `kept_arenas`. No other thread may call the executor
+        meanwhile, except for `shutdown`. Waits until all ranks can run steps.
+
+        Raises:
+            RankError: `cause`, if the configuration does not allow a recovery, or if it did not succeed.
+            EngineClosedError: `shutdown` was called meanwhile.
+        """
+        if not self.can_recover or not self.config.fault_tolerance.enabled:
+            raise cause
+        return recover(self, cause, self._limits)
+
+    @property
+    def recovery_problem(self) -> str:
+        """Why the configuration does not allow another recovery now. "" if it does."""
+        return self._limits.problem()
+
+    @property
+    def num_stale_frames(self) -> int:
+        """How many messages of older epochs the executor and the ranks have dropped."""
+        return self._table.num_stale + self._num_stale
+
+    @property
+    def num_spares(self) -> int:
+        """How many processes wait to replace a rank."""
+        return 0
+
+    def begin_epoch(self, cause: RankError) -> set[int]:
+        """Begin a new epoch, without the ranks. Returns the ranks that are known to be lost."""
+        old = self.meeting
+        self.meeting = Meeting(self._table.epoch + 1, self.world_size)  # first, so that no death is missed
+        lost = {rank for rank, error in old.failed.items() if not (isinstance(error, RankError) and error.is_echo)}
+        lost |= self._table.begin_epoch(cause)
+        self._has_silent_rank = False
+        self._raise_if_shut_down()
+        return lost
+
+    def _raise_if_shut_down(self) -> None:
+        if self._shut_down.locked():
+            self.meeting.close()
+            raise EngineClosedError("the executor was shut down during a recovery")
+
+    def send(self, rank: int, command: EpochCommand) -> None:
+        with self._send_lock:
+            self._send(rank, command)
+
+    def replace_rank(self, rank: int) -> None:
+        """End the rank if it lives, and start a new one, which takes part in the present epoch."""
+        self._raise_if_shut_down()
+        logger.warning("rank %d is replaced", rank)
+        self._discard(rank)
+        self.meeting.expect_again(rank)  # between the two calls, because nothing that the old rank does counts any more
+        self._table.replaced(rank)
+        self.starting.add(rank)
+        self._start_again(rank)
+
+    def join_epoch(self, deadline: float | None = None) -> None:
+        """Let the ranks meet, when all of them listen. If there are KV caches, allocate those of new ranks.
+
+        Raises:
+            InflightError: a rank has failed.
+            TimeoutError: the ranks were not ready before `deadline`, a time of `time.monotonic()`.
+        """
+        meeting = self.meeting
+        rendezvous = self._rendezvous(meeting.wait_until_all_listen(deadline))
+        for rank in range(self.world_size):
+            self.send(rank, JoinEpoch(epoch=meeting.epoch, rendezvous=rendezvous))
+        meeting.wait_until_all_are_ready(deadline)
+        if self._kv_cache_configs is not None:
+            seconds = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            configs = [(config,) for config in self._kv_cache_configs]
+            try:
+                self._call("initialize_from_config", configs, timeout=seconds).result()
+            except StepError as error:
+                meeting.fail(error.rank, error)
+                raise
 
     # -- methods that a concrete executor implements -----------------------------------------------------------
 
@@ -253,8 +351,22 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def _send(self, rank: int, command: WorkerCommand) -> None:
+    def _send(self, rank: int, command: WorkerCommand | EpochCommand) -> None:
         """Queue a message for a rank. Must not wait for the rank and must not raise. If the rank is gone, call `_rank_died`."""
+
+    # Executors with `can_recover` implement these two methods.
+
+    def _discard(self, rank: int) -> None:
+        """End the rank if it lives, and from now on ignore what it sends. Waits until its process has ended."""
+        raise NotImplementedError
+
+    def _start_again(self, rank: int) -> None:
+        """Start a new rank in place of a discarded one, with the epoch of `meeting`. Does not wait for it."""
+        raise NotImplementedError
+
+    def _rendezvous(self, addresses: tuple[tuple[str, int], ...]) -> Rendezvous | None:
+        """Returns what the ranks need to meet in the epoch of `meeting`. `addresses`: where each rank listens."""
+        return None
 
     @abstractmethod
     def _terminate(self) -> None:
@@ -278,22 +390,26 @@ class Executor(ABC):
             self.shutdown()
             raise
 
-    def _wait_until_started(self) -> None:
-        """Wait until `_started` has had an entry for each rank. Raises the first error."""
-        for _ in range(self.world_size):
-            error = self._started.get()
-            if error is not None:
-                raise error
-
     def _shutdown_deadline(self, *, is_broken: bool = False) -> float:
         """Returns until when `_terminate` waits for ranks to end by themselves, as a time of `time.monotonic()`."""
         seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken or self._has_silent_rank else MAX_SHUTDOWN_SECONDS
         return time.monotonic() + min(seconds, self._step_budget)
 
-    def _deliver(self, reply: WorkerReply) -> None:
-        """Process a reply or activity of a rank. May be called from any thread, in any order, and more than once."""
-        self._table.deliver(reply)
+    def _deliver(self, reply: WorkerReply | EpochReply) -> None:
+        """Process a message of a rank. May be called from any thread, in any order, and more than once."""
+        if not isinstance(reply, Listening | Ready | StartUpFailed):
+            self._table.deliver(reply)
+            return
+        if isinstance(reply, Ready):
+            self.starting.discard(reply.rank)
+        if reply.epoch != self.meeting.epoch:
+            self._num_stale += 1
+        else:
+            if isinstance(reply, Listening):
+                self._num_stale += reply.num_dropped
+            self.meeting.take(reply)
 
-    def _rank_died(self, rank: int, reason: str) -> None:
+    def _rank_died(self, rank: int, reason: str, kind: type[RankError] = WorkerDiedError) -> None:
         """Process the news that a rank is gone for good. May be called from any thread, and more than once."""
-        self._table.rank_died(rank, reason)
+        self.meeting.fail(rank, kind(f"rank {rank} died ({reason})", rank=rank))
+        self._table.rank_died(rank, reason, kind)

@@ -1,8 +1,9 @@
 """`ExternalLauncherExecutor`: torchrun starts the same script once per rank, and each process is an engine with one rank.
 
 Every engine makes its own plans and runs them only on its own worker. But the workers of all processes together are one model
-replica, so all engines must make the same plans. They do, because a plan depends only on the calls and on the ranks' replies.
-Each engine sends the replies of its rank to all other engines, so all engines see the same replies:
+replica, so all engines must make the same plans. A plan depends only on the calls of the engine's methods and on the ranks'
+replies. The script makes the same calls in all processes. Each engine sends the replies of its rank to all other engines, so
+all engines see the same replies:
 
     _send(own rank) ── RankThread ── reply ──▶ I/O thread ── in order of the commands ──┬─▶ _deliver
                                                                                         ╰─▶ streams to all others
@@ -30,7 +31,7 @@ from inflight.config.engine import EngineConfig
 from inflight.distributed.launcher import LauncherMeeting
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.executor import Executor
-from inflight.executor.failures import failed_reply, failure_of, start_up_error
+from inflight.executor.failures import failed_reply, failure_of
 from inflight.executor.io_thread import IoThread
 from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream, use_heartbeats
 from inflight.executor.uniproc import RankThread, WorkerFactory
@@ -48,27 +49,30 @@ from inflight.interface.messages import (
     WorkerCommand,
     WorkerReply,
 )
-from inflight.interface.start_up import Ready, StartUpFailed, Stop, Submitted
+from inflight.interface.start_up import EpochCommand, EpochReply, JoinEpoch, Ready, StartUpFailed, Stop, Submitted
 from inflight.interface.worker import Rendezvous
 from inflight.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-FAILURE_DELAY_SECONDS = 0.05  # a failed step is reported this much later: the death of a rank may be the cause
+FAILURE_DELAY_SECONDS = 0.05  # how much later the failure of a step is reported, see `_deliver_reply`
 
 
 class ExternalLauncherExecutor(Executor):
-    """All ranks must call the same methods with the same arguments in the same order. This includes `shutdown`.
+    """All ranks must call the same methods with the same arguments in the same order. This includes `shutdown`. A lost rank
+    cannot be replaced, because the launcher has started it: use the launcher's own restarts.
 
     Args:
         worker_factory: makes the worker of this rank. Called in the rank's thread.
-        me: which rank this is; if None, it is read from the environment.
+        me: the rank of this process, as the launcher has told it. If None, it is read from the environment.
 
     Raises:
         ConfigError: no launcher has started this process, or the number of ranks does not fit the parallel sizes.
         ConnectionError: the ranks did not connect to each other within the time allowed for a step.
         InflightError: a rank could not start. Every rank raises it.
     """
+
+    can_recover = False
 
     def __init__(
         self, config: EngineConfig, worker_factory: WorkerFactory = Worker, me: envs.LaunchedRank | None = None
@@ -88,7 +92,7 @@ class ExternalLauncherExecutor(Executor):
         self._peers: dict[int, _Peer] = {}
         self._rank_thread: RankThread | None = None
         self._commands: deque[ReplyKey] = deque()  # commands that this rank has not answered
-        self._answers: dict[ReplyKey, StepReply | RpcReply] = {}  # answers of this rank that were not sent yet
+        self._answers: dict[ReplyKey, StepReply | RpcReply] = {}  # replies of this rank that were not published yet
         self._num_submitted = 0
         self._start()
 
@@ -109,13 +113,13 @@ class ExternalLauncherExecutor(Executor):
             self._io.run(partial(self._watch, connections))
             self._rank_thread = RankThread(
                 self._me.rank,
-                partial(self._worker_factory, self.config, self._me.rank, rendezvous),
-                started=self._has_started,
+                partial(self._worker_factory, self.config, self._me.rank),
                 reply=lambda reply: self._io.call_soon(partial(self._answer, reply)),
                 died=lambda reason: self._io.call_soon(partial(self._own_rank_died, reason)),
             )
             self._rank_thread.start()
-            self._wait_until_started()
+            self._rank_thread.loop.put(JoinEpoch(epoch=self._table.epoch, rendezvous=rendezvous))
+            self.meeting.wait_until_all_are_ready()
 
     def _watch(self, connections: dict[int, socket.socket]) -> None:
         for rank, connection in connections.items():
@@ -125,23 +129,13 @@ class ExternalLauncherExecutor(Executor):
             stream.on_end = partial(self._stream_ended, rank)
             self._peers[rank] = _Peer(stream)
 
-    def _has_started(self, error: BaseException | None) -> None:
-        """Called in the rank's thread when the rank has started, or has failed to start."""
-        rank = self._me.rank
-        if error is None:
-            self._io.call_soon(partial(self._send_to_peers, Ready(rank=rank)))
-            self._started.put(None)
-            return
-        failure = failure_of(error)
-        self._io.call_soon(partial(self._send_to_peers, StartUpFailed(rank=rank, failure=failure)))
-        self._started.put(start_up_error(rank, failure))
-
     # -- commands and this rank's replies ------------------------------------------------------------------------------
 
-    def _send(self, rank: int, command: WorkerCommand) -> None:
+    def _send(self, rank: int, command: WorkerCommand | EpochCommand) -> None:
         """Runs the command on this rank only. The other ranks get it from their own engines."""
         if rank == self._me.rank:
             assert self._rank_thread is not None
+            assert not isinstance(command, EpochCommand), "the ranks meet only once"
             if not isinstance(command, ProvideGrammarOutput):  # nobody replies to masks, and every engine makes its own
                 self._io.call_soon(partial(self._submit, command))  # before the rank gets the command and can reply
             self._rank_thread.loop.put(command)
@@ -160,10 +154,14 @@ class ExternalLauncherExecutor(Executor):
             self._compare(rank, peer)
             self._deliver_held(peer)
 
-    def _answer(self, reply: WorkerReply) -> None:
+    def _answer(self, reply: WorkerReply | EpochReply) -> None:
         """Publish this rank's replies in the order of the commands, so that all engines see the same order. The rank itself may
         reply in another order: a step that cannot begin may be answered before an older step."""
-        assert not isinstance(reply, WorkerActivity), reply
+        if not isinstance(reply, StepReply | RpcReply):  # the rank has started, or has failed to start
+            assert isinstance(reply, Ready | StartUpFailed), reply
+            self._send_to_peers(reply)
+            self._deliver(reply)
+            return
         self._answers[reply.key] = reply
         while self._commands and (answer := self._answers.pop(self._commands[0], None)) is not None:
             self._commands.popleft()
@@ -178,8 +176,8 @@ class ExternalLauncherExecutor(Executor):
         self._deliver_reply(reply)
 
     def _deliver_reply(self, reply: StepReply | RpcReply) -> None:
-        """Publish this rank's replies in the order of the commands, so that all engines see the same order. The rank may reply
-        must come first."""
+        """Deliver a reply to the table. The failure of a step is delivered a little later: if the death of a rank is the cause,
+        the table must learn of the death first."""
         if isinstance(reply, StepReply) and reply.failure is not None:
             self._io.loop.call_later(FAILURE_DELAY_SECONDS, partial(self._deliver, reply))
         else:
@@ -206,12 +204,12 @@ class ExternalLauncherExecutor(Executor):
                 self._deliver(message)
             case AskActivity():
                 peer.stream.send(encode(self._own_activity()).buffers())
-            case Ready() if not peer.is_ready:
+            case Ready() if message.rank == rank and not peer.is_ready:
                 peer.is_ready = True
-                self._started.put(None)
-            case StartUpFailed():
+                self._deliver(message)
+            case StartUpFailed() if message.rank == rank:
                 peer.is_gone = True
-                self._started.put(start_up_error(rank, message.failure))
+                self._deliver(message)
             case Stop():
                 peer.has_stopped.set()
                 self._compare(rank, peer)
@@ -219,7 +217,7 @@ class ExternalLauncherExecutor(Executor):
                 self._lose(rank, f"it sent a message of type {type(message).__name__}, which is not allowed now")
 
     def _deliver_held(self, peer: _Peer) -> None:
-        """Deliver replies of a peer to commands that this engine has submitted too. Other replies are held, because the table
+        """Deliver those replies of a peer whose commands this engine has submitted, too. Hold the others, because the table
         drops replies to unknown commands."""
         while peer.held and peer.num_delivered < self._num_submitted:
             peer.num_delivered += 1
@@ -256,10 +254,11 @@ class ExternalLauncherExecutor(Executor):
         if peer.is_ready:
             self._rank_died(rank, reason)
         else:
-            self._started.put(EngineError(f"rank {rank} could not start: {reason}; see the output of its process"))
+            error = EngineError(f"rank {rank} could not start: {reason}; see the output of its process")
+            self.meeting.fail(rank, error)
 
     def _own_rank_died(self, reason: str) -> None:
-        """End this rank. The other ranks see that their streams to it end."""
+        """Note that this engine's own rank has died. The other engines see that their streams to this engine end."""
         for peer in self._peers.values():
             peer.is_gone = True
             peer.stream.close()
@@ -279,7 +278,7 @@ class ExternalLauncherExecutor(Executor):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _terminate(self) -> None:
-        """Stop this rank. First wait until the other ranks stop, because a slower rank still needs the replies of this one."""
+        """Stop this rank. First wait until the other ranks stop, because a slower rank still needs this rank's replies."""
         atexit.unregister(self.shutdown)
         end = self._shutdown_deadline(is_broken=any(p.is_gone or not p.is_ready for p in self._peers.values()))
         self._io.call_soon(partial(self._send_to_peers, Stop()))
@@ -303,8 +302,8 @@ class _Peer:
         self.is_ready = False
         self.is_gone = False
         self.has_stopped = threading.Event()  # the peer submits no more commands
-        self.ours: deque[Submitted] = deque()  # commands that this engine has submitted and the peer has not
-        self.theirs: deque[Submitted] = deque()  # commands that the peer has submitted and this engine has not
+        self.ours: deque[Submitted] = deque()  # commands that only this engine has submitted so far
+        self.theirs: deque[Submitted] = deque()  # commands that only the peer has submitted so far
         self.held: deque[StepReply | RpcReply] = deque()  # replies to commands that this engine has not submitted yet
         self.num_delivered = 0  # how many replies of the peer have been delivered
 

@@ -1,4 +1,4 @@
-"""Sends an exception of a rank to the engine: the rank makes a `WorkerFailure` of it, and the executor raises it again."""
+"""How an exception of a rank gets to the engine: the rank sends a `WorkerFailure`, and the executor makes an error of it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,12 @@ def named_error(rank: int, failure: WorkerFailure) -> InflightError | None:
     return error
 
 
-def start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
+def start_up_error(rank: int, failure: WorkerFailure, num_ranks: int) -> InflightError:
     """Returns the error that the executor raises if a rank could not start. It has the class that the rank raised if Inflight
-    has this class. Otherwise it is a `WorkerDiedError`."""
-    if (error := named_error(rank, failure)) is not None:
+    has this class. Otherwise it is a `WorkerDiedError`. If there is only one rank, the message is the one that it raised."""
+    is_only = num_ranks == 1
+    error = error_by_name(failure.type_name, failure.message) if is_only else named_error(rank, failure)
+    if error is not None:
         return error
     message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
-    return WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback)
+    return WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback, is_echo=failure.is_echo)

@@ -15,7 +15,7 @@ class IoThread:
     """Owns the loop and the thread. Callbacks run in the thread and must not wait. asyncio logs exceptions that they raise.
 
     Attributes:
-        loop: other threads may only call `call_soon`, `run` and `stop` of this class, but no method of the loop itself.
+        loop: only callbacks in this thread may call methods of the loop. Other threads use the methods of this class.
     """
 
     def __init__(self, name: str) -> None:

@@ -33,12 +33,12 @@ RETRY_SECONDS = 0.5
 
 
 class Listener:
-    """Accepts one connection for each rank of the other nodes, until `close`. All methods except the constructor run in the I/O
-    thread.
+    """Accepts one connection for each expected rank of the other nodes, until `close`. At first all ranks are expected; later
+    only those that were lost. All methods except the constructor run in the I/O thread.
 
     Args:
         max_silence_seconds: a link that is silent for longer is closed.
-        on_join: called once for each rank, with the rank and its stream.
+        on_join: called for each rank that connects, with the rank and its stream.
 
     Raises:
         ConfigError: node 0 cannot listen on the address.
@@ -75,6 +75,10 @@ class Listener:
         for stream in self._strangers:
             stream.close()
         self._strangers.clear()
+
+    def expect(self, rank: int) -> None:
+        """Accept a new connection of this rank, because it was lost."""
+        self._missing.add(rank)
 
     @property
     def missing(self) -> set[int]:
@@ -132,7 +136,7 @@ class Listener:
         if hello.rank not in self._ranks:
             return f"rank {hello.rank} does not belong to a node other than node 0; check the --node-rank"
         if hello.rank not in self._missing:
-            return f"rank {hello.rank} has joined before; give each node a --node-rank of its own"
+            return f"rank {hello.rank} has joined before, and lives; give each node a --node-rank of its own"
         return ""
 
 

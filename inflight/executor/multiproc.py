@@ -3,53 +3,72 @@
     caller ── _send ── encode ── Stream ══ socket ══ inbox thread ── main thread (WorkerLoop)
     _deliver ◀── decode ── I/O thread ══ socket ═══════════════════════════╯
 
-Node 0 is the engine's machine. At a start it listens for connections if there are other nodes, starts its own processes, and
-waits for all ranks. When a thread ends, the kernel ends the processes it started. So the I/O thread starts them, because it
-lives as long as the executor. A rank is dead when its stream or its process has ended. Messages that it sent before its death
-are delivered first.
+Node 0 is the engine's machine. It listens for connections if there are other nodes, starts its own processes, and waits for all
+ranks. When a thread ends, the kernel ends the processes it started. So the I/O thread starts them, because it lives as long as
+the executor. A rank is dead when its stream or its process has ended. Messages that it sent before its death are delivered
+first. A rank that does not answer pings is lost too: ping_watch.py.
+
+A lost rank is replaced in the next epoch (recovery.py). On this machine a spare process takes its place, or a new process. On
+another node, `inflight worker` makes a new connection and starts a new process with it, as at the start.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import signal
 import socket
 import threading
 import time
-from dataclasses import replace
+from collections import deque
 from functools import partial
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
-from inflight.config.ranks import RankLayout, ranks_of_node
-from inflight.errors import CodecError, EngineError, WorkerDiedError
+from inflight.errors import CodecError, EngineError, RankError, StepTimeoutError, WorkerDiedError
 from inflight.executor.executor import Executor
-from inflight.executor.failures import failed_reply, start_up_error
+from inflight.executor.failures import failed_reply
 from inflight.executor.io_thread import IoThread
 from inflight.executor.join import Listener
-from inflight.executor.process import WorkerProcess, stop_processes, worker_title
+from inflight.executor.ping_watch import PING_SECONDS, PingWatch
+from inflight.executor.process import (
+    SIGKILL_SECONDS,
+    SPARE_TITLE,
+    WorkerProcess,
+    stop_processes,
+    wait_for_end,
+    worker_title,
+)
 from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
 from inflight.interface.messages import (
     AskActivity,
-    ProvideGrammarOutput,
+    ExecuteModel,
+    RpcCall,
     RpcReply,
     StepReply,
     WorkerActivity,
     WorkerCommand,
     WorkerFailure,
 )
-from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
+from inflight.interface.start_up import (
+    BeginEpoch,
+    EpochCommand,
+    Listening,
+    Preload,
+    Ready,
+    StartUp,
+    StartUpFailed,
+    Stop,
+)
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
-from inflight.sockets import listen
 
 logger = logging.getLogger(__name__)
 
 WORKER_CLASS = "inflight.worker.worker:Worker"
 MAX_JOIN_SECONDS = 300.0
+SPARE_SECONDS = 2.0  # a new spare is started this long after one was taken, so that it does not slow the recovery down
 EXIT_CODE_SECONDS = 0.05  # how long to wait for the exit code of a process after its stream has ended
 
 
@@ -73,81 +92,102 @@ class MultiprocExecutor(Executor):
         super().__init__(config)
         self._worker_class = worker_class
         self._max_join_seconds = max_join_seconds
-        self._rendezvous: Rendezvous | None = None
         self._io = IoThread("inflight-io")
         self._listener: Listener | None = None
         self._terminating = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
+        self._spares: deque[tuple[WorkerProcess, Stream]] = deque()  # changed in the I/O thread
+        self._pings = PingWatch(self._ask, self._hangs)
         # the last command and its encoded bytes, so that a step is encoded only once for all ranks
-        self._encoded: tuple[WorkerCommand | None, list[Buffer]] = (None, [])
+        self._encoded: tuple[WorkerCommand | EpochCommand | None, list[Buffer]] = (None, [])
         self._start()
 
     # -- start-up --------------------------------------------------------------------------------------------------
 
     def _launch(self) -> None:
-        parallel = self.config.parallel
-        local_ranks = ranks_of_node(self.world_size, parallel.nnodes, 0)
+        parallel, fault_tolerance = self.config.parallel, self.config.fault_tolerance
         if parallel.nnodes > 1:
             max_silence_seconds = min(MAX_LINK_SILENCE_SECONDS, self._step_budget)
             self._listener = Listener(self._io, parallel, envs.cluster_token(), max_silence_seconds, self._begin)
         self._io.start()
-        with contextlib.ExitStack() as until_launched:
-            listen_fd = None
-            if self.world_size > 1:
-                host = parallel.master_addr if parallel.nnodes > 1 else "127.0.0.1"
-                place = until_launched.enter_context(listen(host, 0))
-                listen_fd = place.fileno()
-                self._rendezvous = Rendezvous(
-                    host=host,
-                    port=int(place.getsockname()[1]),
-                    epoch=self._table.epoch,
-                    timeout_seconds=self._step_budget,
-                    token=secrets.token_bytes(TOKEN_BYTES),
-                )
-            self._io.run(partial(self._launch_local, local_ranks, listen_fd))
-        self._wait_until_started()
-        if self._listener is not None:
+        self._io.run(self._launch_local)
+        self.join_epoch()
+        if fault_tolerance.enabled:
+            self._io.run(self._start_pings)
+            self._io.run(self._fill_spares)
+        elif self._listener is not None:
             self._io.run(self._listener.close)
 
-    def _launch_local(self, local_ranks: range, listen_fd: int | None) -> None:
-        """Start the processes of this machine. The process of rank 0 inherits `listen_fd`, a socket that already listens and
-        through which the ranks find each other."""
+    def _launch_local(self) -> None:
+        """Start the processes of this machine, and listen for those of other machines."""
         if self._listener is not None:
             self._listener.start()
             self._io.loop.call_later(self._max_join_seconds, self._give_up_waiting)
-        layout = RankLayout(self.config.parallel.tensor_parallel_size, self.config.parallel.pipeline_parallel_size)
-        for rank in local_ranks:
-            ours, theirs = socket.socketpair()
-            inherited = listen_fd if rank == 0 else None
-            with theirs:
-                try:
-                    process = WorkerProcess(
-                        worker_title(layout, rank),
-                        theirs.fileno(),
-                        inherited,
-                        is_one_node=self.config.parallel.nnodes == 1,
-                    )
-                except BaseException:
-                    ours.close()
-                    raise
-            self._ranks[rank].process = process
-            self._io.loop.add_reader(process, partial(self._process_ended, rank))
-            self._begin(rank, Stream(self._io, ours), inherited)
+        for rank in self.local_ranks:
+            self._start_process(rank)
 
-    def _begin(self, rank: int, stream: Stream, listen_fd: int | None = None) -> None:
+    def _start_process(self, rank: int) -> None:
+        """Start a process for a rank of this machine, or take a spare one."""
+        while self._spares:
+            process, stream = self._spares.popleft()
+            self._io.loop.remove_reader(process)
+            if process.is_alive:
+                break
+            stream.close()
+            process.close()
+        else:
+            process, stream = self._new_process(worker_title(self.config.parallel.layout, rank))
+        self._ranks[rank].process = process
+        self._io.loop.add_reader(process, partial(self._process_ended, rank, self._ranks[rank]))
+        self._begin(rank, stream)
+
+    def _new_process(self, title: str) -> tuple[WorkerProcess, Stream]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = WorkerProcess(title, theirs.fileno(), is_one_node=self.config.parallel.nnodes == 1)
+            except BaseException:
+                ours.close()
+                raise
+        return process, Stream(self._io, ours)
+
+    def _begin(self, rank: int, stream: Stream) -> None:
         """Called when the stream to a rank is open. Sends the rank what it needs to construct its worker."""
-        stream.on_message = partial(self._receive, rank)
-        stream.on_end = partial(self._stream_ended, rank)
-        self._ranks[rank].stream = stream
-        rendezvous = None if self._rendezvous is None else replace(self._rendezvous, listen_fd=listen_fd)
-        start_up = StartUp(config=self.config, rank=rank, worker_class=self._worker_class, rendezvous=rendezvous)
+        state, parallel = self._ranks[rank], self.config.parallel
+        stream.on_message = partial(self._receive, rank, state)
+        stream.on_end = partial(self._stream_ended, rank, state)
+        state.stream = stream
+        start_up = StartUp(
+            config=self.config,
+            rank=rank,
+            title=worker_title(parallel.layout, rank),
+            worker_class=self._worker_class,
+            epoch=self.meeting.epoch,
+            host=self._host if rank in self.local_ranks else "",
+        )
         stream.send(encode(start_up).buffers())
 
+    @property
+    def _host(self) -> str:
+        """The address at which ranks of this machine listen for other ranks."""
+        return self.config.parallel.master_addr if self.config.parallel.nnodes > 1 else "127.0.0.1"
+
+    def _rendezvous(self, addresses: tuple[tuple[str, int], ...]) -> Rendezvous | None:
+        if self.world_size == 1:
+            return None
+        return Rendezvous(
+            epoch=self.meeting.epoch,
+            timeout_seconds=self._step_budget,
+            token=secrets.token_bytes(TOKEN_BYTES),
+            addresses=addresses,
+        )
+
     def _give_up_waiting(self) -> None:
-        assert self._listener is not None
+        if self._listener is None or self.meeting.epoch > 0:
+            return
         if missing := sorted(self._listener.missing):
             parallel = self.config.parallel
-            self._started.put(
+            self.meeting.close(
                 EngineError(
                     f"ranks {', '.join(map(str, missing))} did not connect to {parallel.master_addr}:"
                     f"{parallel.master_port} within {self._max_join_seconds:g} s; start `inflight worker` on every one of "
@@ -157,64 +197,107 @@ class MultiprocExecutor(Executor):
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def _send(self, rank: int, command: WorkerCommand) -> None:
+    def _send(self, rank: int, command: WorkerCommand | EpochCommand) -> None:
         stream = self._ranks[rank].stream
-        assert stream is not None, "every rank has started"
+        if stream is None:
+            return  # a rank of another node that has not connected yet gets `StartUp` when it connects
         try:
             if command is not self._encoded[0]:
                 self._encoded = command, encode(command).buffers()
         except CodecError as error:
-            if isinstance(command, ProvideGrammarOutput):
-                raise  # masks can always be encoded, so this is a defect of the caller
+            if not isinstance(command, ExecuteModel | RpcCall):
+                raise  # other commands can always be encoded, so this is a defect of the caller
             failure = WorkerFailure(type_name="CodecError", message=str(error), traceback="")
             reply = failed_reply(command, rank, failure)
             self._io.call_soon(lambda: self._deliver(reply))  # later, because this thread holds the executor's lock
             return
         stream.send(self._encoded[1])
 
-    def _receive(self, rank: int, message: Message) -> None:
+    def _receive(self, rank: int, state: _Rank, message: Message) -> None:
+        if state is not self._ranks[rank]:
+            return  # the rank was replaced
+        self._pings.heard(rank)
         match message:
             case StepReply() | RpcReply() | WorkerActivity() if message.rank == rank:
                 self._deliver(message)
-            case Ready() if not self._ranks[rank].is_ready:
-                self._ranks[rank].is_ready = True
-                self._started.put(None)
-            case StartUpFailed():
-                self._ranks[rank].is_gone = True
-                self._started.put(start_up_error(rank, message.failure))
+            case Ready() if message.rank == rank and message.epoch > state.ready_epoch:
+                state.ready_epoch = message.epoch
+                self._deliver(message)
+            case Listening() if message.rank == rank:
+                self._deliver(message)
+            case StartUpFailed() if message.rank == rank:
+                # such a process ends by itself; after an echo it stays, for the next epoch
+                ends = not state.is_ready and not message.failure.is_echo and message.epoch == self.meeting.epoch
+                state.is_gone = state.is_gone or ends
+                self._deliver(message)
             case _:
-                self._lose(rank, f"it sent a message of type {type(message).__name__}, which is not allowed now")
+                self._lose(rank, state, f"it sent a message of type {type(message).__name__}, which is not allowed now")
 
     def _ask(self, rank: int) -> None:
         stream = self._ranks[rank].stream
-        assert stream is not None, "every rank has started"
-        stream.send(encode(AskActivity()).buffers())
+        if stream is not None:
+            stream.send(encode(AskActivity()).buffers())
 
     def _state(self, rank: int) -> str:
         process = self._ranks[rank].process
         return process.state if process is not None else ""
 
+    # -- pings and spare processes, in the I/O thread --------------------------------------------------------------
+
+    def _start_pings(self) -> None:
+        for rank, state in enumerate(self._ranks):
+            # a starting process of another node is not pinged: nothing shows whether it is silent because it imports libraries
+            if (state.is_ready or state.process is not None) and not state.is_gone:
+                self._pings.tick(rank, state.process)
+        self._io.loop.call_later(PING_SECONDS, self._start_pings)
+
+    def _hangs(self, rank: int, reason: str) -> None:
+        self._lose(rank, self._ranks[rank], reason, StepTimeoutError)
+
+    @property
+    def num_spares(self) -> int:
+        return len(self._spares)
+
+    def _fill_spares(self) -> None:
+        """Start spare processes, as many as are missing."""
+        while len(self._spares) < self.config.fault_tolerance.spare_workers and not self._terminating:
+            spare = self._new_process(SPARE_TITLE)
+            process, stream = spare
+            stream.on_message = lambda message: None
+            stream.on_end = lambda reason: None  # the end of the process is noticed below
+            stream.send(encode(Preload(worker_class=self._worker_class)).buffers())
+            self._spares.append(spare)
+            self._io.loop.add_reader(process, partial(self._spare_ended, spare))
+
+    def _spare_ended(self, spare: tuple[WorkerProcess, Stream]) -> None:
+        process, stream = spare
+        self._io.loop.remove_reader(process)
+        self._spares.remove(spare)
+        stream.close()
+        if not self._terminating:
+            logger.warning("a spare process has ended (%s); a new one is started", process.state)
+            self._io.loop.call_later(SPARE_SECONDS, self._fill_spares)
+        process.close()
+
     # -- deaths, in the I/O thread -------------------------------------------------------------------------------
 
-    def _process_ended(self, rank: int) -> None:
-        process, stream = self._ranks[rank].process, self._ranks[rank].stream
-        assert process is not None
-        self._io.loop.remove_reader(process)
-        if stream is not None:
-            stream.on_end = lambda reason: None  # the reason below, `process.state`, is more exact
-            stream.drain()
-        self._lose(rank, process.state)
+    def _process_ended(self, rank: int, state: _Rank) -> None:
+        assert state.process is not None
+        self._io.loop.remove_reader(state.process)
+        if state.stream is not None:
+            state.stream.on_end = lambda reason: None  # the reason below, `process.state`, is more exact
+            state.stream.drain()
+        self._lose(rank, state, state.process.state)
 
-    def _stream_ended(self, rank: int, reason: str) -> None:
+    def _stream_ended(self, rank: int, state: _Rank, reason: str) -> None:
         """Wait a moment for the exit code of the process, which is a better reason. A dying process closes its stream first."""
-        if self._ranks[rank].process is None or reason.startswith("it sent"):
-            self._lose(rank, reason)
+        if state.process is None or reason.startswith("it sent"):
+            self._lose(rank, state, reason)
         else:
-            self._io.loop.call_later(EXIT_CODE_SECONDS, partial(self._lose, rank, reason))
+            self._io.loop.call_later(EXIT_CODE_SECONDS, partial(self._lose, rank, state, reason))
 
-    def _lose(self, rank: int, reason: str) -> None:
+    def _lose(self, rank: int, state: _Rank, reason: str, kind: type[RankError] = WorkerDiedError) -> None:
         """Mark a rank as lost, because it is gone or can no longer be trusted. Idempotent."""
-        state = self._ranks[rank]
         if state.is_gone:
             return
         state.is_gone = True
@@ -223,11 +306,56 @@ class MultiprocExecutor(Executor):
             state.stream.close()
         if state.process is not None and not self._terminating:
             state.process.send_signal(signal.SIGKILL)
+        if state is not self._ranks[rank]:
+            return
+        if rank not in self.local_ranks:
+            self._expect_again(rank)
         if state.is_ready:
-            self._rank_died(rank, reason)
+            self._rank_died(rank, reason, kind)
         else:
             message = f"rank {rank} could not start: {reason}; see the output of its process"
-            self._started.put(WorkerDiedError(message, rank=rank))
+            self.meeting.fail(rank, WorkerDiedError(message, rank=rank))
+
+    def _discard(self, rank: int) -> None:
+        process = self._io.run(partial(self._give_up, rank))
+        if process is not None:
+            process.send_signal(signal.SIGKILL)
+            wait_for_end([process], SIGKILL_SECONDS)  # then its memory is free, also that of a GPU
+            process.close()
+
+    def _give_up(self, rank: int) -> WorkerProcess | None:
+        old = self._ranks[rank]
+        if old.process is not None:
+            self._io.loop.remove_reader(old.process)
+            self._forget(rank)
+        elif old.is_ready:
+            self._expect_again(rank)
+        return old.process
+
+    def _start_again(self, rank: int) -> None:
+        self._io.run(partial(self._start_anew, rank))
+
+    def _start_anew(self, rank: int) -> None:
+        stream = self._ranks[rank].stream
+        if rank in self.local_ranks:
+            self._start_process(rank)
+            self._io.loop.call_later(SPARE_SECONDS, self._fill_spares)
+        elif stream is not None:  # a new process on the other node has connected already, perhaps in an older epoch
+            stream.send(encode(BeginEpoch(epoch=self.meeting.epoch)).buffers())
+
+    def _expect_again(self, rank: int) -> None:
+        """Accept a new process for a rank of another node. `inflight worker` starts it there."""
+        self._forget(rank)
+        if self._listener is not None:
+            self._listener.expect(rank)
+
+    def _forget(self, rank: int) -> None:
+        """Forget the process of a rank, and ignore its messages from now on."""
+        old, self._ranks[rank] = self._ranks[rank], _Rank()
+        old.is_gone = True
+        if old.stream is not None:
+            old.stream.close()
+        self._pings.heard(rank)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -236,11 +364,14 @@ class MultiprocExecutor(Executor):
         end = self._shutdown_deadline(is_broken=any(state.is_gone for state in self._ranks))
         stop = encode(Stop()).buffers()
         for state in self._ranks:
-            if state.is_ready and state.stream is not None:
+            if state.stream is not None and (state.is_ready or state.process is None):
                 state.stream.send(stop)
             elif state.process is not None:  # it is still loading, so nothing is lost if it is killed
                 state.process.send_signal(signal.SIGKILL)
         processes = [state.process for state in self._ranks if state.process is not None]
+        for process, _ in self._spares:
+            process.send_signal(signal.SIGKILL)
+        processes += [process for process, _ in self._spares]
         stop_processes(processes, max(end - time.monotonic(), 0.0))
         if not self._io.is_current:  # if this is the I/O thread, do not wait: nobody else reads the streams
             for state in self._ranks:
@@ -249,19 +380,24 @@ class MultiprocExecutor(Executor):
         self._io.stop()
         if self._listener is not None:
             self._listener.close()
-        for state in self._ranks:
-            if state.stream is not None:
-                state.stream.close()
+        for stream in (*(state.stream for state in self._ranks), *(stream for _, stream in self._spares)):
+            if stream is not None:
+                stream.close()
         for process in processes:
             process.close()
 
 
 class _Rank:
-    """What the executor knows about one rank. Written in the I/O thread."""
+    """What the executor knows about one process of a rank. Written in the I/O thread."""
 
     def __init__(self) -> None:
         self.stream: Stream | None = None
         self.process: WorkerProcess | None = None  # None if the rank is on another node
-        self.is_ready = False
+        self.ready_epoch = -1  # the last epoch that the rank has joined
         self.is_gone = False
         self.has_ended = threading.Event()  # set when the stream has ended
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the rank has joined an epoch, so its model is loaded."""
+        return self.ready_epoch >= 0

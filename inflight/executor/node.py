@@ -1,19 +1,27 @@
 """`run_node`: the program `inflight worker`, for each node but node 0. It starts the node's ranks and waits until they end.
 
 It makes one connection to node 0 for each rank, and passes it to the rank's process. So worker processes run the same
-program on all nodes, and never get the cluster's token.
+program on all nodes, and never get the cluster's token. If a process dies, or is stopped by a signal, this program makes a new
+connection to node 0 and starts a new process with it. Then the executor begins a new epoch with this process (recovery.py).
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 
 from inflight import envs
 from inflight.config.ranks import RankLayout, ranks_of_node
-from inflight.errors import ConfigError, WorkerDiedError
+from inflight.errors import ConfigError, EngineError, WorkerDiedError
 from inflight.executor.join import connect
-from inflight.executor.process import WorkerProcess, stop_processes, wait_for_first_end, worker_title
+from inflight.executor.process import (
+    STOPPED_CHECK_SECONDS,
+    WorkerProcess,
+    stop_processes,
+    wait_for_first_end,
+    worker_title,
+)
 from inflight.executor.transport import EXIT_STREAM_ENDED
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import Hello
@@ -21,7 +29,9 @@ from inflight.interface.start_up import Hello
 logger = logging.getLogger(__name__)
 
 MAX_CONNECT_SECONDS = 300.0
-LAST_RANKS_SECONDS = 10.0  # when one rank of the node has ended, the others must end within this time
+REJOIN_SECONDS = 60.0  # how long a new process for a lost rank may try to connect
+RETRY_SECONDS = 0.2  # time between two tries; node 0 refuses a rank until it has noticed that the old process is gone
+LAST_RANKS_SECONDS = 10.0  # when one rank of the node has been told to end, the others must end within this time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,39 +49,79 @@ class NodeArgs:
 def run_node(args: NodeArgs, *, max_connect_seconds: float = MAX_CONNECT_SECONDS) -> None:
     """Run this node's ranks until the executor of node 0 ends them. When the call returns, all its processes have ended.
 
+    Args:
+        max_connect_seconds: how long to wait for node 0 at the start.
+
     Raises:
         ConfigError: the arguments do not fit together, or node 0 refuses them.
         EngineError: node 0 does not answer.
-        WorkerDiedError: a rank of this node ended before the executor told it to end.
+        WorkerDiedError: a rank of this node ended, and node 0 did not accept a new one.
     """
-    layout = RankLayout(args.tensor_parallel_size, args.pipeline_parallel_size)
-    ranks = ranks_of_node(layout.world_size, args.nnodes, args.node_rank)
     if args.node_rank == 0:
         raise ConfigError(
             "node 0 runs the engine itself (LLM(...), inflight generate); start `inflight worker` only on the other nodes"
         )
-    token = envs.cluster_token()
-    processes: list[WorkerProcess] = []
+    node = _Node(args)
     try:
-        for rank in ranks:
-            hello = Hello(
-                token=token,
-                schema=schema_digest(),
-                rank=rank,
-                world_size=layout.world_size,
-                nnodes=args.nnodes,
-            )
-            with connect((args.master_addr, args.master_port), hello, max_seconds=max_connect_seconds) as connected:
-                processes.append(WorkerProcess(worker_title(layout, rank), connected.fileno()))
-        logger.info("ranks %d to %d of %d run on this node", ranks[0], ranks[-1], layout.world_size)
-        wait_for_first_end(processes)
-        stop_processes(processes, LAST_RANKS_SECONDS)
+        for rank in node.ranks:
+            node.start(rank, max_connect_seconds)
+        logger.info("ranks %d to %d of %d run on this node", node.ranks[0], node.ranks[-1], node.world_size)
+        while not node.has_ended:
+            for rank in node.wait_for_lost():
+                node.restart(rank)
+        stop_processes(node.processes.values(), LAST_RANKS_SECONDS)
     finally:  # also after an interrupt
-        stop_processes(processes, 0.0)
-        for process in processes:
+        stop_processes(node.processes.values(), 0.0)
+        for process in node.processes.values():
             process.close()
-    for rank, process in zip(ranks, processes, strict=True):
-        if process.exit_code == EXIT_STREAM_ENDED:
-            raise WorkerDiedError(f"rank {rank} has lost node 0: the engine has died, or the link broke", rank=rank)
-        if process.exit_code != 0:
-            raise WorkerDiedError(f"rank {rank}: {process.state}", rank=rank)
+
+
+class _Node:
+    """The processes of this node's ranks."""
+
+    def __init__(self, args: NodeArgs) -> None:
+        self._layout = RankLayout(args.tensor_parallel_size, args.pipeline_parallel_size)
+        self._args, self._token = args, envs.cluster_token()
+        self.world_size = self._layout.world_size
+        self.ranks = ranks_of_node(self.world_size, args.nnodes, args.node_rank)
+        self.processes: dict[int, WorkerProcess] = {}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether node 0 has told a rank to end."""
+        return any(process.exit_code == 0 for process in self.processes.values())
+
+    def start(self, rank: int, max_seconds: float) -> None:
+        hello = Hello(
+            token=self._token,
+            schema=schema_digest(),
+            rank=rank,
+            world_size=self.world_size,
+            nnodes=self._args.nnodes,
+        )
+        address = self._args.master_addr, self._args.master_port
+        with connect(address, hello, max_seconds=max_seconds) as connected:
+            self.processes[rank] = WorkerProcess(worker_title(self._layout, rank), connected.fileno())
+
+    def wait_for_lost(self) -> list[int]:
+        """Wait until processes have ended, or at most STOPPED_CHECK_SECONDS. Returns the ranks that were lost, and not told to
+        end."""
+        wait_for_first_end(self.processes.values(), STOPPED_CHECK_SECONDS)
+        for process in self.processes.values():
+            process.kill_if_stopped()
+        return [rank for rank, process in self.processes.items() if process.exit_code not in (None, 0)]
+
+    def restart(self, rank: int) -> None:
+        old, end = self.processes[rank], time.monotonic() + REJOIN_SECONDS
+        lost_node_0 = old.exit_code == EXIT_STREAM_ENDED
+        reason = "has lost node 0: the engine has died, or the link broke" if lost_node_0 else f"was lost: {old.state}"
+        logger.warning("rank %d %s; a new process tries to connect for %g s", rank, reason, REJOIN_SECONDS)
+        while True:
+            try:
+                self.start(rank, max(end - time.monotonic(), 0.0))
+                break
+            except (ConfigError, EngineError) as error:
+                if time.monotonic() + RETRY_SECONDS > end:
+                    raise WorkerDiedError(f"rank {rank} {reason}", rank=rank) from error
+            time.sleep(RETRY_SECONDS)
+        old.close()

@@ -1,8 +1,8 @@
-"""`Pending`: a command that was sent to all ranks, and the replies so far. `reply_table.py` has the rules for replies.
+"""`Pending`: a command (a step or a remote call) and the replies of the ranks so far. reply_table.py has the rules for replies.
 
 A `Pending` is *settled* when its future has a result or an error, or is about to get one. It is *complete* when all ranks have
-replied. Before it is complete, it can be settled by an error, by a timeout, or by the reply of the one rank that the caller
-asked for.
+replied. Before a `Pending` is complete, it can be settled by an error, by a timeout, or by the reply of one rank, if the caller
+asked only for this reply.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class Pending(ABC):
         self.missing = set(range(num_ranks))  # ranks that have not replied yet
         self.values: dict[int, Any] = {}  # rank -> its result, for ranks that have replied without a failure
         self.settled = False
-        self.deadline = math.inf  # when the future gets a timeout error, as a time of time.monotonic()
-        self.ask_at = math.inf  # shortly before the deadline: when to ask silent ranks what they are doing
+        # when the future gets a timeout error, as a time of time.monotonic(); infinite while no time limit runs
+        self.deadline = math.inf
+        # when the awaited ranks are asked what they are doing, shortly before the deadline; infinite when that is done
+        self.ask_at = math.inf
 
     @property
     @abstractmethod
@@ -82,10 +84,12 @@ class PendingStep(Pending):
     """A step. Its future waits for all ranks. The result is the output of `output_rank`, with the compute time of the slowest
     rank."""
 
-    def __init__(self, plan: SchedulerOutput, num_ranks: int, output_rank: int) -> None:
+    def __init__(self, plan: SchedulerOutput, num_ranks: int, output_rank: int, budget: float = math.inf) -> None:
         super().__init__(("step", plan.step_id), num_ranks, output_rank)
+        self.budget = budget  # how many seconds the step may take
         self.plan, self.step_id, self.request_ids = plan, plan.step_id, plan.request_ids
-        self.awaits_masks = len(plan.grammar_rows) > 0  # the time allowed for the step begins when they have been sent
+        # whether the step's grammar masks must still be sent; the time limit of the step begins after that
+        self.awaits_masks = len(plan.grammar_rows) > 0
 
     def result(self) -> ModelRunnerOutput:
         output: ModelRunnerOutput = super().result()
@@ -100,7 +104,7 @@ class PendingStep(Pending):
 
 
 class PendingCall(Pending):
-    """A `collective_rpc`. Its future waits for all ranks, or for `unique_reply_rank` only."""
+    """A remote call (`collective_rpc`). Its future waits for all ranks, or for `unique_reply_rank` only."""
 
     def __init__(
         self, call_id: int, method: str, num_ranks: int, timeout: float | None, unique_reply_rank: int | None

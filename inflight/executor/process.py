@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 SIGTERM_SECONDS = 0.5
 SIGKILL_SECONDS = 5.0  # the kernel may need time to free much memory
+STOPPED_CHECK_SECONDS = 0.5  # the time between two calls of `kill_if_stopped`
+MAX_STOPPED_CHECKS = 3
+SPARE_TITLE = "inflight: worker spare"
 _PR_SET_NAME = 15
 
 
@@ -41,13 +44,24 @@ def name_process(title: str, short_name: str | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
+def show_title(title: str) -> None:
+    """Replace this process's arguments from `sys.argv[1]` on by `title`, as `ps` shows them. The kernel reads them from this
+    process's memory, so they are overwritten there."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, see proc(5)
+    arguments = ctypes.string_at(start, end - start)
+    offset = arguments.find(sys.argv[1].encode())
+    if offset >= 0:
+        room = len(arguments) - offset
+        ctypes.memmove(start + offset, title.encode()[: room - 1].ljust(room, b"\0"), room)
+
+
 class ChildProcess:
     """
     Args:
         title: the program's first argument, shown in log lines.
         module: the module that `python -m` runs.
         stream_fds: the descriptors of the program's byte streams, passed as arguments. The caller closes its copies.
-        other_fds: further descriptors that the process inherits, with the same numbers.
         keeps_secrets: whether the process gets the cluster's token (INFLIGHT_CLUSTER_TOKEN).
         variables: further environment variables of the process.
     """
@@ -58,7 +72,6 @@ class ChildProcess:
         module: str,
         stream_fds: Sequence[int],
         *,
-        other_fds: Sequence[int] = (),
         keeps_secrets: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> None:
@@ -67,10 +80,9 @@ class ChildProcess:
         if not keeps_secrets:
             environment.pop("INFLIGHT_CLUSTER_TOKEN", None)
         self.title = title
-        self._popen = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=(*stream_fds, *other_fds), env=environment
-        )
+        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=stream_fds, env=environment)
         self.pid = self._popen.pid
+        self._num_stopped = 0  # how many calls of `kill_if_stopped` in a row found the process stopped
         try:
             self.pidfd = os.pidfd_open(self.pid)
         except OSError:  # this process has no free descriptor
@@ -96,15 +108,35 @@ class ChildProcess:
         return None if self.is_alive else self._popen.wait()
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether a signal such as SIGSTOP has stopped the process. A debugger does not stop it in this sense."""
+        return _status_letter(Path(f"/proc/{self.pid}/stat")) == "T"
+
+    def kill_if_stopped(self) -> None:
+        """Call this every STOPPED_CHECK_SECONDS. Kills the process when MAX_STOPPED_CHECKS calls in a row found it stopped."""
+        self._num_stopped = self._num_stopped + 1 if self.is_stopped else 0
+        if self._num_stopped >= MAX_STOPPED_CHECKS:
+            logger.error("%s (pid %d) is stopped by a signal, so it is killed", self.title, self.pid)
+            self.send_signal(signal.SIGKILL)
+
+    @property
     def state(self) -> str:
         """Returns text that says whether the process runs, or how it ended. Never waits."""
         code = self.exit_code
         if code is None:
-            is_stopped = _status_letter(self.pid) in "Tt"
-            return f"process {self.pid} {'is stopped by a signal' if is_stopped else 'is alive'}"
+            return f"process {self.pid} {'is stopped by a signal' if self.is_stopped else 'is alive'}"
         if code < 0:
             return f"process {self.pid} was killed by {_signal_name(-code)}"
         return f"process {self.pid} ended with exit code {code}"
+
+    @property
+    def may_run(self) -> bool:
+        """Whether a thread of the process runs, waits for a core, or waits for a disk."""
+        try:
+            threads = list(Path(f"/proc/{self.pid}/task").iterdir())
+        except OSError:  # the process has ended
+            return True
+        return any(_status_letter(thread / "stat") in "RD" for thread in threads)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal. Does nothing if the process has ended."""
@@ -125,17 +157,15 @@ class WorkerProcess(ChildProcess):
     Args:
         title: the name that `ps` shows, see `worker_title`.
         stream_fd: the descriptor of the worker's byte stream.
-        listen_fd: see `Rendezvous`.
         is_one_node: whether all ranks are on this machine. Then NCCL uses only the loopback interface, unless the user has
             chosen an interface (NCCL_SOCKET_IFNAME).
     """
 
-    def __init__(self, title: str, stream_fd: int, listen_fd: int | None = None, *, is_one_node: bool = False) -> None:
+    def __init__(self, title: str, stream_fd: int, *, is_one_node: bool = False) -> None:
         super().__init__(
             title,
             "inflight.executor.worker_main",
             [stream_fd],
-            other_fds=[] if listen_fd is None else [listen_fd],
             variables={"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "=lo")} if is_one_node else None,
         )
 
@@ -150,9 +180,9 @@ def wait_for_end(processes: Iterable[ChildProcess], seconds: float) -> list[Chil
     return alive
 
 
-def wait_for_first_end(processes: Iterable[ChildProcess]) -> None:
-    """Wait without a time limit until at least one process has ended."""
-    wait([process.pidfd for process in processes])
+def wait_for_first_end(processes: Iterable[ChildProcess], seconds: float) -> None:
+    """Wait until at least one process has ended, but at most `seconds`."""
+    wait([process.pidfd for process in processes], seconds)
 
 
 def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> None:
@@ -178,10 +208,10 @@ def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> 
     return result
 
 
-def _status_letter(pid: int) -> str:
-    """Returns the state letter in /proc/PID/stat, as `ps` shows it; "?" if it cannot be read."""
+def _status_letter(stat: Path) -> str:
+    """Returns the state letter of a process or thread, as `ps` shows it; "?" if the file cannot be read."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return stat.read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "?"
 

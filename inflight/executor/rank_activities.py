@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inflight.errors import RankError, StepTimeoutError
-from inflight.executor.pending import Pending, PendingCall
+from inflight.executor.pending import Pending, PendingCall, PendingStep
 from inflight.interface.messages import WorkerActivity
 
 
@@ -19,11 +19,11 @@ class RankActivities:
     """Only used while the lock of the `ReplyTable` is held.
 
     Args:
-        state: returns what is known of a rank that does not answer the question; "" if nothing is. Must not wait.
+        state: returns what is known of a rank that does not answer the question, or "" if nothing is known. Must not wait.
 
     Attributes:
-        answers: rank -> the rank's answer to the last question.
-        newest_replies: rank -> the last step to which the rank has replied.
+        answers: rank -> the rank's answer to the last question. A rank that has not answered is absent.
+        newest_replies: rank -> the id of the step of the rank's last reply.
     """
 
     def __init__(self, state: Callable[[int], str]) -> None:
@@ -31,21 +31,29 @@ class RankActivities:
         self.answers: dict[int, WorkerActivity] = {}
         self.newest_replies: dict[int, int] = {}
 
+    def forget(self) -> None:
+        """Forget all answers and replies, because the ranks begin anew after a fault (recovery.py)."""
+        self.answers.clear()
+        self.newest_replies.clear()
+
     def timeout_error(self, pending: Pending, step_budget: float) -> RankError:
         """Returns the error of a command that was not answered before its deadline."""
         ranks, silent = self._describe_silent(pending)
         if isinstance(pending, PendingCall):
             message = f"{pending.name} had no reply within {pending.timeout:g} s from {silent}"
         else:
-            message = (
-                f"{pending.name} had no reply within {step_budget:g} s from {silent}. If a step may take longer, "
-                f"raise INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS"
-            )
+            budget = pending.budget if isinstance(pending, PendingStep) else step_budget
+            message = f"{pending.name} had no reply within {min(budget, step_budget):g} s from {silent}"
+            if budget >= step_budget:
+                message += ". If a step may take longer, raise INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS"
         return pending.error(StepTimeoutError, message, ranks[0])
 
     def silence_behind(self, error: RankError, pending: Pending) -> RankError:
-        """Returns an error that names the ranks that have not replied to `pending`. Used if all errors are echoes, like
-        `error`: the failure of another rank caused each of them. Then a silent rank must be the cause."""
+        """Returns an error that names the ranks that have not replied to `pending`.
+
+        Used if each known error, `error` included, was raised because another rank has failed. Then a rank that has not replied
+        must be the cause.
+        """
         ranks, silent = self._describe_silent(pending)
         message = f"{pending.name} had no reply from {silent}, for which rank {error.rank} waited: {error}"
         return pending.error(StepTimeoutError, message, ranks[0])

@@ -1,23 +1,28 @@
-"""`ReplyTable`: holds the commands that not all ranks have answered. A reply finds its command by epoch and key, in any order.
+"""`ReplyTable`: holds the commands that not all ranks have answered, and matches each reply with its command.
 
-It owns every pending step and call, the errors of steps in the order of their arrival, and one thread that watches deadlines.
-Any thread may call any method. A future is *settled* when it has its result or error. Futures are settled outside the lock, so
-a future's callback may call methods of the table.
+A command is a step or a remote call. Each rank runs the command and replies. A reply has the epoch and the key of its command
+(see interface/messages.py), so replies may come in any order. An epoch is the time from one fault to the next (recovery.py).
+The table also keeps the errors of steps, in the order of their arrival, and owns one thread that watches deadlines.
+
+Each command has a future for its result. A future is *settled* when it has its result or error. Futures are settled outside
+the lock, so a future's callback may call methods of the table. Any thread may call any method.
 
 These rules are applied to a reply, in this order, until one of them drops the reply or settles the future:
 
-1. The reply is dropped if its epoch is not the table's (an epoch is one start of the ranks), if its key is not in the table
-   because the command was never sent or all ranks have answered it, or if its rank has answered it already.
+1. The reply is dropped if its epoch is not the table's epoch, if its key is not in the table because the command was never sent
+   or all ranks have answered it, or if its rank has answered the command already.
 2. The rank is removed from `missing`. If `missing` is empty then, the command is removed from the table.
-3. The future may not wait for this rank any more, because an error, a timeout, or the one reply that the caller asked for has
-   settled it. Then it does not change. A failure is logged. The failure of a step is kept for `root_cause`.
-4. A failure settles the future with an error at once, because the ranks that wait for the failed rank may never reply.
+3. The future does not change if it does not wait for this rank: it is settled already, or the caller asked only for the reply
+   of another rank. A failure is logged. The failure of a step is also kept for `root_cause`.
+4. A failure settles the future with an error at once, because ranks that wait for the failed rank may never reply. The failure
+   of a step is also kept for `root_cause`.
 5. If the future waits for no other rank, it is settled with the result. For a step this is the output of `output_rank`. For a
    call it is a list of all values, or the value of the one rank that the caller asked for.
 
-If a rank dies, the future of every command that waits for it gets an error, and the table accepts no new commands.
+If a rank dies, every future that waits for this rank gets an error. The table accepts no new commands until the rank is
+replaced or an epoch begins. When an epoch begins, the commands of older epochs fail, and errors and deaths are forgotten.
 
-Shortly before a deadline the table asks each rank that has not answered what it is doing: see `RankActivities`.
+Shortly before a deadline the table asks the ranks that the future waits for what they are doing (see `RankActivities`).
 """
 
 from __future__ import annotations
@@ -37,7 +42,8 @@ from inflight.interface.messages import ReplyKey, RpcReply, StepReply, WorkerAct
 logger = logging.getLogger(__name__)
 
 MAX_ERRORS = 64  # only the first errors are kept, because the cause is among them
-MAX_ASK_SECONDS = 0.5  # this long before a deadline the ranks are asked, or a tenth of the time allowed if shorter
+# Ranks are asked what they are doing this long before a deadline. If a tenth of the time limit is shorter, it is used instead.
+MAX_ASK_SECONDS = 0.5
 
 Settlement = Callable[[], None]  # settles a future; must be called once, without the lock
 
@@ -45,14 +51,21 @@ Settlement = Callable[[], None]  # settles a future; must be called once, withou
 class ReplyTable:
     """
     Args:
-        step_budget: how many seconds a step may take. This time begins with the latest of three events: the step is submitted,
-            the step before it ends, its masks are sent.
-        ask: asks a rank what it is doing. The rank's `WorkerActivity` is delivered at once or later. Must not wait.
-        state: see `RankActivities`.
+        step_budget: the most seconds that a step may take. A step may have a shorter limit of its own (`PendingStep.budget`).
+            The time begins with the latest of three events: the step is added, all older steps are settled, and, if the step
+            has a grammar, its masks (which tokens may be drawn) are sent.
+        ask: asks a rank what it is doing. Must not wait: the answer, a `WorkerActivity`, is passed to `deliver` at once or
+            later.
+        state: returns what is known of a rank that does not answer such a question (see `RankActivities`).
+
+    Attributes:
+        epoch: the number of the present epoch.
+        num_stale: how many replies of older epochs were dropped.
     """
 
     def __init__(self, *, step_budget: float, ask: Callable[[int], None], state: Callable[[int], str]) -> None:
         self.epoch = 0
+        self.num_stale = 0
         self._step_budget = step_budget
         self._ask = ask
         self._pending: dict[ReplyKey, Pending] = {}  # commands that not all ranks have answered, oldest first
@@ -70,8 +83,8 @@ class ReplyTable:
     # -- commands out ----------------------------------------------------------------------------------------
 
     def add(self, pending: PendingStep | PendingCall) -> bool:
-        """Add a command and return True: it may be sent. If a rank is gone or the table is closed, set an error in its future
-        and return False. The time allowed for a call begins now."""
+        """Add a command before it is sent. Returns whether it may be sent. If a rank is gone or the table is closed, sets an
+        error in the command's future and returns False. The time limit of a call begins now."""
         with self._changed:
             refusal = self._refusal(pending.name, pending.step_id, pending.request_ids)
             if refusal is None:
@@ -92,14 +105,19 @@ class ReplyTable:
         return False
 
     def masks_sent(self, step_id: int) -> bool:
-        """Call this before the masks of a step are sent. If it returns False, they must not be sent, because a rank is gone or
-        the table is closed."""
+        """Call this before the masks of a step are sent. Returns False if they must not be sent, because a rank is gone or the
+        table is closed."""
         with self._changed:
             pending = self._pending.get(("step", step_id))
             if isinstance(pending, PendingStep):
                 pending.awaits_masks = False
                 self._start_oldest()
             return not self._closed and not self._dead_ranks
+
+    def replaced(self, rank: int) -> None:
+        """Accept commands again, because a new process (or thread) has taken the place of this rank."""
+        with self._changed:
+            self._dead_ranks.pop(rank, None)
 
     def raise_if_unusable(self, what: str) -> None:
         """
@@ -133,6 +151,8 @@ class ReplyTable:
 
     def _take(self, reply: StepReply | RpcReply) -> Settlement | None:
         pending = self._pending.get(reply.key) if reply.epoch == self.epoch else None
+        if reply.epoch < self.epoch:
+            self.num_stale += 1
         if pending is None or reply.rank not in pending.missing:
             logger.debug("dropped the reply of rank %d to %s %d of epoch %d", reply.rank, *reply.key, reply.epoch)
             return None
@@ -163,8 +183,28 @@ class ReplyTable:
 
     # -- ends ------------------------------------------------------------------------------------------------
 
-    def rank_died(self, rank: int, reason: str) -> None:
-        """Set an error in the futures that wait for this rank, and refuse all later commands."""
+    def begin_epoch(self, cause: RankError) -> set[int]:
+        """Begin a new epoch. Pending commands fail because of `cause`. Returns the ranks that have died in the old epoch."""
+        settlements: list[Settlement] = []
+        with self._changed:
+            self.epoch += 1
+            dead = set(self._dead_ranks)
+            for pending in self._pending.values():
+                if not pending.settled:
+                    pending.settled = True
+                    error = pending.error(type(cause), f"{pending.name} was dropped, because {cause}", cause.rank)
+                    settlements.append(partial(pending.future.set_exception, error))
+            self._pending.clear()
+            self._dead_ranks.clear()
+            self._errors.clear()
+            self._activities.forget()
+        for settlement in settlements:
+            settlement()
+        return dead
+
+    def rank_died(self, rank: int, reason: str, kind: type[RankError] = WorkerDiedError) -> None:
+        """Set an error of class `kind` in the futures that wait for this rank. Refuse commands until the rank is replaced or an
+        epoch begins."""
         settlements: list[Settlement] = []
         with self._changed:
             if self._closed or rank in self._dead_ranks:
@@ -174,13 +214,13 @@ class ReplyTable:
             for pending in self._pending.values():
                 if rank in pending.awaited:
                     message = f"rank {rank} died ({reason}) before it answered {pending.name}"
-                    errors.append(pending.error(WorkerDiedError, message, rank))
+                    errors.append(pending.error(kind, message, rank))
                     if not pending.settled:
                         self._mark_settled(pending)
                         settlements.append(partial(pending.future.set_exception, errors[-1]))
                 pending.missing.discard(rank)
             self._pending = {key: pending for key, pending in self._pending.items() if pending.missing}
-            self._note_error(errors[0] if errors else WorkerDiedError(f"rank {rank} died ({reason})", rank=rank))
+            self._note_error(errors[0] if errors else kind(f"rank {rank} died ({reason})", rank=rank))
             on_death = self._on_death
         logger.error("rank %d died: %s", rank, reason)
         for settlement in settlements:
@@ -197,9 +237,12 @@ class ReplyTable:
             on_death()
 
     def root_cause(self, error: RankError, seconds: float) -> RankError:
-        """Returns why the step of `error` failed: the first error that is not an echo (one that another rank caused). If no
-        such error comes within `seconds`, returns a timeout error for the ranks that have not answered the step. If all ranks
-        have answered it, returns `error`."""
+        """Returns the error that is the reason why the step of `error` failed.
+
+        An echo is an error that a rank raises because another rank has failed. The reason is the first error that is not an
+        echo. If no such error comes within `seconds`, the reason is that some ranks have not answered the step: returns a
+        timeout error that names them. If all ranks have answered the step, returns `error`.
+        """
         with self._changed:
             pending = None if error.step_id is None else self._pending.get(("step", error.step_id))
             asked = sorted(pending.missing) if pending is not None and self._first_cause() is None else []
@@ -249,14 +292,15 @@ class ReplyTable:
         self._start_oldest()
 
     def _start_oldest(self) -> None:
-        """Start the time limit of the oldest step, unless it has started or the step still waits for its masks."""
+        """Start the time limit of the oldest step that is not settled. Do nothing if the limit has started already, or if the
+        step still waits for its masks."""
         steps = (step for step in self._pending.values() if isinstance(step, PendingStep) and not step.settled)
         oldest = next(steps, None)
         if oldest is not None and not oldest.awaits_masks and oldest.deadline == math.inf:
-            self._set_deadline(oldest, self._step_budget)
+            self._set_deadline(oldest, min(oldest.budget, self._step_budget))
 
     def _set_deadline(self, pending: Pending, seconds: float) -> None:
-        """Set a deadline. The watching thread is woken only if it would sleep too long, so most steps switch no thread."""
+        """Set a deadline. Wake the watching thread only if it would sleep past `ask_at`. Most steps do not need to wake it."""
         pending.deadline = time.monotonic() + seconds
         pending.ask_at = pending.deadline - min(MAX_ASK_SECONDS, seconds / 10)
         if pending.ask_at < self._watcher_wakes_at:
@@ -279,7 +323,8 @@ class ReplyTable:
             self._ask_all(asked)
 
     def _due_questions(self, now: float) -> list[int]:
-        """Returns the ranks that must be asked now. If this comes late, moves the deadline, so that they can answer."""
+        """Returns the ranks that must be asked now what they are doing. If this call comes late, moves the deadline by the
+        delay, so that the ranks have time to answer."""
         asked: set[int] = set()
         for pending in self._pending.values():
             if pending.ask_at <= now:
@@ -289,7 +334,8 @@ class ReplyTable:
         return sorted(asked)
 
     def _ask_all(self, ranks: Sequence[int]) -> None:
-        """Ask the ranks. The caller must not hold the lock, because a rank in this process answers during the call."""
+        """Ask the ranks what they are doing. The caller must not hold the lock: a rank in this process answers during the call,
+        and `deliver` takes the lock."""
         with self._changed:
             for rank in ranks:
                 self._activities.answers.pop(rank, None)

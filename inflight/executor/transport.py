@@ -23,7 +23,8 @@ from inflight.interface.framing import MAX_FRAME_BYTES, Buffer, Frame, FrameRead
 logger = logging.getLogger(__name__)
 
 MAX_BUFFERS_PER_CALL = 512  # for one call of sendmsg; the kernel allows 1024
-MAX_LINK_SILENCE_SECONDS = 60.0  # or the time allowed for a step, if that is shorter
+# A TCP link that is silent for this long is broken. If the time allowed for a step is shorter, it is used instead.
+MAX_LINK_SILENCE_SECONDS = 60.0
 EXIT_STREAM_ENDED = 3  # exit code of a worker whose executor is gone
 
 
@@ -33,7 +34,7 @@ def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> Non
 
     The kernel sends and answers the probes, so a process that is busy, or holds the GIL, is not mistaken for dead. But if a
     process does not read, and its receive buffer is full, the kernel ends the stream after this time, although the probes are
-    answered (TCP_USER_TIMEOUT in tcp(7)). So the time must be at least as long as a step may take.
+    answered (TCP_USER_TIMEOUT in tcp(7)). So no process may stop reading for this long.
     """
     seconds = max(round(max_silence_seconds), 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -48,10 +49,12 @@ def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> Non
 class Stream:
     """The executor's end of one rank's stream. Any thread may call `send`. Other methods must be called in the I/O thread.
 
-    Attributes, which must be set before the I/O thread continues:
+    The caller must set `on_message` and `on_end` before the I/O thread handles its next event.
+
+    Attributes:
         on_message: called with each message, in order, in the I/O thread.
-        on_end: called once with the reason, in the I/O thread: the peer has closed the stream, was lost or has sent something
-            damaged, or `on_message` raised.
+        on_end: called once, in the I/O thread, with the reason why the stream has ended: the peer has closed the stream, was
+            lost or has sent something damaged, or `on_message` raised.
         allowed: the message types that the peer may send now.
     """
 
@@ -83,10 +86,10 @@ class Stream:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def send(self, buffers: list[Buffer]) -> None:
-        """Send the bytes. Those that the socket does not accept at once are queued. Never waits or raises. If the stream is
-        broken, `on_end` is called.
+        """Send the bytes. Never waits or raises. If the stream is broken, `on_end` is called.
 
-        The calling thread sends what fits. Most frames fit completely, so they need no switch to the I/O thread.
+        The calling thread sends the bytes that the socket accepts at once. The I/O thread sends the rest later. Most frames are
+        accepted completely, so they need no thread switch.
         """
         with self._lock:
             if not self._is_open:
@@ -130,7 +133,7 @@ class Stream:
                 self._end("it closed its stream")
                 return False
             for frame in self._reader.received(count):
-                if self._is_open:  # `on_message` may have closed it
+                if self._is_open:  # `on_message` may have closed the stream
                     self.on_message(self._decoder.decode(frame, self.allowed))
         except BlockingIOError:
             return False
@@ -167,9 +170,9 @@ class Stream:
 
 
 class BlockingStream:
-    """The worker's end of the stream. One thread may receive. Any thread may send; it waits until the kernel has all bytes.
+    """The worker's end of the stream. One thread may receive. Any thread may send, and waits until the kernel has all bytes.
 
-    With `read_ahead=False`, bytes after the received message remain in the socket.
+    With `read_ahead=False`, the bytes after a received message remain in the socket, for another reader.
     """
 
     def __init__(self, connected_socket: socket.socket, *, read_ahead: bool = True) -> None:

@@ -4,7 +4,8 @@ The computation releases the interpreter lock (GIL). So, with `non_block`, the c
 compute. Messages are passed by reference: no plan, argument or result is copied.
 
 A thread cannot be killed. If a rank waits for another one, `shutdown` ends its wait. If a rank hangs in a call, its thread is
-left running, with a warning in the log. It is a daemon thread, so it ends with the process.
+left running, with a warning in the log, also when a new thread has replaced it. It is a daemon thread, so it ends with the
+process.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from inflight.config.engine import EngineConfig
-from inflight.errors import InflightError
 from inflight.executor.executor import Executor
-from inflight.executor.failures import failure_of, start_up_error
 from inflight.executor.worker_loop import WorkerLoop
 from inflight.interface.messages import WorkerCommand, WorkerReply
+from inflight.interface.start_up import BeginEpoch, EpochCommand, EpochReply
 from inflight.interface.worker import Rendezvous, WorkerBase
+
+if TYPE_CHECKING:
+    from inflight.distributed.thread_world import ThreadWorlds
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +33,11 @@ WorkerFactory = Callable[[EngineConfig, int, Rendezvous | None], WorkerBase]
 
 
 class RankThread:
-    """A rank that is a thread of this process. The thread constructs the worker, loads the model, runs commands, and shuts the
-    worker down.
+    """A rank that is a thread of this process. Its first command must be `JoinEpoch`: then the thread constructs the worker and
+    loads the model. It shuts the worker down when it ends.
 
     Args:
-        make_worker: constructs the rank's worker.
-        started: called once in the thread: with None if the rank can serve, otherwise with the error.
+        make_worker: constructs the rank's worker, with the rendezvous of the first `JoinEpoch`.
         reply: called with each reply, in any thread of the rank.
         died: called with the reason if an error has ended the loop.
 
@@ -45,16 +48,14 @@ class RankThread:
     def __init__(
         self,
         rank: int,
-        make_worker: Callable[[], WorkerBase],
+        make_worker: Callable[[Rendezvous | None], WorkerBase],
         *,
-        started: Callable[[BaseException | None], None],
-        reply: Callable[[WorkerReply], None],
+        reply: Callable[[WorkerReply | EpochReply], None],
         died: Callable[[str], None],
     ) -> None:
         self._rank = rank
-        self.loop = WorkerLoop(rank, reply)
-        self._make_worker = make_worker
-        self._started, self._died = started, died
+        self.loop = WorkerLoop(rank, reply, make_worker)
+        self._died = died
         self._thread = threading.Thread(target=self._run, name=f"inflight-rank-{rank}", daemon=True)
 
     def start(self) -> None:
@@ -72,28 +73,10 @@ class RankThread:
             )
 
     def _run(self) -> None:
-        worker: WorkerBase | None = None
         try:
-            worker = self._make_worker()
-            worker.load_model()
-        except BaseException as error:  # no caller handles it here; the executor's constructor raises it
-            self._end(worker)
-            self._started(error)
-            return
-        self._started(None)
-        try:
-            self.loop.run(worker)
+            self.loop.run()
         except BaseException as error:  # SystemExit, KeyboardInterrupt, or a defect of the protocol
             self._died(repr(error))
-        self._end(worker)
-
-    def _end(self, worker: WorkerBase | None) -> None:
-        if worker is None:
-            return
-        try:
-            worker.shutdown()
-        except BaseException:
-            logger.exception("rank %d: shutdown of its worker failed", self._rank)
 
 
 class UniProcExecutor(Executor):
@@ -107,32 +90,51 @@ class UniProcExecutor(Executor):
 
     def __init__(self, config: EngineConfig, worker_factory: WorkerFactory | None = None) -> None:
         super().__init__(config)
-        factory, self._free_ranks = (worker_factory, None) if worker_factory is not None else _real_workers(config)
-        self._ranks = [self._rank_thread(rank, factory) for rank in range(self.world_size)]
+        self._worker_factory = worker_factory or _real_worker_class()
+        self._has_real_workers = worker_factory is None
+        self._worlds: ThreadWorlds | None = None
+        self._ranks = [self._rank_thread(rank) for rank in range(self.world_size)]
         self._start()
 
     def _launch(self) -> None:
-        for rank_thread in self._ranks:
+        for rank, rank_thread in enumerate(self._ranks):
             rank_thread.start()
-        self._wait_until_started()
+            self._send(rank, BeginEpoch(epoch=self.meeting.epoch))
+        self.join_epoch()
 
-    def _rank_thread(self, rank: int, factory: WorkerFactory) -> RankThread:
-        return RankThread(
-            rank,
-            partial(factory, self.config, rank, None),
-            started=lambda error: self._started.put(_as_inflight_error(rank, error)),
-            reply=self._deliver,
-            died=partial(self._rank_died, rank),
-        )
+    def _rank_thread(self, rank: int) -> RankThread:
+        def died(reason: str) -> None:
+            if self._ranks[rank] is rank_thread:  # otherwise the rank was replaced
+                self._rank_died(rank, reason)
 
-    def _send(self, rank: int, command: WorkerCommand) -> None:
+        make_worker = partial(self._worker_factory, self.config, rank)
+        rank_thread = RankThread(rank, make_worker, reply=self._deliver, died=died)
+        return rank_thread
+
+    def _rendezvous(self, addresses: tuple[tuple[str, int], ...]) -> Rendezvous | None:
+        if self.world_size == 1 or not self._has_real_workers:
+            return None
+        from inflight.distributed.thread_world import ThreadWorlds  # not at the top, because this loads torch
+
+        self._worlds = ThreadWorlds(self.config.parallel.layout, self._step_budget)
+        return cast("Rendezvous", self._worlds)  # in this process messages are passed by reference, and not encoded
+
+    def _discard(self, rank: int) -> None:
+        self._ranks[rank].loop.stop()
+        self._ranks[rank] = self._rank_thread(rank)
+
+    def _start_again(self, rank: int) -> None:
+        self._ranks[rank].start()
+        self._send(rank, BeginEpoch(epoch=self.meeting.epoch))
+
+    def _send(self, rank: int, command: WorkerCommand | EpochCommand) -> None:
         self._ranks[rank].loop.put(command)
 
     def _terminate(self) -> None:
         for rank_thread in self._ranks:
             rank_thread.loop.stop()
-        if self._free_ranks is not None:
-            self._free_ranks()
+        if self._worlds is not None:
+            self._worlds.close("the executor was shut down")
         end = self._shutdown_deadline()
         for rank_thread in self._ranks:
             rank_thread.join(end)
@@ -141,22 +143,11 @@ class UniProcExecutor(Executor):
         self._deliver(self._ranks[rank].loop.report())
 
 
-def _as_inflight_error(rank: int, error: BaseException | None) -> InflightError | None:
-    return error if error is None or isinstance(error, InflightError) else start_up_error(rank, failure_of(error))
-
-
-def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None] | None]:
-    """Returns a function that makes real workers. If there are several ranks, also returns a function that ends their waits
-    for each other, otherwise None."""
+def _real_worker_class() -> WorkerFactory:
     start = time.perf_counter()
     from inflight.worker.worker import (
-        Worker,
-    )  # not at the top, because this loads torch, which mock workers do not need
+        Worker,  # not at the top, because this loads torch, which mock workers do not need
+    )
 
     logger.info("libraries were imported in %.2f s", time.perf_counter() - start)
-    if config.parallel.world_size == 1:
-        return Worker, None
-    from inflight.distributed.thread_world import ThreadWorlds  # not at the top, for the same reason
-
-    worlds = ThreadWorlds(config.parallel.layout, config.execute_model_timeout_seconds)
-    return lambda config, rank, _: Worker(config, rank, worlds), lambda: worlds.close("the executor was shut down")
+    return Worker

@@ -1,11 +1,19 @@
-"""`WorkerLoop`: the main loop of a rank. It waits for a command, runs it on the worker and replies, until it is stopped."""
+"""`WorkerLoop`: the main loop of a rank. It waits for a command, runs it on the worker and replies, until it is stopped.
+
+It also makes the rank take part in epochs (recovery.py): `BeginEpoch` ends all work of older epochs, and `JoinEpoch` constructs
+the worker, or connects it to the other ranks again.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
@@ -21,8 +29,14 @@ from inflight.interface.messages import (
     WorkerFailure,
     WorkerReply,
 )
+from inflight.interface.start_up import BeginEpoch, EpochCommand, EpochReply, JoinEpoch, Listening, Ready, StartUpFailed
 from inflight.interface.step import ModelRunnerOutput
-from inflight.interface.worker import WorkerBase
+from inflight.interface.worker import Rendezvous, WorkerBase
+from inflight.sockets import listen
+
+logger = logging.getLogger(__name__)
+
+NO_ADDRESS = ("", 0)
 
 
 class WorkerLoop:
@@ -35,27 +49,50 @@ class WorkerLoop:
     If a command raises an exception, the reply contains it, and the loop continues. SystemExit and KeyboardInterrupt end `run`.
     Then the rank dies, and the caller of `run` reports it.
 
+    A new epoch begins in two parts. `put`, in the thread that reads the commands, ends the waits for other ranks and marks all
+    older commands. Then the loop drops these commands, waits until the worker is idle, and replies.
+
     Args:
         reply: sends a reply. Called in any thread. Must not wait for anything that only this loop can do.
+        make_worker: constructs the worker of this rank, with the rendezvous of the first `JoinEpoch`.
+        host: the address at which the rank listens for the other ranks. None if the ranks are threads.
     """
 
-    _worker: WorkerBase
-
-    def __init__(self, rank: int, reply: Callable[[WorkerReply], None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        reply: Callable[[WorkerReply | EpochReply], None],
+        make_worker: Callable[[Rendezvous | None], WorkerBase],
+        host: str | None = None,
+    ) -> None:
         self._rank = rank
         self._reply = reply
-        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()  # None: check `_waiting` again
+        self._make_worker = make_worker
+        self._host = host
+        self._worker: WorkerBase | None = None
+        self._commands: SimpleQueue[WorkerCommand | EpochCommand | None] = SimpleQueue()  # None: check `_waiting` again
         self._waiting: deque[WorkerCommand] = deque()  # the first may wait for steps, the others wait for the first
         self._steps: dict[int, ExecuteModel] = {}  # steps in flight; no lock: single dict operations are atomic
-        self._num_unanswered = 0  # how many steps have not been answered
-        self._lock = threading.Lock()  # for `_num_unanswered`, and for decisions about `_waiting` that depend on it
+        self._unanswered: set[int] = set()  # ids of steps that have not been answered
+        self._lock = threading.Lock()  # for `_unanswered`, and for decisions about `_waiting` that depend on it
         self._method = ""  # name of the call that runs now
-        self._has_worker = False
+        self._epoch = -1  # commands of older epochs are dropped
+        self._num_dropped = 0
+        self._listener: socket.socket | None = None  # from `BeginEpoch` to `JoinEpoch`
+        self._first_listener: socket.socket | None = None  # a duplicate, while the worker is constructed
         self._is_stopped = False
+        self.has_failed = False  # whether the worker could not be constructed
 
     # -- for any thread ------------------------------------------------------------------------------------------------
 
-    def put(self, command: WorkerCommand) -> None:
+    def put(self, command: WorkerCommand | EpochCommand) -> None:
+        if isinstance(command, BeginEpoch):
+            self._epoch = command.epoch
+            if self._worker is not None:
+                self._worker.leave_groups("a new epoch begins")
+            elif (listener := self._first_listener) is not None:
+                with contextlib.suppress(OSError):  # it may just have been closed
+                    listener.shutdown(socket.SHUT_RDWR)  # the constructor of the worker stops waiting for other ranks
         self._commands.put(command)
 
     def stop(self) -> None:
@@ -66,7 +103,8 @@ class WorkerLoop:
     @property
     def activity(self) -> str:
         """Text that says what the rank does now."""
-        if not self._has_worker:
+        worker = self._worker
+        if worker is None:
             return "starting"
         steps = list(self._steps)
         if steps:
@@ -75,26 +113,38 @@ class WorkerLoop:
             running = f"running {self._method}()"
         else:
             return "waiting for a command"
-        phase = self._worker.phase()
+        phase = worker.phase()
         return f"{running}: {phase}" if phase else running
 
     def report(self) -> WorkerActivity:
         """Returns the answer to `AskActivity`."""
-        is_waiting = self._has_worker and self._worker.is_waiting()
+        is_waiting = self._worker is not None and self._worker.is_waiting()
         return WorkerActivity(rank=self._rank, text=self.activity, is_waiting=is_waiting)
 
     # -- in the rank's thread ------------------------------------------------------------------------------------------
 
-    def run(self, worker: WorkerBase) -> None:
-        """Run commands until `stop`."""
-        self._worker, self._has_worker = worker, True
-        while not self._is_stopped:
-            command = self._commands.get()
-            if not self._is_stopped:
-                self._take(command)
+    def run(self) -> None:
+        """Run commands until `stop`, or until the worker cannot be constructed. At the end, shut the worker down."""
+        try:
+            while not self._is_stopped:
+                command = self._commands.get()
+                if not self._is_stopped:
+                    self._take(command)
+        finally:
+            if self._worker is not None:
+                try:
+                    self._worker.shutdown()
+                except Exception:
+                    logger.exception("rank %d: shutdown of its worker failed", self._rank)
 
-    def _take(self, command: WorkerCommand | None) -> None:
-        if isinstance(command, ProvideGrammarOutput) and command.step_id in self._steps:
+    def _take(self, command: WorkerCommand | EpochCommand | None) -> None:
+        if command is not None and command.epoch < self._epoch:
+            self._num_dropped += 1
+        elif isinstance(command, BeginEpoch):
+            self._begin_epoch(command)
+        elif isinstance(command, JoinEpoch):
+            self._join_epoch(command)
+        elif isinstance(command, ProvideGrammarOutput) and command.step_id in self._steps:
             self._run(command)
         elif command is not None:
             self._waiting.append(command)
@@ -104,7 +154,69 @@ class WorkerLoop:
     def _may_run(self, command: WorkerCommand) -> bool:
         """Whether `command` need not wait. If it must wait, the loop is woken when the last step has been answered."""
         with self._lock:
-            return not isinstance(command, RpcCall) or self._num_unanswered == 0
+            return not isinstance(command, RpcCall) or not self._unanswered
+
+    def _begin_epoch(self, command: BeginEpoch) -> None:
+        self._num_dropped += len(self._waiting)
+        self._waiting.clear()
+        try:
+            if self._worker is not None:
+                self._worker.end_steps()
+            if self._host is not None:
+                if self._listener is not None:  # the epoch before has ended without `JoinEpoch`
+                    self._listener.close()
+                self._listener = listen(self._host, 0)
+        except Exception as error:  # the executor replaces this rank
+            logger.exception("this rank cannot begin epoch %d", command.epoch)
+            self._reply(StartUpFailed(rank=self._rank, failure=failure_of(error), epoch=command.epoch))
+            return
+        self._steps.clear()
+        with self._lock:
+            self._unanswered.clear()
+        host, port = NO_ADDRESS if self._listener is None else self._listener.getsockname()[:2]
+        dropped, self._num_dropped = self._num_dropped, 0
+        self._reply(Listening(rank=self._rank, epoch=command.epoch, address=(host, port), num_dropped=dropped))
+
+    def _join_epoch(self, command: JoinEpoch) -> None:
+        rendezvous = command.rendezvous
+        if self._listener is not None:
+            listener, self._listener = self._listener, None
+            if rendezvous is None:
+                listener.close()
+            else:
+                self._first_listener = listener.dup() if self._worker is None else None
+                rendezvous = replace(rendezvous, listen_fd=listener.detach())
+        self._epoch = max(self._epoch, command.epoch)
+        self._method = "join_epoch"
+        try:
+            if self._worker is None:
+                self._worker = self._loaded_worker(rendezvous)
+                if command.epoch < self._epoch:  # `put` may have found no worker
+                    self._worker.leave_groups("a new epoch begins")
+            else:
+                self._worker.join_epoch(rendezvous)
+        except BaseException as error:  # also SystemExit, because the executor must get the reason
+            failure = failure_of(error)
+            self._reply(StartUpFailed(rank=self._rank, failure=failure, epoch=command.epoch))
+            # if other ranks are the reason, this rank tries again in the next epoch, with its libraries imported
+            if self._worker is None and not failure.is_echo and command.epoch == self._epoch:
+                self._is_stopped = self.has_failed = True
+            return
+        finally:
+            self._method = ""
+            if self._first_listener is not None:
+                listener, self._first_listener = self._first_listener, None
+                listener.close()
+        self._reply(Ready(rank=self._rank, epoch=command.epoch))
+
+    def _loaded_worker(self, rendezvous: Rendezvous | None) -> WorkerBase:
+        worker = self._make_worker(rendezvous)
+        try:
+            worker.load_model()
+        except BaseException:
+            worker.shutdown()
+            raise
+        return worker
 
     def _run(self, command: WorkerCommand) -> None:
         match command:
@@ -119,9 +231,11 @@ class WorkerLoop:
                 self._reply(reply)
 
     def _run_step(self, command: ExecuteModel) -> None:
-        self._steps[command.scheduler_output.step_id] = command
+        assert self._worker is not None, "JoinEpoch is the first command"
+        step_id = command.scheduler_output.step_id
+        self._steps[step_id] = command
         with self._lock:
-            self._num_unanswered += 1
+            self._unanswered.add(step_id)
         try:
             output = self._worker.execute_model(command.scheduler_output)
         except Exception as error:
@@ -136,6 +250,7 @@ class WorkerLoop:
         step = self._steps.get(command.step_id)
         if step is None:
             return  # the step has failed
+        assert self._worker is not None, "JoinEpoch is the first command"
         try:
             self._worker.provide_grammar_output(command.step_id, command.grammar_output)
         except Exception as error:  # masks have no reply of their own, so the step is answered with the failure
@@ -162,11 +277,11 @@ class WorkerLoop:
             return  # the step has failed already
         reply = StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, output=output, failure=failure)
         self._reply(reply)
-        if failure is not None:
-            self._worker.leave_groups_after_failure()
+        if failure is not None and command.epoch >= self._epoch and self._worker is not None:
+            self._worker.leave_groups("a step failed on it")
         with self._lock:
-            self._num_unanswered -= 1
-            is_awaited = self._waiting and not self._num_unanswered
+            self._unanswered.discard(step_id)
+            is_awaited = self._waiting and not self._unanswered
         if is_awaited:
             self._commands.put(None)
 

@@ -2,7 +2,10 @@
 
 Only the main thread uses the worker: it constructs the worker, loads the model, and runs the commands. The inbox thread reads
 the stream, so it sees the end of the stream even while the main thread computes. Then it ends the process at once. The inbox
-thread also answers when the executor asks what the rank is doing. Any thread may send replies.
+thread also answers when the executor asks what the rank is doing, and it takes the beginning of a new epoch. Any thread may
+send replies.
+
+A spare process gets `Preload` first. It imports the libraries, and waits until `StartUp` makes it a rank.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ import signal
 import socket
 import sys
 import threading
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 from inflight.errors import CodecError
 from inflight.executor.failures import failed_reply, failure_of
-from inflight.executor.process import name_process
+from inflight.executor.process import name_process, show_title
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
 from inflight.executor.worker_loop import WorkerLoop
 from inflight.interface.messages import (
@@ -28,62 +32,81 @@ from inflight.interface.messages import (
     ExecuteModel,
     ProvideGrammarOutput,
     RpcCall,
-    WorkerActivity,
+    RpcReply,
+    StepReply,
     WorkerReply,
 )
-from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
-from inflight.interface.worker import WorkerBase
+from inflight.interface.start_up import BeginEpoch, EpochReply, JoinEpoch, Preload, Ready, StartUp, Stop
+from inflight.interface.worker import Rendezvous, WorkerBase
 
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+COMMANDS = (ExecuteModel, ProvideGrammarOutput, RpcCall, BeginEpoch, JoinEpoch)
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the executor's process
-    title, stream_fd = sys.argv[1], int(sys.argv[2])
-    name_process(title, title.replace(": worker ", "-").replace(" ", ""))
+    name_worker(sys.argv[1])
     # the kernel kills this process when the executor's thread that started it ends
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    stream = BlockingStream(socket.socket(fileno=stream_fd))
-    start_up = stream.receive()
+    stream_socket = socket.socket(fileno=int(sys.argv[2]))
+    stream = BlockingStream(stream_socket)
+    start_up = wait_for_start(stream)
     if start_up is None:
         os._exit(EXIT_STREAM_ENDED)
-    assert isinstance(start_up, StartUp), start_up
-    loop = WorkerLoop(start_up.rank, lambda reply: send_reply(stream, reply))
+    host = start_up.host or str(stream_socket.getsockname()[0])
+    loop = WorkerLoop(start_up.rank, partial(send_reply, stream), partial(make_worker, start_up), host)
+    loop.put(BeginEpoch(epoch=start_up.epoch))
     threading.Thread(target=read_commands, args=(stream, loop), name="inflight-inbox", daemon=True).start()
-    worker = start_worker(start_up, stream)
-    if worker is None:
-        sys.exit(1)
+    loop.run()
+    sys.exit(int(loop.has_failed))
+
+
+def name_worker(title: str) -> None:
+    name_process(title, title.replace(": worker ", "-").replace(" ", ""))
+
+
+def wait_for_start(stream: BlockingStream) -> StartUp | None:
+    """Wait for `StartUp`, and do what a spare process must do before. Returns None if the stream has ended."""
+    while (message := stream.receive()) is not None:
+        if isinstance(message, StartUp):
+            if message.title != sys.argv[1]:  # it was a spare
+                show_title(message.title)
+                name_worker(message.title)
+            return message
+        assert isinstance(message, Preload), message
+        import_worker(message.worker_class)
+    return None
+
+
+def import_worker(worker_class: str) -> Any:  # Any: a subclass of WorkerBase, whose constructor has arguments
+    module, _, name = worker_class.partition(":")
+    is_first = module not in sys.modules
+    if is_first:
+        gc.disable()  # imports make many objects and little garbage
     try:
-        stream.send(Ready(rank=start_up.rank))
-        loop.run(worker)
+        return getattr(importlib.import_module(module), name)
     finally:
-        worker.shutdown()
+        if is_first:
+            gc.freeze()  # libraries are never freed, so no collection need visit them
+            gc.enable()
 
 
-def start_worker(start_up: StartUp, stream: BlockingStream) -> WorkerBase | None:
-    """Import and construct the worker and load its model. If this fails, sends the reason to the executor and returns None."""
-    try:
-        module, _, name = start_up.worker_class.partition(":")
-        worker_class = getattr(importlib.import_module(module), name)
-        worker = cast("WorkerBase", worker_class(start_up.config, start_up.rank, start_up.rendezvous))
-        worker.load_model()
-        gc.collect()
-        gc.freeze()  # libraries and the model are never freed, and a collection that visits them would delay a step
-    except BaseException as error:  # also SystemExit, because the executor must get the reason
-        stream.send(StartUpFailed(rank=start_up.rank, failure=failure_of(error)))
-        return None
-    return worker
+def make_worker(start_up: StartUp, rendezvous: Rendezvous | None) -> WorkerBase:
+    return cast("WorkerBase", import_worker(start_up.worker_class)(start_up.config, start_up.rank, rendezvous))
 
 
-def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
+def send_reply(stream: BlockingStream, reply: WorkerReply | EpochReply) -> None:
     """Send a reply. If its result cannot be encoded, send a failure of the step or call instead."""
+    if isinstance(reply, Ready):
+        gc.collect()  # short, because it does not visit what is frozen
+        gc.freeze()  # the model is never freed, and a collection that visits it would delay a step
     try:
         try:
             stream.send(reply)
         except CodecError as error:
-            assert not isinstance(reply, WorkerActivity), reply
+            assert isinstance(reply, StepReply | RpcReply), reply
             stream.send(failed_reply(reply, reply.rank, failure_of(error)))
     except OSError:  # the executor is gone
         os._exit(EXIT_STREAM_ENDED)
@@ -98,7 +121,7 @@ def read_commands(stream: BlockingStream, loop: WorkerLoop) -> None:
             elif isinstance(message, AskActivity):
                 send_reply(stream, loop.report())
             else:
-                assert isinstance(message, ExecuteModel | ProvideGrammarOutput | RpcCall), message
+                assert isinstance(message, COMMANDS), message
                 loop.put(message)
     except OSError as error:
         logger.debug("the stream was lost: %s", error)

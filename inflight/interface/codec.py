@@ -2,12 +2,12 @@
 
 A frame (framing.py) has a kind, a body and segments. The kind is the index of the message's class in `MESSAGE_TYPES`. The body
 is the message in MessagePack, a binary relative of JSON. The decoder checks the body against the annotations of the class. If
-the body is not valid, it raises a `CodecError`, and no other exception. In the body, an array is an extension of MessagePack
-that holds an `_Array`. The bytes of a large array are not in the body, but in a segment of the frame.
+the body is not valid, the decoder raises a `CodecError`, and no other exception. In the body, an array is an extension of
+MessagePack that holds an `_Array`. The bytes of a large array are not in the body, but in a segment of the frame.
 
 The arguments and results of remote calls (`RpcCall`, `RpcReply`) are typed Any. They are trees of plain data. MessagePack does
-not distinguish a tuple from a list, and has no dataclasses. So each container or dataclass in such a tree is a list. The
-first entry of the list is a `_Tag`.
+not distinguish a tuple from a list, and has no dataclasses. So each container or dataclass in such a tree is sent as a list.
+The first entry of the list, a `_Tag`, says what the list is.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def schema_digest() -> str:
 
 
 def encode(message: Message) -> Frame:
-    """Make a frame. Its segments are the memory of the message's arrays, so the arrays must not change until it is sent.
+    """Make a frame. Its segments may be the memory of the message's arrays, so the arrays must not change until the frame is
+    sent.
 
     Raises:
         CodecError: the message contains something that cannot be sent, for example an argument that is not plain data.
@@ -137,7 +138,8 @@ def _write(segments: list[ByteArray], value: object) -> object:
 
 
 def _pack(value: Any) -> Any:
-    """Returns a value as a tree of plain data. Refuses objects of subclasses: the receiver would get the base class."""
+    """Returns a value as a tree of plain data. Refuses objects of subclasses, because the receiver could make only an object of
+    the base class."""
     kind = type(value)
     if kind in _PLAIN_TYPES:
         return value

@@ -2,9 +2,9 @@
 
     | magic 4s | kind u8 | 0 | num_segments u16 | body_size u32 | segment sizes u64 ... | body | segment | segment ...
 
-A frame has a header, a body (the encoded message), and for each large array a segment with the array's bytes. A segment is sent
-from the memory of the sender's array, and received into the memory of the receiver's array, so it is never copied. Numbers are
-little-endian. This file opens no sockets.
+A frame has a header, a body (the encoded message), and for each large array a segment with the array's bytes. The sender sends
+a segment from the memory of its array. The receiver reads a segment of READ_AHEAD_BYTES or more directly into the memory of a
+new array. Numbers are little-endian. This file opens no sockets.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class FrameReader:
     """Makes frames from the bytes of a stream. The caller fills the memory that `buffer()` returns, and then calls `received()`
     with the number of bytes.
 
-    Many small frames can be read at once, through one buffer. A large body or segment is read directly into its memory. With
-    `read_ahead=False` the reader never reads beyond the current frame, so another reader can continue after it.
+    Many small frames can be read at once, through one buffer. A large body or segment is read directly into its final memory.
+    With `read_ahead=False` the reader never reads beyond the current frame, so another reader can read the next frame.
 
     Raises (`received`):
         CodecError: the bytes are not a valid frame, or the frame is larger than `max_frame_bytes`. The stream cannot be used
@@ -72,7 +72,7 @@ class FrameReader:
     def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES, read_ahead: bool = True) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES if read_ahead else 0))
-        self._pieces = self._read_frame()  # the pieces of the current frame: memory to be filled one after the other
+        self._pieces = self._read_frame()  # yields the pieces of the current frame: memory to be filled in this order
         self._piece = next(self._pieces)
         self._filled = 0  # how many bytes of the current piece have been received
         self._in_place = False  # whether `buffer()` has returned memory of the piece itself
@@ -105,7 +105,8 @@ class FrameReader:
             self._filled = 0
 
     def _read_frame(self) -> Generator[memoryview, None, Frame]:
-        """Yields memory for each piece of one frame: header, sizes, body, segments. The caller fills each before the next."""
+        """Yields memory for each piece of one frame: header, sizes, body, segments. The caller fills a piece before it asks for
+        the next piece."""
         header = bytearray(_HEADER.size)
         yield memoryview(header)
         magic, kind, num_segments, body_size = _HEADER.unpack(header)

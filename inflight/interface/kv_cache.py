@@ -1,8 +1,9 @@
-"""The shape of the KV cache, as the control plane (which counts blocks) and the workers (which hold the bytes) both use it.
+"""The shape of the KV cache. The control plane uses it to count blocks, and the workers use it to place the bytes.
 
-Layers with equal specs form KV groups of equal size. The layers of a group share a block table. The cache of a rank is one
-array of bytes, the arena `[num_blocks, block_bytes]`. A block belongs to one group at a time. It holds `block_size` tokens of
-every layer of that group, contiguously:
+A model may have layers with different specs, for example with and without a sliding window. All layers of a KV group have the
+same spec and share a block table. A group has at most as many layers as the rarest spec, so the layers of a more frequent spec
+may form several groups. The cache of a rank is one array of bytes, the arena `[num_blocks, block_bytes]`. A block belongs to
+one group at a time. It holds `block_size` tokens of every layer of this group, contiguously:
 
     block  | layer 0 | layer 1 | ... | layer L-1 | (padding up to block_bytes)
 

@@ -1,7 +1,8 @@
 """The messages between an executor and its workers after the start: commands, and the replies to them.
 
-A command has an epoch and an id. Each start of the workers is a new epoch, so a late reply of earlier workers is not taken for
-a reply of the present ones. A reply has the `key` of its command: ("step", step id) or ("call", call id).
+A command has an epoch and an id. After a fault the ranks begin a new epoch (executor/recovery.py). Then the ranks drop commands
+of older epochs, and the executor drops replies of older epochs. A reply has the epoch and the `key` of its command. The key is
+("step", step id) or ("call", call id).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class ExecuteModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvideGrammarOutput:
-    """The masks of a step that was sent before. Only the ranks of the last pipeline stage get it. They do not reply."""
+    """The grammar masks (which tokens may be drawn) of a step whose `ExecuteModel` was sent before. Only the ranks of the last
+    pipeline stage get this message. They do not reply to it."""
 
     epoch: int
     step_id: int
@@ -52,12 +54,13 @@ class RpcCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskActivity:
-    """Asks a rank what it is doing. The rank answers at once with `WorkerActivity`, even while a command runs."""
+    """Asks a rank what it is doing. The rank answers at once with `WorkerActivity`, even while a command runs. An executor may
+    also send this regularly, to find a rank that hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """A worker's exception, as text. `is_echo` is True if the cause is another rank, which has failed or does not answer."""
+    """A worker's exception, as text. `is_echo` is True if another rank is the cause: it has failed or does not answer."""
 
     type_name: str
     message: str

@@ -25,13 +25,13 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSampling:
-    """The user's `SamplingParams`, and values that the engine adds from the tokenizer and the model. It also adds a seed.
+    """The user's `SamplingParams`, and values that the engine adds: a seed, and values from the tokenizer and the model.
 
     Attributes:
         params: the parameters as the user gave them.
         seed: 64 bits. A draw depends on the logits, the parameters, the seed and the position. With n > 1 each sequence has
             its own seed.
-        max_tokens: after this number of tokens the request ends. At least 1.
+        max_tokens: after this number of emitted tokens the request ends. At least 1.
         stop_token_ids: tokens that end the request: the `eos_token_ids` and the user's stop tokens. They cannot be drawn before
             `min_tokens` tokens are emitted.
         eos_token_ids: the model's end tokens (none with ignore_eos). If one ends the request, `stop_reason` is None.
@@ -56,6 +56,13 @@ class EngineCoreRequest:
     `prompt_leader` is the id of the first sibling, which computes the prompt and shares its blocks with this sequence. It is
     None in the first sibling itself. `arrival_time` is a value of `time.monotonic()`. Requests with different `cache_salt` do
     not share cached prompts, so a user cannot find out by timing what another user has sent.
+
+    A *resumed* sequence goes on after its engine core was lost. The core computes its tokens again and emits only later ones:
+
+    - `emitted_token_ids`: the tokens that the front end has already received, in order. They are output and not prompt, so
+      `max_tokens`, `min_tokens`, penalties, the grammar and the seeds of draws count them.
+    - `num_prompt_logprobs_done`: for how many prompt tokens the front end has already received log-probabilities. The first
+      prompt token has none and counts as done.
     """
 
     request_id: str
@@ -65,6 +72,8 @@ class EngineCoreRequest:
     priority: int = 0
     cache_salt: str = ""
     prompt_leader: str | None = None
+    emitted_token_ids: tuple[int, ...] = ()
+    num_prompt_logprobs_done: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +102,10 @@ class LogprobsColumns:
 class EngineCoreOutput:
     """What one commit (the scheduler's update after a step) adds to one request.
 
-    `prompt_logprobs` comes in several parts, in order. They start at prompt position 1, because position 0 has none.
-    `stop_reason` is the user's stop token that ended the request; None if something else ended it. Times are values of
-    `time.monotonic()`. `error` says why the request failed. If `engine_failed`, the engine is the cause of the error, otherwise
-    the request is.
+    `prompt_logprobs` comes in several parts, in order. The first part starts at prompt position 1, because the token at
+    position 0 has no log-probability. `stop_reason` is the user's stop token that ended the request; None if something else
+    ended it. Times are values of `time.monotonic()`. `error` says why the request failed. If `engine_failed`, the engine is the
+    cause of the error, otherwise the request is.
     """
 
     request_id: str

@@ -1,11 +1,13 @@
 """The messages between a front end and the process of the engine core. Each front end has a stream of its own.
 
-the core's starter   -- StartEngine (on the stream of the first front end) -->  core
+the core's owner   -- StartEngine (on the control socket, see engine/engine_process.py) -->  core
 core               -- EngineReady | EngineStartFailed -->  every front end
-front end          -- AddRequest, AbortRequests, ResetPrefixCache -->  core
-core               -- EngineOutputs, PrefixCacheReset; EngineDied, if it has failed -->  front end
+front end          -- AddRequest, AbortRequests, ResetPrefixCache; EndDamagedEngine, if a frame is damaged -->  core
+core               -- EngineOutputs, PrefixCacheReset, FaultStatus; EngineDied, if the core has failed -->  front end
 
-When a front end's stream ends, the core ends all requests of this front end. When all streams have ended, the core ends.
+When a front end's stream ends, the core ends all requests of this front end. When the control socket is closed, the core ends.
+If the core's process dies, its owner starts another core. Each front end gets a stream to the new core, and sends its
+unfinished requests again.
 """
 
 from __future__ import annotations
@@ -15,17 +17,26 @@ from dataclasses import dataclass
 from inflight.config.engine import EngineConfig
 from inflight.interface.messages import WorkerFailure
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
-from inflight.interface.statistics import SchedulerStats
+from inflight.interface.statistics import FaultStatus, SchedulerStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEngine:
-    """The first frame on the first front end's stream. `tokenizer` is the folder or hub id of the tokenizer that grammars use.
-    None means the model's own tokenizer."""
+    """The first frame on the control socket.
+
+    Attributes:
+        tokenizer: the folder or hub id of the tokenizer that grammars use. None means the model's own tokenizer.
+        num_front_ends: how many sockets follow this frame at once, one for each front end.
+        past: the recoveries before this process was started.
+        fault_time: when the process before this one was lost, as a time of `time.monotonic()`. 0.0 if there was none.
+    """
 
     config: EngineConfig
     tokenizer: str | None
     skip_tokenizer_init: bool
+    num_front_ends: int
+    past: FaultStatus
+    fault_time: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +56,14 @@ class EngineStartFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddRequest:
-    """One request, as its n sequences in order. An id of a sequence is never used twice."""
+    """The n sequences of one request, in order. Each sequence has an id, and no other sequence ever gets the same id.
+
+    If `is_resumed`, the front end has already sent the request to an engine core that was lost. Sequences that have ended since
+    then are left out.
+    """
 
     children: tuple[EngineCoreRequest, ...]
+    is_resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +81,25 @@ class ResetPrefixCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndDamagedEngine:
+    """The core has sent bytes that are not a valid message, as `reason` says. So the core's process must end at once: its
+    memory may be damaged. Its owner starts another one."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixCacheReset:
     call_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutputs:
-    """What steps have added to sequences of this front end, one entry for each sequence. `stats` may be the engine's state.
+    """What steps have added to sequences of this front end, one entry for each sequence.
 
-    `num_received`: how many sequences the core had received from this front end when it made `stats`.
+    Attributes:
+        num_received: how many sequences the core had received from this front end when this message was made.
+        stats: the engine's state; None if this message does not report it.
     """
 
     outputs: tuple[EngineCoreOutput, ...]
@@ -96,7 +122,9 @@ ServingMessage = (
     | AddRequest
     | AbortRequests
     | ResetPrefixCache
+    | EndDamagedEngine
     | PrefixCacheReset
     | EngineOutputs
     | EngineDied
+    | FaultStatus
 )

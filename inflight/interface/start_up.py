@@ -1,8 +1,16 @@
-"""The messages between an executor and a worker process before the first command, and at the end.
+"""The messages between an executor and a worker process when the process starts or ends, and when an epoch begins.
 
-worker of another node  -- Hello -->  executor  -- Welcome | Refused -->       over TCP only, before the process is started
-executor                -- StartUp -->  worker  -- Ready | StartUpFailed -->
+An epoch is a period in which the ranks are connected to each other. After a fault the ranks connect again, which begins a new
+epoch (executor/recovery.py).
+
+worker of another node  -- Hello -->  executor  -- Welcome | Refused -->       over TCP only, before the other messages
+executor                -- Preload -->  spare process                          the process only imports its libraries
+executor                -- StartUp | BeginEpoch -->  worker  -- Listening -->
+executor                -- JoinEpoch -->  worker  -- Ready | StartUpFailed -->
 executor                -- Stop -->  worker
+
+A new process gets `StartUp`. In a later epoch a process that already is a worker gets `BeginEpoch`. All other messages are the
+same for both.
 
 If an external launcher (torchrun) has started the ranks, each rank has an executor of its own. These executors send each other:
 
@@ -44,28 +52,78 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preload:
+    """Import the module of `worker_class` ("module:class"), and wait for `StartUp`."""
+
+    worker_class: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartUp:
-    """Construct `worker_class` ("module:class") with these arguments, and load the model."""
+    """Be this rank, from this epoch on.
+
+    Attributes:
+        title: the name that `ps` shows, see `worker_title`.
+        worker_class: "module:class" of the worker.
+        host: the address at which the rank listens for other ranks. If it is "", the rank listens at the local address of its
+            connection to the executor.
+    """
 
     config: EngineConfig
     rank: int
+    title: str
     worker_class: str
+    epoch: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginEpoch:
+    """End everything that belongs to older epochs. If a command waits for another rank, the thread that reads this message
+    aborts the wait."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """The rank has no work of older epochs any more, and listens for the other ranks.
+
+    Attributes:
+        address: host and port. `("", 0)` if the rank is a thread of the executor's process.
+        num_dropped: how many commands of older epochs the rank has not run.
+    """
+
+    rank: int
+    epoch: int
+    address: tuple[str, int]
+    num_dropped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinEpoch:
+    """Meet the other ranks. If the rank has no worker yet, construct it and load the model."""
+
+    epoch: int
     rendezvous: Rendezvous | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The model is loaded. The worker accepts commands now."""
+    """The rank has met the others, and its model is loaded. It accepts commands of this epoch now."""
 
     rank: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartUpFailed:
-    """The worker's class could not be imported or constructed, or the model could not be loaded. The worker's process ends."""
+    """The worker's class could not be imported or constructed, the model could not be loaded, or the rank could not meet the
+    others. If the rank has no worker, it ends, unless it could not meet the others."""
 
     rank: int
     failure: WorkerFailure
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,4 +140,6 @@ class Submitted:
     digest: str  # of the step's plan; "" for a call, because its arguments may differ between ranks
 
 
-StartUpMessage = Hello | Welcome | Refused | StartUp | Ready | StartUpFailed | Stop | Submitted
+EpochCommand = BeginEpoch | JoinEpoch
+EpochReply = Listening | Ready | StartUpFailed
+StartUpMessage = Hello | Welcome | Refused | Preload | StartUp | EpochCommand | EpochReply | Stop | Submitted

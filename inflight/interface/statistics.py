@@ -1,8 +1,10 @@
-"""`SchedulerStats`: what the engine core reports to its front ends. They use it for metrics and to limit the queue."""
+"""What the engine core reports to its front ends: `SchedulerStats` is for metrics and for the limits of the queue, and
+`FaultStatus` says which faults and recoveries there were."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,16 +16,17 @@ class SchedulerStats:
         num_running: requests that have been in a step and have not ended.
         num_waiting: requests that wait for their first step, for blocks or for a grammar.
         num_waiting_tokens: the tokens of waiting requests that are not computed yet. If the n sequences of a request share a
-            prompt, its tokens count once.
+            prompt, the prompt's tokens count once.
         kv_cache_usage: share of the KV blocks in use, in [0, 1].
-        prefix_cache_queries: prompt tokens looked up since the last report.
+        prefix_cache_queries: tokens looked up in the prefix cache since the last report.
         prefix_cache_hits: how many of these tokens were found.
         num_preemptions: preemptions since the last report.
         num_generation_tokens: tokens added to requests since the last report.
         num_draft_tokens: drafts that were verified since the last report.
         num_accepted_tokens: how many of these drafts were accepted.
         step_gaps: for each step since the last report, the seconds that the devices were idle before it.
-        step_time_ratios: for each step since the last report whose time was predicted, the measured time divided by it.
+        step_time_ratios: measured time / predicted time of each step since the last report. Steps without a prediction are
+            left out.
         hidden_share: which share of the host's work was done while a device computed a step. None if there was no step since
             the last report.
     """
@@ -42,3 +45,47 @@ class SchedulerStats:
     step_gaps: tuple[float, ...] = ()
     step_time_ratios: tuple[float, ...] = ()
     hidden_share: float | None = None
+
+
+FaultCause = Literal["rank_died", "rank_hung", "step_failed", "engine_died", "front_end_died"]
+FAULT_CAUSES: tuple[FaultCause, ...] = get_args(FaultCause)
+FaultState = Literal["healthy", "recovering", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultStatus:
+    """Whether the engine recovers from a fault at the moment, and the recoveries since its start.
+
+    Attributes:
+        state: "healthy": the engine makes steps. "recovering": new requests wait. "failed": the engine ends.
+        epoch: the number of times that the ranks began anew, because one was lost or a step failed.
+        num_recoveries: cause -> number of recoveries. A cause without recoveries may be left out.
+        last_cause: why the last recovery was necessary, in one line. "" if there was none.
+        last_recovery_seconds: the time from the notice of the last fault to the end of its recovery. 0.0 if there was none.
+        num_stale_frames: messages of earlier epochs that were dropped.
+        num_resumed_requests: sequences that went on after a recovery.
+        spare_workers: processes that wait to replace a rank.
+    """
+
+    state: FaultState = "healthy"
+    epoch: int = 0
+    num_recoveries: dict[str, int] = field(default_factory=dict)
+    last_cause: str = ""
+    last_recovery_seconds: float = 0.0
+    num_stale_frames: int = 0
+    num_resumed_requests: int = 0
+    spare_workers: int = 0
+
+    def after(self, past: FaultStatus) -> FaultStatus:
+        """Returns this status with the counts of `past` added. `past` is the status of the processes before this one."""
+        causes = {**past.num_recoveries, **self.num_recoveries}
+        counts = {cause: past.num_recoveries.get(cause, 0) + self.num_recoveries.get(cause, 0) for cause in causes}
+        return replace(
+            self,
+            epoch=past.epoch + self.epoch,
+            num_recoveries=counts,
+            last_cause=self.last_cause or past.last_cause,
+            last_recovery_seconds=self.last_recovery_seconds or past.last_recovery_seconds,
+            num_stale_frames=past.num_stale_frames + self.num_stale_frames,
+            num_resumed_requests=past.num_resumed_requests + self.num_resumed_requests,
+        )

@@ -1,8 +1,9 @@
 """One step: the plan that goes to every rank (`SchedulerOutput`), and the answer of every rank (`ModelRunnerOutput`).
 
-A *row* is one request's part of the step. Rows are in the plan's order. Each request has a *slot*, its place in the worker's
-`InputBatch`, and the worker remembers what it was sent. So the plan contains only what is new: all data of a request that has
-just got its slot, and a few numbers for each other request. The answer has the rows of the plan, without request ids.
+A *row* is one request's part of the step. All arrays of a plan list the rows in the same order. Each running request has a
+*slot*, its place in the worker's `InputBatch`. The worker keeps what it was sent about the request. So a plan contains only
+what is new: all data of a request that has just got its slot, and a few numbers for each other request. The answer has no
+request ids, because its rows are in the plan's order.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ class SchedulerOutput:
     `slots[i]`. If `samples[i]` is true, the row ends with the request's last token, and one more token is drawn after it. If
     that last token is drawn by a step that was in flight when this step was planned, only the workers know it.
 
-    A row with drafts (`max_draft_tokens[i] >= 0`) computes the newest token of its slot and at most `max_draft_tokens[i]` of
-    the drafts that were proposed after it. It draws a token after each of them. Its `num_computed_tokens` and
-    `num_scheduled_tokens` are upper bounds, because only the workers know how many drafts there are, and how many drafts of the
-    steps in flight are accepted.
+    A draft is a guess of a later token. A row with drafts (`max_draft_tokens[i] >= 0`) computes the newest token of its slot
+    and at most `max_draft_tokens[i]` drafts that follow this token. It draws a token after each token that it computes. Its
+    `num_computed_tokens` and `num_scheduled_tokens` are upper bounds, because only the workers know how many drafts there are,
+    and how many drafts of the steps in flight are accepted.
     """
 
     step_id: int
@@ -109,8 +110,8 @@ class GrammarOutput:
     """The masks of one step, for its rows under a grammar. Sent once for each plan that has such rows.
 
     Row `rows[i]` of the plan has `num_masks[i]` consecutive masks: one for each of its drafts, and one for the token after
-    them. Bit t % 32 of word t // 32 is set if token t may be drawn. A rank that does not draw gets empty `masks`. It needs the
-    message, too, because all ranks of a stage must run their commands in the same order.
+    them. Bit t % 32 of word t // 32 is set if token t may be drawn. A rank that does not draw gets empty `masks`. It still gets
+    the message, because all ranks of a stage must run the same commands in the same order.
     """
 
     rows: Int32Array  # [n], the plan's `grammar_rows`; empty if the step is void: its draws are not used
@@ -133,13 +134,13 @@ class ModelRunnerOutput:
     arrays are empty.
 
     `sampled_token_ids` are the tokens of the sampling rows (those with `samples`), in row order. The j-th sampling row has
-    `num_sampled_tokens[j]` tokens, the first at `sampled_positions[j]` of its request. If no row has drafts, both of these
-    arrays are empty: each sampling row has one token, directly after the row's last token. `logprobs` are those of the
-    tokens `sampled_token_ids[logprobs_rows]`. `draft_token_ids[j]` are drafts that the next step may compute after the last
-    token of the j-th sampling row. Unused entries are -1.
+    `num_sampled_tokens[j]` tokens, the first at `sampled_positions[j]` of its request. If `num_sampled_tokens` and
+    `sampled_positions` are empty, no row has drafts. Then each sampling row has one token, directly after the last token that
+    the row computes. `logprobs` are those of the tokens `sampled_token_ids[logprobs_rows]`. `draft_token_ids[j]` are drafts
+    that the next step may compute after the last token of the j-th sampling row. Unused entries are -1.
 
-    `compute_seconds` is how long the step computed: forward and sample,
-    without waits for other ranks' data or for masks; 0 if it was not measured.
+    `compute_seconds` is the time of the step's forward and sample; 0 if it was not measured. Waits for other ranks' data and
+    for masks are not included, except that on a GPU the time includes a wait for late masks.
     """
 
     step_id: int

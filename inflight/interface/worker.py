@@ -14,30 +14,36 @@ TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The address at which the ranks find each other at a start. Rank 0 serves a store (of torch.distributed) there, and the
-    other ranks connect to it. An epoch is one start of the ranks.
+    """How the ranks find each other in an epoch. There are two ways:
 
-    Any program that can connect to the address can read the store, so it contains no secret. The secret that the ranks need to
-    connect to each other is sent in this message.
+    - `addresses` names the address of every rank.
+    - Rank 0 serves a store (of torch.distributed) at `host`:`port`, the other ranks connect to it, and each rank writes its
+      address to it. Then `addresses` is empty.
+
+    Any program that can connect to the store can read it, so the store contains no secret. The ranks need a secret to connect
+    to each other. This message has it: `token`.
 
     Attributes:
-        timeout_seconds: the time allowed for a step. If a collective takes longer, another rank is lost.
+        epoch: the number of the epoch. After a fault the ranks meet again, in a new epoch.
+        timeout_seconds: the time allowed for a step. If a collective takes longer, the ranks take another rank to be lost.
         token: the secret of this epoch, TOKEN_BYTES random bytes. `repr` does not show it.
-        listen_fd: only on rank 0, otherwise None: the descriptor of a socket that already listens at `host`:`port`. Rank 0's
-            store closes it.
+        listen_fd: the descriptor of a socket that already listens. With `addresses` it listens at this rank's address, and
+            the rank's `World` owns it. Otherwise only rank 0 has it: it listens at `host`:`port`, and rank 0's store owns it.
+        addresses: rank -> host and port at which this rank listens for the other ranks.
     """
 
-    host: str
-    port: int
+    host: str = ""
+    port: int = 0
     epoch: int
     timeout_seconds: float
     token: bytes = field(repr=False)
     listen_fd: int | None = None
+    addresses: tuple[tuple[str, int], ...] = ()
 
 
 class WorkerBase(ABC):
-    """One rank. All methods are called in one thread, in the order of the executor's calls. Only `leave_groups_after_failure`,
-    `phase` and `is_waiting` may be called in any thread.
+    """One rank. All methods are called in one thread, in the order of the executor's calls. Only `leave_groups`, `phase` and
+    `is_waiting` may be called in any thread.
 
     The constructor has the arguments `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`. The rendezvous is None
     if there is only one rank, or if the ranks are threads of one process.
@@ -51,7 +57,7 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
-        """Returns the spec of each layer of this rank's cache, by layer name, in layer order."""
+        """Returns layer name -> spec of the layer's KV cache, for this rank's layers, in layer order."""
 
     @abstractmethod
     def determine_available_memory(self) -> int:
@@ -60,15 +66,16 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the KV cache, connect it to the layers, and run first steps to warm up. A second call with an
-        equal config does nothing."""
+        """Allocate the KV cache, connect it to the layers, and run first steps to warm up. A second call with an equal config
+        does nothing. But the first such call in a later epoch (see `join_epoch`) warms up again, together with the other
+        ranks."""
 
     @abstractmethod
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
         """Run one step to its end and return its output, or only begin it and return a future of the output.
 
         If the worker returns a future, the next step may begin before this one has ended. Steps end in the order in which they
-        began. Until all have ended, only this method, `provide_grammar_output`, `leave_groups_after_failure`, `phase`,
+        began. Until all have ended, only this method, `provide_grammar_output`, `leave_groups`, `end_steps`, `phase`,
         `is_waiting` and `shutdown` are called.
         """
 
@@ -80,16 +87,31 @@ class WorkerBase(ABC):
     def execute_dummy_batch(self) -> None:
         """Run a forward pass of one token that belongs to no request. It changes no request's cache."""
 
-    def leave_groups_after_failure(self) -> None:
-        """Called on this rank after it has replied that a step failed. It leaves the process groups, so that ranks that wait
-        for this one stop waiting. May be called in any thread."""
+    def leave_groups(self, reason: str) -> None:
+        """Leave the groups and links of this epoch. Then this rank's waits for other ranks fail, and other ranks' waits for
+        this rank fail. Called after the rank has replied that a step failed, and when a new epoch begins. Idempotent, in any
+        thread."""
+
+    def end_steps(self) -> None:
+        """Drop the steps that have not ended, and wait until the device computes and copies nothing. The futures of these steps
+        need not be completed. `leave_groups` was called before. By default this does nothing, for workers whose `execute_model`
+        runs each step to its end."""
+
+    def join_epoch(self, rendezvous: Rendezvous | None) -> None:
+        """Connect to the other ranks again, in a new epoch. The weights and the KV cache do not change. Called after
+        `end_steps`. By default this does nothing, for workers that use no groups.
+
+        Raises:
+            OSError: another rank cannot be reached.
+        """
 
     def phase(self) -> str:
-        """Returns what the rank computes now, for error messages; "" if not known. Any thread may call it. Must not wait."""
+        """Returns what the rank computes now, for error messages, or "" if this is not known. Any thread may call this. Must
+        not wait."""
         return ""
 
     def is_waiting(self) -> bool:
-        """Whether the rank waits for another rank now; False if not known. Any thread may call it. Must not wait."""
+        """Whether the rank waits for another rank now. False if this is not known. Any thread may call this. Must not wait."""
         return False
 
     def check_health(self) -> None:

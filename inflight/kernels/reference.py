@@ -22,8 +22,8 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """Computes causal attention for the last tokens of each row (sequence) over the row's blocks. The blocks already hold the
-    keys and values of these tokens, too.
+    """Computes causal attention for the last tokens of each row (sequence) over the row's blocks. The blocks already hold all
+    keys and values of the row, also those of the last tokens.
 
     Args:
         query: `[num_tokens, num_heads, head_dim]`. Row i has the tokens `[query_start_loc[i], query_start_loc[i + 1])`, which

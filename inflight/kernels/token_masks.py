@@ -1,9 +1,8 @@
-"""`ApplyTokenMasks`: sets the logits of forbidden tokens to -inf, with the kernel of the device or in plain torch."""
+"""`apply_token_masks`: sets the logits of forbidden tokens to -inf, with the kernel of the device or in plain torch."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,16 +12,28 @@ from inflight.kernels.cpu.library import load_kernels
 WORD_BITS = 32
 CHUNK_ELEMENTS = 512 * 1024  # logits handled at once; they fit into the processor's caches, which halves the time
 
-# A function that sets logits in place. Any thread may call it. The arguments are on one device:
-#     logits  float32 [num_rows, vocab_size], contiguous
-#     rows    int64 [n], indices of rows of `logits`, distinct
-#     masks   int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 is 1 if token t may be drawn; bits
-#             beyond the vocabulary are ignored
-ApplyTokenMasks = Callable[[Tensor, Tensor, Tensor], None]
+
+def apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    """Sets logits in place. Any thread may call it. The arguments are on one device.
+
+    Args:
+        logits: float32 [num_rows, vocab_size], contiguous.
+        rows: int64 [n], indices of rows of `logits`, distinct.
+        masks: int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 is 1 if token t may be drawn; bits
+            beyond the vocabulary are ignored.
+    """
+    if logits.device.type == "cuda":
+        from inflight.kernels.triton.token_masks import triton_apply_token_masks
+
+        triton_apply_token_masks(logits, rows, masks)
+    elif logits.device.type == "cpu" and (kernels := load_kernels()) is not None:
+        cpu_apply_token_masks(kernels, logits, rows, masks)
+    else:
+        torch_apply_token_masks(logits, rows, masks)
 
 
 def check_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """Asserts that the arguments have the shapes and dtypes of `ApplyTokenMasks`."""
+    """Asserts that the arguments have the shapes and dtypes of `apply_token_masks`."""
     num_rows, vocab_size = logits.shape
     assert logits.dtype == torch.float32 and logits.is_contiguous()
     assert rows.dtype == torch.int64 and rows.is_contiguous() and rows.ndim == 1
@@ -41,23 +52,7 @@ def torch_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None
         logits[at] = logits[at].masked_fill_(forbidden, -torch.inf)
 
 
-def cpu_apply_token_masks(kernels: ctypes.CDLL) -> ApplyTokenMasks:
-    """Returns the implementation by the C++ kernel, which writes only forbidden logits. Each thread handles whole rows."""
-
-    def apply(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-        check_token_masks(logits, rows, masks)
-        kernels.inflight_apply_token_masks(
-            logits.data_ptr(), logits.shape[1], rows.data_ptr(), masks.data_ptr(), len(rows)
-        )
-
-    return apply
-
-
-def select_apply_token_masks(device: torch.device) -> ApplyTokenMasks:
-    """Returns the Triton kernel on a GPU. On a CPU returns the C++ kernel if it can be used, otherwise plain torch."""
-    if device.type == "cuda":
-        from inflight.kernels.triton.token_masks import triton_apply_token_masks
-
-        return triton_apply_token_masks
-    kernels = load_kernels() if device.type == "cpu" else None
-    return torch_apply_token_masks if kernels is None else cpu_apply_token_masks(kernels)
+def cpu_apply_token_masks(kernels: ctypes.CDLL, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    """The C++ kernel writes only forbidden logits. Each thread handles whole rows."""
+    check_token_masks(logits, rows, masks)
+    kernels.inflight_apply_token_masks(logits.data_ptr(), logits.shape[1], rows.data_ptr(), masks.data_ptr(), len(rows))

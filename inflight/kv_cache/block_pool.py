@@ -4,7 +4,7 @@ It owns the reference counts, the lists of free blocks, and the index: a map fro
 it. The name is a hash of the tokens (block_hash.py). Every block is in one of these states:
 
     in use       reference count > 0; if it is in the index, other requests can share it
-    empty        count 0, was used before, has no content
+    empty        count 0, was allocated before, is not in the index
     untouched    count 0, was never allocated; on a CPU its bytes take no memory yet
     cached       count 0, is in the index: `lookup` finds it until its content is evicted
 
@@ -40,6 +40,10 @@ class BlockPool:
         """How many blocks `allocate` can give out, including cached ones."""
         return len(self._empty) + self.num_blocks - self._first_untouched + len(self._cached)
 
+    def describe(self) -> str:
+        """Returns text for an error dump."""
+        return f"{self.num_free_blocks} of {self.num_blocks - 1} KV blocks are free"
+
     def allocate(self, count: int) -> list[int]:
         """Returns `count` blocks, which are now in use. The caller must check `num_free_blocks` first."""
         assert count <= self.num_free_blocks, (count, self.num_free_blocks)
@@ -59,7 +63,7 @@ class BlockPool:
         return block_id
 
     def touch(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to each block but the dummy block. A cached block is in use again."""
+        """Add a reference to each block but the dummy block. So a cached block becomes a block in use."""
         for block_id in block_ids:
             if block_id == DUMMY_BLOCK:
                 continue

@@ -10,8 +10,8 @@ It owns the pool and, in `RequestBlocks`, every block table. What happens in the
     4. `free` frees all other blocks.
 
 `reset_prefix_cache` removes all names. Requests that run at this moment keep their blocks. `commit` will not name their later
-blocks, because these blocks depend on tokens from before the reset. The same is true for followers, the requests that share
-blocks of a leader. Requests that are admitted after the reset are not affected.
+blocks, because these blocks depend on tokens that were computed before the reset. The same is true for followers (requests that
+share blocks of a leader) of these requests. All other requests that are admitted after the reset are not affected.
 
 All KV groups have the same block size, so all tables of a request have the same length. When a block is outside the sliding
 window, it is freed, and its entry in the table becomes the dummy block (block 0, which no request gets).
@@ -111,12 +111,12 @@ class KVCacheManager:
         return needed
 
     def has_full_blocks(self, blocks: RequestBlocks, num_computed_tokens: int) -> bool:
-        """Whether `commit` would do anything."""
+        """Whether there are full blocks that `commit` has not processed."""
         return num_computed_tokens // self.block_size > blocks.num_committed
 
     def commit(self, blocks: RequestBlocks, token_ids: Int32Array, num_computed_tokens: int) -> None:
-        """Call this when tokens `[0, num_computed_tokens)` are computed, and only if `has_full_blocks` is true. It names full
-        blocks and frees blocks that are outside the sliding window now."""
+        """Name full blocks, and free blocks that are outside the sliding window now. Call this when tokens
+        `[0, num_computed_tokens)` are computed, and only if `has_full_blocks` is true."""
         num_full = num_computed_tokens // self.block_size
         is_named = self._caching and blocks.may_be_named
         if is_named:

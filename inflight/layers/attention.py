@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionBackend, AttentionMetadata
-from inflight.attention.rotation import HeadNorm, Rotation
+from inflight.attention.backend import AttentionBackend, AttentionMetadata, HeadNorm, Rotation
 from inflight.interface.kv_cache import KVCacheSpec
 
 

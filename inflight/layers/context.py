@@ -1,4 +1,4 @@
-"""`LayerContext`: the dtype, device, tensor-parallel group, attention backend and linear methods of a model's layers."""
+"""`LayerContext`: the dtype, device, tensor-parallel group and kernels of a model's layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import QuantizationConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
+from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import DTYPES, load_kernels
+from inflight.kernels.layer_ops import LayerOps, TorchLayerOps
 from inflight.layers.linear_method import KernelLinear, LinearMethod, PlainLinear
 
 
@@ -18,14 +20,15 @@ from inflight.layers.linear_method import KernelLinear, LinearMethod, PlainLinea
 class LayerContext:
     """Each rank has one context per model, which all its layers share.
 
-    `linear` computes the products of the layers, and `head` the product of the logits head. If `allocates_later` is set, layers
-    create their large weights without memory, and the loader allocates the memory later.
+    `ops` computes norms and rotary embedding, `linear` the products of the layers, and `head` the product of the logits head.
+    If `allocates_later` is set, layers create their large weights without memory, and the loader allocates the memory later.
     """
 
     dtype: torch.dtype
     device: torch.device
     tp: TensorParallelGroup
     backend: AttentionBackend
+    ops: LayerOps
     linear: LinearMethod
     head: LinearMethod
     allocates_later: bool = False
@@ -53,7 +56,18 @@ def make_context(
         select_linear_method(device, dtype, out_dtype=out_dtype, quantization=kind, group_size=quantization.group_size)
         for kind, out_dtype in ((quantization.layers, dtype), (quantization.head, torch.float32))
     )
-    return LayerContext(dtype=dtype, device=device, tp=tp, backend=backend, linear=linear, head=head)
+    ops = select_layer_ops(device, dtype)
+    return LayerContext(dtype=dtype, device=device, tp=tp, backend=backend, ops=ops, linear=linear, head=head)
+
+
+def select_layer_ops(device: torch.device, dtype: torch.dtype) -> LayerOps:
+    """Returns the Triton kernels on an NVIDIA GPU, and on a CPU the C++ kernels or, if they cannot be used, plain torch."""
+    if device.type == "cuda":
+        from inflight.kernels.triton.layer_ops import TritonLayerOps  # Triton is installed only on machines with a GPU
+
+        return TritonLayerOps()
+    kernels = load_kernels() if device.type == "cpu" and dtype in DTYPES else None
+    return TorchLayerOps() if kernels is None else CpuLayerOps(kernels)
 
 
 def select_linear_method(
@@ -71,7 +85,7 @@ def select_linear_method(
         ConfigError: the quantization needs a GPU, or kernels that are not installed.
     """
     if device.type == "cuda":
-        from inflight.layers.gpu_linear import GpuLinear  # Triton is installed only on machines with a GPU
+        from inflight.layers.gpu_linear import GpuLinear
 
         return GpuLinear(device, dtype, out_dtype or dtype, quantization=quantization, group_size=group_size)
     if quantization == "fp8":

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from inflight.errors import ConfigError
-from inflight.kernels.quantize import quantize_rows
-from inflight.kernels.quantized_weight import QuantizedWeight
-from inflight.kernels.triton.fp8 import quantize_rows_fp8
+from inflight.kernels.quantized_weight import QuantizedWeight, quantize_rows
+from inflight.kernels.triton.layer_ops import quantize_rows_fp8
 from inflight.kernels.triton.linear import FP8_TILES, library_linear, linear, linear_configs
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
 from inflight.kernels.triton.weight_only import (
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 FP8_MULTIPLE = 16  # in_features and out_features of the weight must be multiples of this number
 _FP8_CAPABILITY = (8, 9)
-_DEQUANTIZED_AT_ONCE = 2**25  # number of weights, which have 64 MB in a 16-bit dtype
+_DEQUANTIZED_AT_ONCE = 2**25  # number of weights; in a 16-bit dtype they have 64 MB
 _QUANTIZED_AT_ONCE = 2**24  # number of weights
 
 

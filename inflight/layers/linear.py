@@ -61,9 +61,9 @@ class StoredParts:
         return True
 
     def assemble(self, weight: Tensor) -> Sequence[Tensor] | QuantizedWeight:
-        """Returns the whole weight. If all parts were accepted and fit together, it is one quantized weight, or the floats as
-        they are stored. Otherwise it is `weight`: it already has the parts that were not accepted, and the accepted parts are
-        copied to it."""
+        """Returns the whole weight. If all parts were accepted and fit together, the result is one quantized weight, or the
+        floats as they are stored. Otherwise the result is `weight`. The loader has already copied the parts that were not
+        accepted to `weight`, and this method copies the accepted parts."""
         parts = [part for _, part in sorted(self._parts.items(), key=lambda item: item[0])]
         if parts and sum(part.shape[0] for part in parts) == len(weight):
             floats = [part for part in parts if isinstance(part, Tensor)]
@@ -90,7 +90,7 @@ class Linear(Loadable):
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device), False)
         self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device), False) if bias else None
         self.stored = StoredParts(context.linear, dtype)
-        # The number of quantized parts that became floats, because their format does not fit the other parts.
+        # The number of quantized parts that became floats, because their formats differ or other parts are floats.
         self.num_dequantized = 0
 
     def finish_loading(self) -> None:
@@ -110,7 +110,7 @@ class ColumnParallelLinear(Linear):
     """A linear layer whose output features are sharded. Several projections of one input are computed in one multiplication,
     with their outputs side by side.
 
-    `parts`: the name of each projection -> the rows that this rank holds. In the checkpoint these names replace the name of
+    `parts`: the name of each projection -> the rows that this rank holds. The checkpoint has these names instead of the name of
     this layer. `is_gated`: there are two projections of equal size, and the result is silu(first) * second, [num_tokens, size].
     """
 

@@ -43,8 +43,12 @@ class PreparedLinear(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearChoice:
-    """The result of a measurement: `way` is the fastest way to multiply weights of one shape with up to `num_rows` rows. It is
-    a tile size of a kernel, or "library"."""
+    """The result of a measurement: how weights of one kind and shape are multiplied fastest with `num_rows` rows, or with fewer
+    rows, but more than half as many.
+
+    `way` is "library" (torch's library), or the tile size of the Triton kernel. `microseconds` is the time of this way, and
+    `library_microseconds` is the time of the library.
+    """
 
     out_features: int
     in_features: int
@@ -57,7 +61,7 @@ class LinearChoice:
 class LinearMethod(ABC):
     """Computes the products of linear layers. All layers of a model use one object, which may allocate memory for all of them.
 
-    `copies_weights`: whether `prepare` copies the weights. Only then may they be views of a mapped file.
+    `copies_weights`: whether `prepare` copies the weights. If it does not, the weights must not be views of a mapped file.
     """
 
     copies_weights = False
@@ -66,8 +70,8 @@ class LinearMethod(ABC):
     def prepare(
         self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
-        """Prepares a weight for multiplication. weight: [out_features, in_features] in total; the caller drops it afterwards.
-        bias: [out_features].
+        """Prepares a weight for multiplication. weight: [out_features, in_features] in total; the caller does not use it after
+        this call. bias: [out_features].
 
         `is_gated`: the result is silu(first half of the features) * second half (arXiv:2002.05202).
         """
@@ -77,7 +81,8 @@ class LinearMethod(ABC):
         return False
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:
-        """Measures the ways to multiply up to `max_num_rows` rows, chooses the fastest per weight, and returns the choices.
+        """Measures the ways to multiply up to `max_num_rows` rows, and chooses the fastest way for each weight and number of
+        rows. Returns the choices.
 
         Called in a stage (see `Device`) while nothing else is queued, after all weights are prepared and before CUDA graphs are
         captured. A method that has only one way to multiply returns an empty list.

@@ -1,12 +1,11 @@
 """`TunedLinear` and `tune`: GPU products with few rows, by the kernel that was measured as the fastest at start-up.
 
 At start-up, the library behind torch and the Triton kernels with several tile sizes are timed on the model's own weights. This
-is done for each kind and shape of weight, with 1, 2, 4, ... 64 rows. Later calls look up the fastest.
+is done for each kind and shape of weight, with 1, 2, 4, ... 64 rows. Later calls use the one that was the fastest.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 from abc import ABC, abstractmethod
@@ -17,7 +16,8 @@ import torch
 from torch import Tensor
 
 from inflight.device.accelerator import no_garbage_collection
-from inflight.kernels.triton.activation import silu_and_mul
+from inflight.device.cuda import drop_library_workspaces, record_graph
+from inflight.kernels.triton.layer_ops import silu_and_mul
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, is_of_the_tile
 from inflight.layers.linear_method import LinearChoice
 
@@ -26,8 +26,10 @@ logger = logging.getLogger(__name__)
 MIN_WEIGHT_BYTES = 1 << 20  # smaller weights always use the library
 MAX_TUNED_ROWS = 64  # with more rows, reading the weights no longer limits the speed
 _MIN_CALLS = 8  # the least number of calls in one measurement
-_MIN_BYTES_READ = 256 << 20  # one measurement reads at least so many bytes, if the weights of one kind have so many
-_CACHES_READ = 2  # a weight is used again after so many times the cache's size was read, so that it is not cached
+# One measurement reads at least so many bytes, if all weights of this kind and shape together have so many.
+_MIN_BYTES_READ = 256 << 20
+# A weight is read again only after so many times the cache's size was read. By then the weight has left the cache.
+_CACHES_READ = 2
 _REPEATS = 4
 
 
@@ -158,8 +160,8 @@ def _times(
 
 
 def _more_than_the_cache_holds(alike: Sequence[TunedLinear], cache_bytes: int) -> list[TunedLinear]:
-    """Returns so many layers that each weight has left the cache before it is used again. If there are too few layers, copies
-    of the first one are added."""
+    """Returns layers of `alike` for one measurement. If they are used in turn, each weight has left the cache before it is used
+    again. If there are too few layers for this, copies of the first layer are added."""
     first, num_bytes = alike[0], alike[0].weight.num_bytes
     layers = list(alike[: -(-_MIN_BYTES_READ // num_bytes)])
     num_copies = -(-_CACHES_READ * cache_bytes // num_bytes) - len(layers)
@@ -184,14 +186,13 @@ class GraphClock:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def microseconds(self, calls: Sequence[Callable[[], None]]) -> float:
-        """Returns the average time of one of `calls` on the device. They run one after another, several times; the fastest time
-        counts."""
+        """Returns the average time of one of `calls` on the device. The calls run one after another. This series is repeated,
+        and the fastest repetition counts."""
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            for call in calls:  # the first calls compile kernels, and may raise
-                call()
+            _call_all(calls)  # the first calls compile kernels, and may raise
             self._stream.synchronize()
-            graph = self._recorded(calls)
+            graph = record_graph(partial(_call_all, calls))
             graph.replay()
             times: list[float] = []
             for _ in range(_REPEATS):
@@ -205,20 +206,11 @@ class GraphClock:
                 end.synchronize()
                 times.append(start.elapsed_time(end))
         graph.reset()
-        torch._C._cuda_clearCublasWorkspaces()  # otherwise the library's memory for each graph would stay allocated
+        drop_library_workspaces()  # otherwise the library's memory for each graph would stay allocated
         torch.cuda.empty_cache()
         return 1000 * min(times) / len(calls)
 
-    def _recorded(self, calls: Sequence[Callable[[], None]]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(False):
-            graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for call in calls:
-                call()
-        except BaseException:
-            with contextlib.suppress(RuntimeError):
-                graph.capture_end()
-            raise
-        graph.capture_end()
-        return graph
+
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

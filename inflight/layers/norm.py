@@ -8,18 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inflight.kernels.selector import select_layer_ops
+from inflight.layers.context import LayerContext
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
 class RMSNorm(Loadable):
     """RMSNorm over the last dimension, which has `size` elements."""
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, size: int, eps: float, context: LayerContext) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size, dtype=dtype, device=device), False)
+        self.weight = nn.Parameter(torch.ones(size, dtype=context.dtype, device=context.device), False)
         self.eps = eps
-        self.ops = select_layer_ops(device, dtype)
+        self.ops = context.ops
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         yield f"{prefix}.weight", WeightSlot(shape=(len(self.weight),), destination=self.weight.data, is_scale=True)
@@ -40,11 +40,10 @@ class QKNorm(Loadable):
     name of this layer.
     """
 
-    def __init__(
-        self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, context: LayerContext) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(num_heads + num_kv_heads, head_dim, dtype=dtype, device=device), False)
+        ones = torch.ones(num_heads + num_kv_heads, head_dim, dtype=context.dtype, device=context.device)
+        self.weight = nn.Parameter(ones, False)
         self.num_heads = num_heads
         self.eps = eps
 

@@ -1,32 +1,76 @@
 """`RotaryEmbedding`: rotates pairs (i, i + head_dim / 2) of each head by an angle that grows with the position.
 
-Source: RoFormer (arXiv:2104.09864), in the half-split form of GPT-NeoX.
+Source: RoFormer (arXiv:2104.09864), in the half-split form of GPT-NeoX. For contexts longer than those in training, the
+frequencies (the angle per position) can be scaled in three ways, with the formulas of transformers: "linear" (position
+interpolation, arXiv:2306.15595), "llama3" (Llama 3.1) and "yarn" (arXiv:2309.00071).
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.rotation import Rotation
+from inflight.attention.backend import Rotation
 from inflight.config.architecture import RopeConfig
-from inflight.kernels.selector import select_layer_ops
-from inflight.layers.rotary_frequencies import inverse_frequencies
+from inflight.layers.context import LayerContext
 
 
 class RotaryEmbedding(nn.Module):
-    """All layers share one object. Angles are computed in float32 for the tokens of each step (about 10 us). So there is no
-    table for every position of the longest context."""
+    """All layers share one object. Each step computes the angles of its tokens in float32, which takes about 10 us. So no table
+    for every position of the longest context is needed."""
 
-    def __init__(self, rope: RopeConfig, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, rope: RopeConfig, head_dim: int, context: LayerContext) -> None:
         super().__init__()
-        self.dtype = dtype
-        self.ops = select_layer_ops(device, dtype)
+        self.dtype, self.ops = context.dtype, context.ops
         self.attention_factor = rope.attention_factor
         inverse = inverse_frequencies(rope, head_dim)
-        self.frequencies = torch.cat((inverse, inverse)).to(device)  # [head_dim]
+        self.frequencies = torch.cat((inverse, inverse)).to(context.device)  # [head_dim]
 
     def forward(self, positions: Tensor) -> Rotation:
         """positions [num_tokens] -> the rotation that each layer applies to its queries and keys."""
         cos, sin = self.ops.cos_and_sin(positions, self.frequencies, self.attention_factor, self.dtype)
         return Rotation(cos, sin, self.ops)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Returns the radians per position of each pair: float32 [head_dim / 2], in falling order."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    inverse: Tensor = 1.0 / rope.theta**exponents
+    if rope.kind == "default":
+        return inverse
+    if rope.kind == "linear":
+        return inverse / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(inverse, rope)
+    assert rope.kind == "yarn", rope.kind
+    return _yarn(inverse, rope, head_dim)
+
+
+def _llama3(inverse: Tensor, rope: RopeConfig) -> Tensor:
+    """The frequencies of long wavelengths are divided by the factor, those of short wavelengths are kept, and between the two
+    the result is a weighted mean."""
+    wavelength = 2 * math.pi / inverse
+    rotations = rope.original_max_position_embeddings / wavelength  # in the context the model was trained on
+    keep = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    keep = keep.clamp(0, 1)
+    return (1 - keep) * inverse / rope.factor + keep * inverse
+
+
+def _yarn(inverse: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
+    """The same as `_llama3`, but the weight of the mean is linear in the index of the pair."""
+
+    def pair_with(num_rotations: float) -> float:
+        """The (fractional) index of the pair that makes `num_rotations` turns in the context the model was trained on."""
+        length = rope.original_max_position_embeddings
+        return head_dim * math.log(length / (num_rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # so that nothing is divided by zero
+    interpolate = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return inverse / rope.factor * interpolate + inverse * (1 - interpolate)

@@ -21,7 +21,7 @@ class WeightSlot:
     """One tensor of the checkpoint, of shape `shape`, of which this rank holds `[start, start + size)` along `dim`.
 
     `destination` is a view of the layer's (perhaps fused) weight. It has the shape of this rank's part and the engine's dtype.
-    `is_scale` marks the weights of norms. If a model gets random weights, these are set to 1.
+    `is_scale` marks the weights of norms. If a model gets random weights, the weights of norms are set to 1.
 
     The loader calls `accept` with the part as the checkpoint stores it (floats may be a view of the mapped file). `accept`
     returns True if the layer keeps the part until `finish_loading`. Otherwise the part is dequantized if necessary and copied

@@ -1,8 +1,8 @@
 """`Exposition`: the instruments as prometheus_client's metrics, exposed under their own names and their aliases.
 
-If there are several front ends, PROMETHEUS_MULTIPROC_DIR names a folder, which is empty at the start. Each process keeps its
-values in files there. Every process exposes the sums over all processes. For a gauge it exposes the value that was set last.
-prometheus_client reads the variable when it is imported, so the variable is set by the process that starts the front ends.
+If there are several front ends, PROMETHEUS_MULTIPROC_DIR names a folder, which is empty at the start. Each front end keeps its
+values in files there. Every front end exposes the sums over all front ends, and for a gauge the value that was set last.
+prometheus_client reads the variable when it is imported, so the process that starts the front ends sets the variable.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Exposition(Collector):
         self._multiprocess = MultiProcessCollector(None, folder) if folder else None  # type: ignore[no-untyped-call]
 
     def get(self, name: str, *labels: str) -> Any:  # Any: a Counter, Gauge or CountingHistogram, according to its kind
-        """The metric for these label values. The first label, `model_name`, is added."""
+        """Returns the metric `name` for these label values. This method adds the value of the first label, `model_name`."""
         return self._metrics[name].labels(self._model_name, *labels)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, each followed by its aliases."""
+        """Yields all metrics, each followed by its aliases."""
         for family in self._families():
             family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
             yield family
@@ -74,7 +74,7 @@ class Exposition(Collector):
                 yield same
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The body and the content type of the answer to a scrape that has this `Accept` header."""
+        """Returns the body and the content type of the answer to a scrape that has this `Accept` header."""
         encode, content_type = choose_encoder(accept)
         return encode(self), content_type
 

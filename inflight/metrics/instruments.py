@@ -22,7 +22,7 @@ STEP_GAP_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 
 TOKEN_BUCKETS = tuple(float(mantissa * 10**exponent) for exponent in range(6) for mantissa in (1, 2, 5))
 
 
-# Metrics that have several names in vLLM: the name that Inflight has, too -> the other names.
+# Metrics that have several names in vLLM: the name that vLLM and Inflight share -> vLLM's other names.
 _MORE_VLLM_NAMES = {"inter_token_latency_seconds": ("time_per_output_token_seconds",)}
 
 
@@ -30,7 +30,7 @@ _MORE_VLLM_NAMES = {"inter_token_latency_seconds": ("time_per_output_token_secon
 class Instrument:
     """One metric, labelled with `model_name` and `labels`.
 
-    `name` is without the prefix and, for a counter, without the `_total` that its samples have.
+    `name` does not contain the prefix. The name of a counter does not contain the `_total` that its samples have.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Instrument:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The full names, `vllm:...`, under which the same samples are exposed again."""
+        """The full names, such as `vllm:num_requests_running`, under which the same samples are exposed again."""
         names = (self.name, *_MORE_VLLM_NAMES.get(self.name, ())) if self.in_vllm else ()
         return tuple(f"vllm:{name}" for name in names)
 
@@ -87,6 +87,12 @@ INSTRUMENTS = (
         "How often a running request had to give its KV blocks to others, and to wait again.",
         in_vllm=True,
     ),
+    # faults
+    _gauge("engine_recovering", "1 while the engine recovers from a fault, else 0."),
+    _counter("recoveries", "Recoveries from faults, by cause.", "cause"),
+    _gauge("last_recovery_seconds", "Time from the notice of the last fault to the end of its recovery."),
+    _counter("resumed_requests", "Sequences that went on after a recovery."),
+    _counter("stale_frames", "Messages of earlier epochs that were dropped."),
     # KV cache
     _gauge("kv_cache_usage_perc", "Share of the KV blocks in use, from 0 to 1.", in_vllm=True),
     _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", in_vllm=True),
@@ -112,7 +118,7 @@ INSTRUMENTS = (
     _histogram(
         "request_params_n", "How many completions a request asked for.", (1.0, 2.0, 5.0, 10.0, 20.0), in_vllm=True
     ),
-    # latency: only requests that had a first token count
+    # latency: a request that ended before its first token is not counted
     _histogram("time_to_first_token_seconds", "From arrival to the first token.", LATENCY_BUCKETS, in_vllm=True),
     _histogram(
         "inter_token_latency_seconds",

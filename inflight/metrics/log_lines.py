@@ -52,7 +52,7 @@ class StatsLog(EngineObserver):
 
 
 def describe(newest: SchedulerStats, reports: Sequence[SchedulerStats], seconds: float) -> str:
-    """One line about the engine: its state now, and rates from the counts of `reports`, which were made within `seconds`."""
+    """Returns a line about the engine: its state now, and rates from the counts of `reports`, which came within `seconds`."""
 
     def total(name: str) -> int:
         return sum(getattr(report, name) for report in reports)
@@ -97,7 +97,7 @@ class RequestLog(EngineObserver):
 
 
 def _describe(params: SamplingParams) -> str:
-    """The parameters that differ from their defaults. Only numbers are shown. Of other values only the names are shown."""
+    """Returns the parameters that differ from their defaults. A number is shown. Of any other value only the name is shown."""
     given = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     changed = {name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)}
     shown = [f"{name}={value}" if isinstance(value, int | float) else f"{name}=..." for name, value in changed.items()]

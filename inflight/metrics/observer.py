@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inflight.interface.statistics import SchedulerStats
+from inflight.interface.statistics import FaultStatus, SchedulerStats
 from inflight.outputs import RequestMetrics
 from inflight.sampling_params import SamplingParams
 
@@ -19,6 +19,7 @@ class FinishedRequest:
 
     `finish_reasons` has one entry per completion: "stop", "length", "abort" or "error". `metrics` is None if the request ended
     before its first token. `trace_headers` has the request's W3C headers (traceparent, tracestate), with names in lower case.
+    Times are values of `time.monotonic()`.
     """
 
     request_id: str
@@ -34,11 +35,14 @@ class FinishedRequest:
 
 
 class EngineObserver:
-    """Its methods are called on the front end's event loop, one after another. Each must return at once and must not raise. The
-    methods of this base class do nothing."""
+    """All methods are called on the front end's event loop, one after another. A method must return at once and must not raise.
+    The methods of this base class do nothing."""
 
     def stats_changed(self, stats: SchedulerStats) -> None:
-        """Called after a step, usually every 50 ms. The counts in `stats` begin at the last call."""
+        """Called after a step, usually every 50 ms. The counts in `stats` are those since the previous call."""
+
+    def faults_changed(self, status: FaultStatus) -> None:
+        """A recovery has begun or ended. Also called once at the start, with the present status."""
 
     def first_token(self, seconds: float) -> None:
         """A request's first token has come, `seconds` after the request's arrival."""
@@ -60,6 +64,9 @@ class Observers(EngineObserver):
 
     def stats_changed(self, stats: SchedulerStats) -> None:
         self._tell(lambda observer: observer.stats_changed(stats))
+
+    def faults_changed(self, status: FaultStatus) -> None:
+        self._tell(lambda observer: observer.faults_changed(status))
 
     def first_token(self, seconds: float) -> None:
         self._tell(lambda observer: observer.first_token(seconds))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from inflight.interface.statistics import SchedulerStats
+from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, SchedulerStats
 from inflight.metrics.exposition import CountingHistogram, Exposition
 from inflight.metrics.instruments import FINISHED_REASONS, INSTRUMENTS
 from inflight.metrics.observer import EngineObserver, FinishedRequest
@@ -13,17 +13,19 @@ from inflight.metrics.observer import EngineObserver, FinishedRequest
 class ServingMetrics(EngineObserver):
     """One per front end, on its event loop. `instruments.py` says what each metric means.
 
-    Every front end gets the statistics of every step, but only the one with `records_engine` counts them. Tokens are counted in
-    plain numbers. prometheus_client gets these at the next step, when a request ends, and before a scrape.
+    Every front end gets the engine's statistics, but only the front end with `records_engine` counts them. Tokens are counted
+    in plain numbers. These are added to prometheus_client's metrics at the next statistics, when a request ends, and before a
+    scrape.
     """
 
     def __init__(self, model_name: str, *, records_engine: bool = True) -> None:
         self._metrics = Exposition(INSTRUMENTS, model_name)
         self._records_engine = records_engine
         self._last_step_id: int | None = None
+        self._faults: FaultStatus | None = None
         self._inter_token: CountingHistogram = self._metrics.get("inter_token_latency_seconds")
         self._num_pending_tokens = 0
-        for reason in FINISHED_REASONS:  # exposed from the start, as zero
+        for reason in FINISHED_REASONS:  # so that each is exposed from the start, as zero
             self._metrics.get("request_success", reason)
         if records_engine:
             self._set("engine_up", 1)
@@ -49,6 +51,21 @@ class ServingMetrics(EngineObserver):
             self._observe("step_time_ratio", ratio)
         if stats.hidden_share is not None:
             self._set("hidden_share", stats.hidden_share)
+
+    def faults_changed(self, status: FaultStatus) -> None:
+        """Count the recoveries since the previous status. The first status is not counted: its recoveries happened before this
+        front end started."""
+        if not self._records_engine:
+            return
+        last, self._faults = self._faults or status, status
+        self._set("engine_recovering", status.state == "recovering")
+        self._set("last_recovery_seconds", status.last_recovery_seconds)
+        for cause in FAULT_CAUSES:
+            self._inc(
+                "recoveries", _rise(last.num_recoveries.get(cause, 0), status.num_recoveries.get(cause, 0)), cause
+            )
+        self._inc("resumed_requests", _rise(last.num_resumed_requests, status.num_resumed_requests))
+        self._inc("stale_frames", _rise(last.num_stale_frames, status.num_stale_frames))
 
     def first_token(self, seconds: float) -> None:
         self._observe("time_to_first_token_seconds", seconds)
@@ -89,16 +106,16 @@ class ServingMetrics(EngineObserver):
                 self._set(name, 0)
 
     def http_request(self, route: str, status: int, seconds: float) -> None:
-        """An answer's last byte is sent. `route` is the route's pattern, not the path of the request."""
+        """The last byte of an answer has been sent. `route` is the route's pattern, not the path of the request."""
         self._inc("http_requests", 1, route, str(status))
         self._observe("http_request_duration_seconds", seconds, route)
 
     def request_refused(self, reason: str) -> None:
-        """A request was refused before it started: "queue_full", "draining", ..."""
+        """A request was refused before it started. `reason` is a label value, such as "queue_full" or "draining"."""
         self._inc("requests_refused", 1, reason)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Body and content type of an answer to a scrape with this `Accept` header, for all front ends together."""
+        """Returns the body and the content type of the answer to a scrape with this `Accept` header, for all front ends."""
         self._flush()
         return self._metrics.render(accept)
 
@@ -116,3 +133,7 @@ class ServingMetrics(EngineObserver):
             self._inc("generation_tokens", self._num_pending_tokens)
             self._num_pending_tokens = 0
             self._inter_token.flush()
+
+
+def _rise(last: int, present: int) -> int:
+    return max(present - last, 0)

@@ -17,19 +17,20 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.util.types import AttributeValue
 
-OPERATION = "text_completion"  # the engine sees only tokens, so chats are labelled text_completion too
+OPERATION = "text_completion"  # for chats, too, because the engine sees only tokens
 
 
 class RequestTracing(EngineObserver):
-    """Each front end has one, and uses it on its event loop. A thread of its own sends the spans in batches.
+    """Each front end has one `RequestTracing`, and uses it on its event loop. A thread sends the spans in batches.
 
-    If a request has the header `traceparent`, it names the parent of the request's span. Otherwise the span is a trace of its
-    own. The OTEL_TRACES_SAMPLER variables decide which spans are sent. By default these are the spans whose parent is sampled,
-    and those without a parent.
+    If a request has the header `traceparent`, this header names the parent of the request's span. Otherwise the span is a trace
+    of its own. The OTEL_TRACES_SAMPLER variables decide which spans are sent. By default these are the spans whose parent is
+    sampled, and those without a parent.
     """
 
     def __init__(self, model_name: str, endpoint: str, *, exporter: SpanExporter | None = None) -> None:
-        """`endpoint` is the URL that spans are posted to, such as http://localhost:4318/v1/traces. An `exporter` replaces it.
+        """`endpoint` is the URL that spans are posted to, such as http://localhost:4318/v1/traces. If `exporter` is given, it
+        gets the spans instead.
 
         Raises:
             ConfigError: the extra is not installed, or `endpoint` is not an http or https URL.

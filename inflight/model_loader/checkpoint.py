@@ -1,4 +1,4 @@
-"""`Checkpoint`: a folder's safetensors files as one source of weights. They are open only in the `with` block of `open`."""
+"""`Checkpoint`: a folder's safetensors files as one source of weights. The files are open only while a block is loaded."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from inflight.model_loader.packing import (
     PackedLayout,
     ReadTensor,
     check,
-    check_group_index,
     make_weight,
     unpack_words,
 )
@@ -83,15 +82,14 @@ class CompressedTensors(PackedLayout):
             stored = _read_column(parts, read, "weight_zero_point", num_rows)[rows]
             zero_points = stored.to(torch.float32) + 2 ** (bits - 1)
         group_index = read("weight_g_idx", (ALL,)) if "weight_g_idx" in parts else None
-        if group_index is not None and bool((group_index == -1).all()):  # the tensor is there, but not used
+        if group_index is not None and bool((group_index == -1).all()):  # then the groups are in order
             group_index = None
-        if group_index is not None:
-            group_index = check_group_index(group_index, scales.shape[1])
         return make_weight(values, scales, zero_points, bits, group_index)
 
 
 def _bits(parts: Mapping[str, StoredTensor], in_features: int) -> int:
-    """Returns how many bits an integer has: 8 if the file stores one integer per byte; otherwise the shape shows it."""
+    """Returns how many bits an integer of the weight has. It is 8 if the file stores one integer per byte. Otherwise it follows
+    from the number of words in a row."""
     if "weight" in parts:
         return 8
     num_words = parts["weight_packed"].shape[-1]
@@ -113,6 +111,7 @@ def _to_unsigned(values: Tensor) -> Tensor:
 
 
 def _read_column(parts: Mapping[str, StoredTensor], read: ReadTensor, suffix: str, num_rows: int) -> Tensor:
-    """Reads scales or zero points as [num_rows, num_groups]. The file has one per tensor, per row, or per group."""
+    """Reads scales or zero points as [num_rows, num_groups]. The file may have one for the whole weight, one per row, or one
+    per row and group."""
     tensor = read(suffix, (ALL,) * len(parts[suffix].shape))
     return tensor.reshape(len(tensor), -1).expand(num_rows, -1)

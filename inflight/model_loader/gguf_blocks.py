@@ -1,17 +1,28 @@
 """Unpacks the block types of GGUF: `weight = scale * value - offset`, in groups of 32 neighbouring weights.
 
 Source: the structs block_q4_0 ... block_q6_K of https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h and
-`dequantize_row_*` in ggml-quants.c. A row consists of blocks of 32 weights, or of super-blocks of 256 weights. The table shows
-the parts of a block in the file's order, and the formula of a weight:
+`dequantize_row_*` in ggml-quants.c. A row consists of blocks. A block of Q4_0 to Q8_0 has 32 weights. A block of Q4_K to Q6_K
+(a super-block) has 256 weights, which are 8 groups of 32 weights. The table shows the parts of a block in the file's order: d,
+m and dmin are float16 numbers, and a number is a part of this many bytes. q is the integer that is stored for a weight.
 
-    Q4_0  d f16, 16 bytes           d * (q - 8)          the low halves of the bytes are weights 0-15, the high ones 16-31
-    Q4_1  d m f16, 16 bytes         d * q + m
-    Q5_0  d f16, 4 + 16 bytes       d * (q - 16)         bit i of the 4 bytes is the fifth bit of weight i
-    Q5_1  d m f16, 4 + 16 bytes     d * q + m
-    Q8_0  d f16, 32 int8            d * q
-    Q4_K  d dmin f16, 12, 128       d * s * q - dmin * m   s and m: 6 bits for each 32 weights, in the 12 bytes
-    Q5_K  d dmin f16, 12, 32 + 128  the same              bit g of 32 bytes is the fifth bit of the weights of group g
-    Q6_K  128 + 64 bytes, 16, d f16 d * s * (q - 32)       s: int8 for each 16 weights
+          parts               weight
+    Q4_0  d 16                d * (q - 8)             q: unsigned, 4 bits
+    Q4_1  d m 16              d * q + m               q: unsigned, 4 bits
+    Q5_0  d 4 16              d * (q - 16)            q: unsigned, 5 bits
+    Q5_1  d m 4 16            d * q + m               q: unsigned, 5 bits
+    Q8_0  d 32                d * q                   q: int8
+    Q4_K  d dmin 12 128       d * s * q - dmin * m    q: unsigned, 4 bits
+    Q5_K  d dmin 12 32 128    d * s * q - dmin * m    q: unsigned, 5 bits
+    Q6_K  128 64 16 d         d * s * (q - 32)        q: unsigned, 6 bits
+
+    16 bytes   (Q4, Q5)       the low 4 bits of q: byte i has weight i in its low half, and weight i + 16 in its high half
+    4 bytes    (Q5_0, Q5_1)   bit i of these 32 bits is the fifth bit of q for weight i
+    12 bytes   (Q4_K, Q5_K)   s and m of each group, 6 bits each; `_scales_of_super_block` has their places
+    128 bytes  (Q4_K, Q5_K)   the low 4 bits of q: 32 bytes for each pair of groups; the first group is in the low halves of the
+                              bytes, the second group is in the high halves
+    32 bytes   (Q5_K)         bit g of byte i is the fifth bit of q for weight i of group g
+    128, 64    (Q6_K)         the low 4 bits and the high 2 bits of q, see `_q6_k`
+    16 bytes   (Q6_K)         s: an int8 for each 16 weights
 """
 
 from __future__ import annotations
@@ -98,7 +109,12 @@ def _q8_0(blocks: Tensor) -> QuantizedWeight:
 
 
 def _scales_of_super_block(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale and the offset of each group of a Q4_K or Q5_K block: float32 [num_rows, num_blocks, 8]."""
+    """The scale d * s and the offset dmin * m of each group of a Q4_K or Q5_K block: float32 [num_rows, num_blocks, 8] each.
+
+    Of the 12 bytes, bytes 0-3 hold s of groups 0-3 in their low 6 bits, and bytes 4-7 hold m of the same groups. Groups 4-7
+    have the low 4 bits of s and m in the halves of bytes 8-11 (s in the low halves), and the high 2 bits at the top of bytes
+    0-7.
+    """
     d, dmin = _two_halves(blocks)
     first, second, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = torch.cat((first & 63, (rest & 15) | (first >> 6 << 4)), dim=-1)
@@ -121,8 +137,13 @@ def _q5_k(blocks: Tensor) -> QuantizedWeight:
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    """Each half of a block has four groups of 32 weights. Of the half's 64 bytes with the low bits of its weights, bytes 0-31
-    hold groups 0 and 2, and bytes 32-63 hold groups 1 and 3."""
+    """A block consists of two halves of four groups. Each half has 64 of the 128 bytes with the low 4 bits of q, and 32 of the
+    64 bytes with the high 2 bits.
+
+    The 64 bytes hold group 0 in the low halves of bytes 0-31, group 1 in the low halves of bytes 32-63, group 2 in the high
+    halves of bytes 0-31, and group 3 in the high halves of bytes 32-63. Byte i of the 32 bytes has the two high bits of weight
+    i of all four groups, those of group 0 in its lowest bits.
+    """
     low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)).view(*blocks.shape[:2], 2, 4, _GROUP)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     high = (blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, _GROUP) >> shifts) & 3

@@ -40,8 +40,9 @@ _FLOATS = ("F32", "F16", "BF16")
 class GgufSource(WeightSource):
     """The tensors of a GGUF file. They are read in the row order of Hugging Face.
 
-    The converter of llama.cpp changes the order of the rows of Llama's queries and keys: within each head, rows i and
-    i + head_dim / 2, which are rotated together, become neighbours. Reading undoes this.
+    For models of the architecture "llama", llama.cpp's converter changes the order of the rows of the query and key
+    projections: within each head, rows i and i + head_dim / 2, which are rotated together, become neighbours. Reading restores
+    the order.
     """
 
     def __init__(self, path: Path, head_dim: int) -> None:
@@ -52,7 +53,7 @@ class GgufSource(WeightSource):
         self.tensors = {}
         for stored_name, tensor in self._file.tensors.items():
             if stored_name == ROPE_FACTORS:
-                continue  # `gguf_config` has read these frequencies
+                continue  # `gguf_config` has made `RopeConfig` from these divisors
             name = model_name(stored_name)
             is_quantized = tensor.type.name not in _FLOATS
             if is_quantized and len(tensor.shape) != 2:

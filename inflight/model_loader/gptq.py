@@ -28,7 +28,6 @@ from inflight.model_loader.packing import (
     PackedLayout,
     ReadTensor,
     check,
-    check_group_index,
     make_weight,
     unpack_words,
 )
@@ -36,7 +35,7 @@ from inflight.model_loader.weight_source import StoredTensor
 
 _REQUIRED = ("qweight", "qzeros", "scales")
 _AWQ_BITS = 4
-_AWQ_POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)  # the position in a word of each of its eight columns
+_AWQ_POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)  # for each column of a word: its position, from the lowest bits up
 
 
 class Gptq(PackedLayout):
@@ -64,13 +63,11 @@ class Gptq(PackedLayout):
         values = unpack_words(read("qweight", (ALL, slice(start, stop))).t(), bits)
         zero_points = _read_columns(read, "qzeros", bits, start, stop).t()
         group_index = read("g_idx", (ALL,)) if "g_idx" in parts else None
-        if group_index is not None:
-            group_index = check_group_index(group_index, scales.shape[1])
         return make_weight(values, scales, self._zero_points(zero_points, bits), bits, group_index)
 
     def _zero_points(self, stored: Tensor, bits: int) -> Tensor:
-        # Some writers declare version 1 and store version 2. Their weights are symmetric: every zero point is in the middle of
-        # the range (https://github.com/vllm-project/vllm/pull/38966).
+        # Some writers declare version 1 and store version 2 (https://github.com/vllm-project/vllm/pull/38966). Their weights
+        # are symmetric: every zero point is in the middle of the range. So such zero points are taken as they are stored.
         if self._stored_zero_offset == 0 or bool((stored == 2 ** (bits - 1)).all()):
             return stored.to(torch.float32)
         # The zero point 0 is stored as -1 (all bits set), which becomes 2**bits here. The mask makes it 0 again.
@@ -104,7 +101,7 @@ def _check_dimensions(parts: Mapping[str, StoredTensor]) -> None:
 
 
 def _gptq_bits(parts: Mapping[str, StoredTensor]) -> int:
-    """Returns how many bits an integer has: 32 * (columns of the zero points) / (columns of the scales)."""
+    """Returns how many bits an integer of the weight has: 32 * (columns of qzeros) / (columns of scales)."""
     _check_dimensions(parts)
     bits = 32 * parts["qzeros"].shape[1] / parts["scales"].shape[1]
     if bits not in (4, 8):
@@ -137,7 +134,8 @@ def _read_columns(
 ) -> Tensor:
     """Reads columns `[start, stop)` of an int32 tensor whose words hold neighbouring columns: uint8 [rows, stop - start].
 
-    `positions`: the position in a word of each of its columns. None if the first column is in the lowest bits.
+    `positions`: for each column of a word, its position in the word, counted from the lowest bits. None if the columns are in
+    order.
     """
     per_word = 32 // bits
     first = start // per_word

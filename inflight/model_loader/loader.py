@@ -1,14 +1,16 @@
 """`load_model`: builds the model and fills it, a block at a time.
 
-A block is the embedding, a decoder layer, the final norm or the head. The loader allocates memory for the block, copies its
-tensors from the mapped file into the (fused, sharded) weights, and closes the mapping. Then the block converts the weights to
-their final form and frees the memory that it no longer needs. So at most one block is in memory twice.
+A block (in the code: `unit`) is the embedding, a decoder layer, the final norm or the head. The loader allocates memory for the
+block, copies the block's tensors from the mapped file into the (fused, sharded) weights, and closes the file. Then the block
+converts the weights to their final form and frees the memory that it no longer needs. So at most one block is in memory twice.
 
-If a layer accepts a quantized tensor, it gets the tensor as it is stored. Otherwise the tensor is converted to floats.
+A layer can accept a tensor as the file stores it (`WeightSlot.accept`). A quantized tensor that is not accepted is converted to
+floats.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,16 +31,16 @@ from inflight.layers.context import LayerContext, make_context
 from inflight.layers.linear import Linear
 from inflight.layers.weights import Loadable, WeightSlot
 from inflight.model_loader.checkpoint import Checkpoint
-from inflight.model_loader.dummy_weights import fill_from_seed
 from inflight.model_loader.gguf_source import GgufSource
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint
 from inflight.model_loader.weight_check import check_weights, list_names
 from inflight.model_loader.weight_source import ReadPart, WeightSource
 from inflight.models.causal_lm import CausalLM
-from inflight.models.registry import get_model_class
+from inflight.models.llama import LlamaForCausalLM
 
 logger = logging.getLogger(__name__)
 
+_STANDARD_DEVIATION = 0.02  # of dummy weights
 _DEQUANTIZED_AT_ONCE = 2**24  # number of weights; as float32 they have 64 MB
 
 
@@ -50,19 +52,18 @@ def load_model(
     tp: TensorParallelGroup,
     stage: PipelineStage | None = None,
 ) -> CausalLM:
-    """Returns a model that can run, with weights in `model_config.dtype`. If `stage` is given, it is only this pipeline stage.
+    """Returns a model that can run, with weights in `model_config.dtype`. If `stage` is given, the model has only this pipeline
+    stage.
 
     Every stage checks the whole checkpoint against the whole model, but reads only its own weights.
 
     Raises:
-        UnsupportedModelError: the model's family is not supported.
         ConfigError: the quantization needs kernels that are not installed.
         CheckpointError: tensors are missing, extra, misshapen or in an unsupported form, or a file is missing or corrupt.
     """
     architecture = model_config.architecture
     whole = PipelineStage(0, architecture.num_layers, architecture.num_layers)
     stage = stage or whole
-    model_class = get_model_class(architecture.name)
     context = make_context(
         dtype=getattr(torch, model_config.dtype),
         device=device,
@@ -72,16 +73,19 @@ def load_model(
     )
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture)
-    # A block gets memory just before it is filled. By then the previous block has freed the weights that it has converted.
-    model = model_class(architecture, replace(context, allocates_later=True), stage)
+    # Each block gets memory only when it is filled. By then the previous block has converted its weights and freed the old
+    # ones.
+    model = LlamaForCausalLM(architecture, replace(context, allocates_later=True), stage)
     not_kept: list[str] = []
     if model_config.load_format == "dummy":
-        fill: Callable[[Loadable, str], None] = partial(fill_from_seed, seed=model_config.seed)
+        fill: Callable[[Loadable, str], None] = partial(_fill_from_seed, seed=model_config.seed)
     else:
         source = _open_source(model_config)
         # tensors on the meta device have shapes but no memory
         described = (
-            model if stage == whole else model_class(architecture, replace(context, device=torch.device("meta")), whole)
+            model
+            if stage == whole
+            else LlamaForCausalLM(architecture, replace(context, device=torch.device("meta")), whole)
         )
         check_weights(source, described, architecture.tie_word_embeddings)
         fill = partial(_fill_from_source, source=source, not_kept=not_kept)
@@ -95,12 +99,16 @@ def load_model(
 
 
 def _allocate(unit: Loadable, device: torch.device) -> None:
-    """Allocates memory for the weights of a unit that have none yet. If a tied head shares an embedding, the embedding already
-    has memory."""
+    """Allocates memory for the weights of a unit that have no memory yet. The weights of a tied head have memory already: they
+    are the embedding's weights."""
     for module in unit.modules():
         for name, weight in module.named_parameters(recurse=False):
             if weight.is_meta:
-                setattr(module, name, nn.Parameter(torch.empty_like(weight, device=device), False))
+                assert weight.is_contiguous(), name
+                memory = torch.empty(
+                    weight.shape, dtype=weight.dtype, device=device
+                )  # `empty_like` would import sympy: 1 s
+                setattr(module, name, nn.Parameter(memory, False))
 
 
 def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> None:
@@ -138,8 +146,6 @@ def _check_batch_invariance(context: LayerContext, architecture: ModelArchitectu
         raise refusal(
             "its attention is not computed by the C++ kernel (which needs multiples of 16 as head_dim and block_size)"
         )
-    if ranks > 2:
-        raise refusal(f"tensor_parallel_size={ranks}: more than two ranks do not always add up in the same order")
 
 
 def _open_source(model_config: ModelConfig) -> WeightSource:
@@ -150,13 +156,34 @@ def _open_source(model_config: ModelConfig) -> WeightSource:
     return checkpoint if weight_format == PLAIN else PackedCheckpoint(checkpoint, weight_format)
 
 
+def _fill_from_seed(unit: Loadable, prefix: str, *, seed: int) -> None:
+    """Draws weights from a normal distribution with standard deviation 0.02, and sets the weights of norms to 1.
+
+    A tensor depends only on the seed, the tensor's name and the kind of device. So the weights are the same for any number of
+    ranks and any order of loading. A GPU draws its weights itself, which takes only a second for an 8B model. Its random
+    numbers differ from those of a CPU.
+    """
+    for name, slot in unit.weight_slots(prefix):
+        destination = slot.destination
+        if slot.is_scale:
+            destination.fill_(1)
+            continue
+        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+        generator = torch.Generator(destination.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        is_whole = tuple(destination.shape) == slot.shape
+        whole = destination if is_whole else destination.new_empty(slot.shape)
+        whole.normal_(0, _STANDARD_DEVIATION, generator=generator)
+        if not is_whole:
+            destination.copy_(whole.narrow(slot.dim, slot.start, slot.size))
+
+
 def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_kept: list[str]) -> None:
     """Loads a unit's weights from `source`. Appends to `not_kept` the names of quantized weights that become floats because no
     kernel supports them."""
     with source.open() as read:
         for name, slot in unit.weight_slots(prefix):
             if slot.size == 0:
-                continue  # this rank holds nothing but padding of the vocabulary
+                continue  # all rows of this rank are padding of the vocabulary
             held = [slice(0, size) for size in slot.shape]
             held[slot.dim] = slice(slot.start, slot.start + slot.size)
             if source.tensors[name].is_quantized and slot.accept is None:
@@ -170,8 +197,8 @@ def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_
 
 
 def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) -> None:
-    """Dequantizes some rows at a time: an embedding of 150,000 rows in floats would take more memory than the quantized
-    model."""
+    """Reads and dequantizes some rows at a time: all 150,000 rows of an embedding in floats would take more memory than the
+    quantized model."""
     num_rows, num_columns = slot.destination.shape
     step = max(1, _DEQUANTIZED_AT_ONCE // num_columns)
     for first in range(0, num_rows, step):

@@ -28,7 +28,8 @@ LAYOUTS: Mapping[str, Callable[[], PackedLayout]] = {
 class PackedCheckpoint(WeightSource):
     """A `Checkpoint` in which the tensors of each quantized module are one weight, `<module>.weight`.
 
-    A module counts as quantized if its tensors have the names of a quantized module's tensors. config.json does not matter.
+    A module counts as quantized if it has a tensor with the suffix `PackedLayout.marker`. What config.json says about single
+    modules is not read.
     """
 
     def __init__(self, stored: Checkpoint, weight_format: str) -> None:

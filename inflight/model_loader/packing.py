@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,24 +16,24 @@ from inflight.model_loader.weight_source import Held, StoredTensor
 
 ALL = slice(None)
 FLOATS = ("BF16", "F16", "F32")
-_ROW_GROUP_SIZES = (128, 64, 32)  # a row with one scale is cut into groups; the first size that divides the row is used
+_ROW_GROUP_SIZES = (128, 64, 32)  # a row with one scale is cut into groups of the first size that divides it
 
 
-class ReadTensor(Protocol):
-    """Reads a part of one tensor of a module. The tensor's name is "<module>.<suffix>"."""
-
-    def __call__(self, suffix: str, part: Held) -> Tensor: ...
+# Reads a part of one of a module's tensors. The first argument is the suffix in the tensor's name, "<module>.<suffix>".
+ReadTensor = Callable[[str, Held], Tensor]
 
 
 class PackedLayout(ABC):
-    """The layout of one format of quantized safetensors: how it divides a weight among tensors. Stateless.
+    """The layout of one format of quantized safetensors: how the format divides the weight of a module among several tensors.
+    Stateless.
 
-    Its methods raise a `ValueError` that describes the problem; the caller adds the module's name.
+    The methods get the module's tensors as `parts`, by suffix. They raise a `ValueError` that describes the problem; the caller
+    adds the module's name.
 
     Attributes:
         marker: the suffix of a tensor that only quantized modules have.
         required: the suffixes that a quantized module must have, `marker` among them.
-        suffixes: all suffixes that it may have.
+        suffixes: all suffixes that a quantized module can have.
     """
 
     marker: str
@@ -63,17 +62,6 @@ def check(parts: Mapping[str, StoredTensor], suffix: str, dtypes: tuple[str, ...
         raise ValueError(f"{suffix} should be {' or '.join(dtypes)} {list(shape)}")
 
 
-def check_group_index(group_index: Tensor, num_groups: int) -> Tensor:
-    """Returns `group_index`, after a check of its values.
-
-    Raises:
-        ValueError: a value is not the number of a group.
-    """
-    if bool(((group_index < 0) | (group_index >= num_groups)).any()):
-        raise ValueError(f"its g_idx names groups outside [0, {num_groups}): the file is corrupt")
-    return group_index
-
-
 def unpack_words(words: Tensor, bits: int) -> Tensor:
     """int32 [rows, words] -> uint8 [rows, words * 32 / bits]. A word has 32 / bits unsigned numbers, lowest bits first."""
     packed = words.contiguous().view(torch.uint8)  # all supported machines are little-endian
@@ -93,20 +81,25 @@ def make_weight(
 ) -> QuantizedWeight | Tensor:
     """Makes weight[n, k] = scales[n, g] * (values[n, k] - zero_points[n, g]), where g is column k's group.
 
-    Returns floats if a `QuantizedWeight` cannot hold the groups: their columns are not neighbours, or 32 does not divide their
-    size.
+    The result is in floats if a `QuantizedWeight` cannot hold the groups: the columns of a group are not neighbours, or the
+    size of the groups is not a multiple of 32.
 
     Args:
         values: uint8 [out_features, in_features], below 2**bits.
         scales, zero_points: float32 [out_features, num_groups].
-        group_index: the group of each column, [in_features], in [0, num_groups). None: each group consists of neighbouring
-            columns, and all groups have the same size.
+        group_index: the group of each column, [in_features]. None: each group consists of neighbouring columns, and all
+            groups have the same size.
+
+    Raises:
+        ValueError: a value of `group_index` is not in [0, num_groups).
     """
     num_columns, num_groups = values.shape[1], scales.shape[1]
     if group_index is None:
         group_index = torch.arange(num_columns) // (num_columns // num_groups)
         in_order = True
     else:
+        if bool(((group_index < 0) | (group_index >= num_groups)).any()):
+            raise ValueError(f"its g_idx names groups outside [0, {num_groups}): the file is corrupt")
         evenly = num_columns % num_groups == 0
         in_order = evenly and bool((group_index == torch.arange(num_columns) // (num_columns // num_groups)).all())
     middle = 2 ** (bits - 1)
@@ -123,10 +116,11 @@ def make_weight(
 
 
 def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -> QuantizedWeight | Tensor:
-    """Returns `columns` of a weight, for one tensor-parallel rank. If they begin or end within a group, groups are split.
+    """Returns `columns` of a weight, for one tensor-parallel rank. If these columns begin or end inside a group, all groups are
+    split into smaller ones.
 
     Raises:
-        CheckpointError: the size of the split groups would not be a multiple of 32.
+        CheckpointError: the size of the smaller groups would not be a multiple of 32.
     """
     total = weight.shape[1] if isinstance(weight, Tensor) else weight.values.shape[1]
     start, stop, _ = columns.indices(total)

@@ -1,4 +1,4 @@
-"""`WeightSource`: the interface of checkpoints. Whatever the file format, weights have the model's names and shapes."""
+"""`WeightSource`: the interface of checkpoints. In every file format, it shows weights under the model's names and shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Held = tuple[slice, ...]  # the part of a tensor that this rank holds: `slice(st
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's file, shape and dtype, from the header.
+    """A tensor's file, shape and dtype, as the header of the file gives them.
 
     `shape` is the shape of the weight, even if its integers are packed. `dtype` is the file format's name of a dtype ("BF16",
     "F32", "I8", ...), or the layout of a quantized weight ("gptq", "Q4_0", ...).
@@ -33,7 +33,8 @@ class ReadPart(Protocol):
     """Reads a part of one of `WeightSource.tensors`. The part must not be empty.
 
     A part of a quantized weight is a `QuantizedWeight`, or floats if no `QuantizedWeight` can hold it. Floats have the dtype in
-    which they are stored or were computed. They may be a view of the file; the caller drops them before the next call.
+    which they are stored or were computed. They may be a view of the mapped file. The caller drops the view when the block that
+    it loads is finished, because the view keeps the file mapped.
     """
 
     def __call__(self, name: str, held: Held) -> Tensor | QuantizedWeight: ...
@@ -50,7 +51,6 @@ class WeightSource(ABC):
 
     @abstractmethod
     def open(self) -> AbstractContextManager[ReadPart]:
-        """Parts can be read in the `with` block. At its end the files are unmapped, so no pages of them stay in the process.
-
-        The loader opens the source once for each block of the model.
+        """Parts can be read in the `with` block. Files are unmapped after the block, when no view of them is left. Then none of
+        their pages stay in the process. The loader opens the source once for each block of the model.
         """

@@ -1,1 +1,1 @@
-"""The decoder that all model families share, and the registry of families."""
+"""The decoder that all model families share."""

@@ -14,7 +14,7 @@ from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import Linear
 from inflight.layers.linear_method import LinearChoice
-from inflight.layers.logits import LogitsHead
+from inflight.layers.vocab import LogitsHead
 from inflight.layers.weights import Loadable
 
 
@@ -42,11 +42,11 @@ class CausalLM(nn.Module, ABC):
 
         Args:
             input_ids, positions: [num_tokens], int32 or int64. Only the first stage reads input_ids.
-            attn_metadata: one per KV group.
+            attn_metadata: one for each KV group (layers that share a block table).
             rows: int64 [num_rows], indices of the tokens whose hidden states are returned; None for all tokens. Only the last
                 stage reads `rows`.
-            num_layers: the number of layers to compute; one layer is enough to measure the memory of a step.
-            intermediate: the result of the previous stage; its tensor `residual` is changed. None on the first stage.
+            num_layers: the number of layers to compute; None for all. One layer is enough to measure the memory of a step.
+            intermediate: the result of the previous stage; None on the first stage. Its tensor `residual` is changed in place.
 
         On the last stage returns the hidden states after the final norm, [num_rows, hidden_size]. On any other stage returns
         the input of the next stage.
@@ -54,8 +54,8 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous; it is written to `out` if given. Only
-        for the last stage."""
+        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous. If `out` is given, the result is
+        written to `out`. Only for the last stage."""
 
     @abstractmethod
     def load_units(self) -> list[tuple[str, Loadable]]:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from inflight.attention.backend import AttentionMetadata
+from inflight.attention.backend import AttentionMetadata, Rotation
 from inflight.attention.cpu_paged import CpuPagedBackend, CpuPagedMetadata
-from inflight.attention.rotation import Rotation
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, DecoderLayer, DecoderStep, LinearWeight
 from inflight.kernels.cpu.linear import PackedLinear
@@ -55,8 +54,9 @@ class FusedDecoder:
         rows: Tensor | None,
         num_layers: int | None,
     ) -> tuple[Tensor, Tensor]:
-        """Computes the layers one after another. `delta` and `residual` [num_tokens, hidden_size] are changed. Returns both. If
-        `rows` is given, the results have only the tokens in `rows`."""
+        """Computes the layers one after another. `residual` [num_tokens, hidden_size] is the residual stream. `delta` is the
+        output of the layer before, which is not yet added to `residual` (None: there is none). Both are changed. Returns both
+        as they are after the last layer. If `rows` is given, the results have only the tokens in `rows`."""
         layers = self._layers[:num_layers]
         attention, dtype = layers[0].self_attn, residual.dtype
         num_tokens, hidden_size = residual.shape
@@ -71,7 +71,7 @@ class FusedDecoder:
             rows = rows.to(torch.int64).contiguous()
             assert len(rows) <= num_tokens, f"{len(rows)} rows of {num_tokens} tokens"
         groups = (ctypes.POINTER(AttentionStep) * len(attn_metadata))()
-        # Other KV groups may have no layer on this stage.
+        # Only the KV groups that have layers on this stage.
         for group in {layer.self_attn.attn.group_index for layer in layers}:
             groups[group] = ctypes.pointer(_step_of(attn_metadata[group], num_tokens))
         step = DecoderStep(

@@ -1,24 +1,24 @@
 """Llama 2, 3 and 3.1+: pre-norm decoder with rotary embedding, grouped queries and a gated MLP (arXiv:2302.13971).
 
-The other families differ from Llama only by fields of `ModelArchitecture`: biases, windows, a norm on queries and keys.
+The other families differ from Llama only by fields of `ModelArchitecture`. The first release of Mistral (arXiv:2310.06825) has
+a sliding window. Qwen2 (arXiv:2407.10671) has biases on queries, keys and values, and windows in upper layers. Qwen3
+(arXiv:2505.09388) has a norm on every query and key head.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionMetadata
-from inflight.attention.rotation import Rotation
+from inflight.attention.backend import AttentionMetadata, Rotation
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
-from inflight.layers.embedding import VocabParallelEmbedding
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part, head_part
-from inflight.layers.logits import LogitsHead
 from inflight.layers.norm import QKNorm, RMSNorm
 from inflight.layers.rotary import RotaryEmbedding
+from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
 from inflight.layers.weights import Loadable
 from inflight.models.causal_lm import CausalLM
 from inflight.models.fused_decoder import FusedDecoder
@@ -42,11 +42,7 @@ class LlamaAttention(Loadable):
         )
         self.o_proj = RowParallelLinear(query.total, hidden_size, bias=architecture.output_bias, context=context)
         self.qk_norm = (
-            QKNorm(
-                *(self.num_heads, self.num_kv_heads, head_dim, architecture.rms_norm_eps),
-                dtype=context.dtype,
-                device=context.device,
-            )
+            QKNorm(self.num_heads, self.num_kv_heads, head_dim, architecture.rms_norm_eps, context)
             if architecture.qk_norm
             else None
         )
@@ -101,10 +97,10 @@ class LlamaDecoderLayer(Loadable):
 
     def __init__(self, architecture: ModelArchitecture, layer: int, context: LayerContext) -> None:
         super().__init__()
-        size, eps, dtype, device = architecture.hidden_size, architecture.rms_norm_eps, context.dtype, context.device
-        self.input_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
+        size, eps = architecture.hidden_size, architecture.rms_norm_eps
+        self.input_layernorm = RMSNorm(size, eps, context)
         self.self_attn = LlamaAttention(architecture, layer, context)
-        self.post_attention_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
+        self.post_attention_layernorm = RMSNorm(size, eps, context)
         self.mlp = LlamaMLP(architecture, context)
 
     def forward(
@@ -137,20 +133,15 @@ class LlamaForCausalLM(CausalLM):
     def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
         nn.Module.__init__(self)
         vocab_size, hidden_size = architecture.vocab_size, architecture.hidden_size
-        dtype, device = context.dtype, context.device
         self.stage = stage
-        self.embed_tokens = (
-            VocabParallelEmbedding(vocab_size, hidden_size, dtype=dtype, device=context.weight_device, tp=context.tp)
-            if stage.is_first
-            else None
-        )
-        self.rotary = RotaryEmbedding(architecture.rope, architecture.head_dim, dtype=dtype, device=device)
+        self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, context) if stage.is_first else None
+        self.rotary = RotaryEmbedding(architecture.rope, architecture.head_dim, context)
         self.layers = nn.ModuleList(
             LlamaDecoderLayer(architecture, layer, context) for layer in range(stage.start, stage.stop)
         )
         self.fused: FusedDecoder | None = None
         if stage.is_last:
-            self.norm = RMSNorm(hidden_size, architecture.rms_norm_eps, dtype=dtype, device=device)
+            self.norm = RMSNorm(hidden_size, architecture.rms_norm_eps, context)
             # if the embedding is on another stage, a tied head reads the embedding's weights itself
             self.head_name = "model.embed_tokens" if architecture.tie_word_embeddings else "lm_head"
             self.lm_head = LogitsHead(

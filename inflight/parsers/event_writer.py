@@ -24,9 +24,9 @@ class MalformedCallError(Exception):
 
 
 class _Trimmed:
-    """Removes the white space at both ends of a text. With `keeps_start`, it removes only that at the end.
+    """Removes the white space at both ends of a text. With `keeps_start`, removes only the white space at the end.
 
-    If more than `MAX_HELD` characters of white space are at the end, they are kept.
+    White space at the end is not removed if it is longer than `MAX_HELD` characters.
     """
 
     def __init__(self, *, keeps_start: bool) -> None:
@@ -56,7 +56,6 @@ class _Trimmed:
         return held
 
     def drop(self) -> None:
-        """Leave out the held white space."""
         self._held.clear()
         self._num_held = 0
 

@@ -56,8 +56,8 @@ class Llama3JsonToolParser(ToolParser):
 
 
 class MistralToolParser(ToolParser):
-    """For Mistral. After the token `[TOOL_CALLS]` comes a list of JSON objects. Since tokenizer v11 each such token begins
-    a single call, with the name and the arguments.
+    """For Mistral. After the token `[TOOL_CALLS]` comes a list of JSON objects. Since Mistral's tokenizer v11 each of these
+    tokens begins a single call, with the name and the arguments.
 
         [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]
         [TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_time{}

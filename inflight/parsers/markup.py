@@ -1,7 +1,7 @@
 """`ToolMarkup`: the exact text that a family of models writes around the name and the arguments of a tool call.
 
-A grammar that makes a model write calls is built from this markup. To find a model's markup, an invented call
-is rendered with the model's chat template. Then the rendered text is searched for each known markup.
+A grammar that makes a model write calls is built from this markup. To find the markup of a model, an invented call is rendered
+with the model's chat template. Then each known markup is searched for in the rendered text.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class ToolMarkup:
 
     Attributes:
         parser: the name of the tool parser that reads such calls.
-        trigger: the beginning of every call. Text outside calls must not contain the trigger. Exception: if `whole_message` is
-            set, a text without calls may contain it, but must not begin with it.
+        trigger: the beginning of every call. Text outside calls must not contain the trigger. But if `whole_message` is True, a
+            text without calls may contain the trigger, and only must not begin with it.
         separator: the text between two calls.
-        is_list: the calls are the items of one JSON list. `before_name` contains the "[" of the list. All text of `before_name`
-            before the "[" is written once, before the list.
-        whole_message: a message has either calls or other text, not both.
+        is_list: whether the calls are the items of one JSON list. If so, `before_name` contains the "[" of the list. The text
+            of `before_name` before the "[" is written once, before the list.
+        whole_message: whether a message has either calls or other text, not both.
     """
 
     parser: str
@@ -78,8 +78,8 @@ def default_markup(parser: str) -> ToolMarkup | None:
 def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | None]:
     """Returns the name of the parser and the markup for the calls that `template` writes. Each may be None.
 
-    A call is rendered whose arguments are a JSON object. If nothing fits, the call is rendered again with its arguments as JSON
-    text, because some templates accept only one of the two forms.
+    An invented call is rendered with its arguments as a JSON object. If nothing fits, it is rendered with its arguments as JSON
+    text. Some templates accept only one of these two forms.
     """
     for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         text = _render_call(template, arguments)

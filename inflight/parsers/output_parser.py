@@ -17,8 +17,8 @@ class ReasoningMarkup:
     """The two tags around the reasoning of a model, which is the text that it writes before its answer.
 
     Attributes:
-        needs_special_tokens: the tags are special tokens.
-        starts_inside: the text of the model begins with reasoning, even if it has no opening tag.
+        needs_special_tokens: whether the tags are special tokens, so that the text must be decoded with special tokens.
+        starts_inside: whether the text of the model begins with reasoning even without an opening tag.
     """
 
     begin: str
@@ -34,8 +34,8 @@ class OutputParser:
     are left out.
 
     Attributes:
-        needs_special_tokens: whether the text must be decoded with skip_special_tokens=False. If it is decoded without
-            them, markup may be missing.
+        needs_special_tokens: whether the text must be decoded with skip_special_tokens=False, because markup may consist of
+            special tokens.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class OutputParser:
         self._tools = tool_parser(self._reader, self._writer, tools) if tool_parser is not None else None
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning
-        # some models write the markup of calls as special tokens
+        # the markup of calls consists of special tokens in some models
         self.needs_special_tokens = tool_parser is not None or (
             reasoning is not None and reasoning.needs_special_tokens
         )
@@ -64,7 +64,6 @@ class OutputParser:
 
     @property
     def num_tool_calls(self) -> int:
-        """How many tool calls have begun."""
         return self._writer.num_tool_calls
 
     def push(self, text: str) -> list[Event]:

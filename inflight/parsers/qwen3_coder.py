@@ -9,7 +9,8 @@
     </tool_call>
 
 If the schema of an argument has the type string, or there is no schema, the argument is a string and is passed on as it
-arrives. Any other argument is held until it ends. Valid JSON is then passed on unchanged, and other text as a string.
+arrives. Any other argument is held until it ends. Python's True, False and None then become JSON. Valid JSON is passed on
+unchanged, and other text as a string.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Qwen3CoderToolParser(ToolParser):
         raise MalformedCallError
 
     def _properties(self, name: str) -> Mapping[str, Any]:  # Any: JSON schemas
-        """The schemas of the tool's parameters by name; empty if the request has no such tool."""
+        """Returns name -> schema for the parameters of the tool `name`; empty if the request has no such tool."""
         for tool in self._tools:
             function = tool.get("function", tool)
             if isinstance(function, Mapping) and function.get("name") == name:

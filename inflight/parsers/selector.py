@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,7 +53,7 @@ def reasoning_end(reasoning_parser: str | None) -> str:
 
 
 def prompt_ends_in_reasoning(prompt: str, reasoning_parser: str | None) -> bool:
-    """Whether the prompt ends with the opening tag of the reasoning, because the chat template has written the tag there."""
+    """Whether the prompt ends with the opening tag of the reasoning. Some chat templates write the tag there."""
     return reasoning_parser is not None and prompt.rstrip().endswith(_REASONING[reasoning_parser].begin)
 
 
@@ -91,20 +92,18 @@ def create_output_parser(
 
 def detect_parsers(template: ChatTemplate | None) -> DetectedParsers:
     """Find the parsers of a model from the markup that its template writes in some short conversations."""
-    if template is None:
-        return DetectedParsers(None, None, None)
-    try:
-        tool, markup = find_tool_markup(template)
-        return DetectedParsers(tool, _find_reasoning(template), markup)
-    except TokenizerError:  # the model has no template
-        return DetectedParsers(None, None, None)
+    if template is not None:
+        with suppress(TokenizerError):  # the model has no template
+            tool, markup = find_tool_markup(template)
+            return DetectedParsers(tool, _find_reasoning(template), markup)
+    return DetectedParsers(None, None, None)
 
 
 def resolve_parsers(tool_parser: str, reasoning_parser: str, template: ChatTemplate | None) -> DetectedParsers:
     """Find the parsers that the server's settings name. Each setting is "auto", "none", or the name of a parser.
 
-    If a tool parser is named and can read the template's calls, the markup is taken from the template. If it cannot
-    read them, the markup is the usual one of its family.
+    If a setting names the tool parser that fits the template, the markup of calls is the template's markup. If it names another
+    tool parser, the markup is the usual markup of that parser's family.
 
     Raises:
         ConfigError: there is no parser of this name.
@@ -130,8 +129,9 @@ def _look_up(option: str, name: str | None, table: Mapping[str, _T]) -> _T | Non
 
 
 def _find_reasoning(template: ChatTemplate) -> str | None:
-    """Find the parser for the template's reasoning tags. It fits if the template writes its tags around reasoning or at the
-    start of an answer, or removes the reasoning between such tags from an earlier answer. Returns None if no parser fits."""
+    """Returns the name of the parser for the template's reasoning tags, or None if no parser fits. A parser fits if the
+    template writes the parser's tags around reasoning or at the start of an answer, or if it removes the text between these
+    tags from an earlier answer."""
     question = {"role": "user", "content": "?"}
     opened = render_or_nothing(template, [question], add_generation_prompt=True).rstrip()
     thought = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}

@@ -59,7 +59,8 @@ class TextReader:
         return self.take(found.end() - self._position) if found else ""
 
     def until(self, marker: str, write: Callable[[str], None]) -> Steps[bool]:
-        """Consume `marker` and the text before it, and write this text piece by piece. False if the text has no marker."""
+        """Consume `marker` and the text before it, and write the text before it piece by piece. Returns whether the marker was
+        found. If not, the whole text has been consumed and written."""
         plain = re.compile(f"[^{re.escape(marker[0])}]+")
         while (yield from self.peek()):
             if piece := (yield from self.piece(plain)):
@@ -76,9 +77,8 @@ class TextReader:
             write(piece)
 
     def take_cut(self, *literals: str) -> str | None:
-        """If the text has ended and its rest is the beginning of a literal, consume and return the rest; otherwise None.
-
-        The rest may be empty.
+        """If the text has ended and the rest of it is the beginning of a literal, consume and return the rest, which may be
+        empty. Otherwise return None.
         """
         rest = self._text[self._position :]
         is_cut = self._is_finished and any(literal.startswith(rest) for literal in literals)

@@ -20,7 +20,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from inflight.errors import InvalidRequestError
 from inflight.parsers.markup import ToolMarkup
@@ -43,16 +43,11 @@ class _Tool:
     is_strict: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Arguments:
-    """The schema of a call's arguments. `name` is for error messages. If `is_strict`, what cannot be enforced is refused."""
+class _Arguments(NamedTuple):
+    """The schema of a call's arguments. `part` has its name for error messages, and says whether the tool is strict."""
 
     schema: Schema
-    name: str
-    is_strict: bool
-
-    def part(self, pointer: str = "#") -> SchemaPart:
-        return SchemaPart(pointer, self.name, self.is_strict)
+    part: SchemaPart
 
 
 def constrain_tools(
@@ -63,7 +58,7 @@ def constrain_tools(
     parallel_tool_calls: bool = True,
     markup: ToolMarkup | None,
 ) -> SamplingParams:
-    """The sampling parameters of a chat with `tools`. If no grammar is needed, `params` itself is returned.
+    """Returns the sampling parameters of a chat with `tools`. If no grammar is needed, returns `params` itself.
 
     Args:
         tools: `{"type": "function", "function": {"name", "parameters", "strict"}}`. `strict` may also be next to "function".
@@ -110,7 +105,7 @@ def constrain_tools(
     otherwise = own if wants_json and not is_forced else None
     tag = _structural_tag(markup, arguments, otherwise, is_forced=is_forced, is_single=is_single)
     constraint = StructuredOutputsParams(structural_tag=_text(tag))
-    if otherwise is not None:  # keep the settings for white space of the request's own constraint
+    if otherwise is not None:  # the request's own constraint keeps its settings for white space
         constraint = replace(
             otherwise, json=None, json_object=None, structural_tag=constraint.structural_tag, lenient=False
         )
@@ -128,7 +123,6 @@ def _read_tool(where: str, tool: Schema) -> _Tool:
 
 
 def _arguments(tools: Sequence[_Tool], *, is_forced: bool) -> dict[str, _Arguments]:
-    """The arguments of each tool, by its name."""
     found: dict[str, _Arguments] = {}
     for tool in tools:
         name = tool.function.get("name")
@@ -141,7 +135,7 @@ def _arguments(tools: Sequence[_Tool], *, is_forced: bool) -> dict[str, _Argumen
                 f"{tool.where} has the name {name!r} of an earlier tool: give each tool a name of its own"
             )
         schema = _parameters(tool, name) if tool.is_strict or is_forced else _ANY_ARGUMENTS
-        found[name] = _Arguments(schema, f"{tool.where} ({name!r})", tool.is_strict)
+        found[name] = _Arguments(schema, SchemaPart("#", f"{tool.where} ({name!r})", tool.is_strict))
     return found
 
 
@@ -168,22 +162,17 @@ def _structural_tag(
     is_single: bool,
 ) -> dict[str, Any]:  # Any: JSON
     if markup.is_list:
-        parts = [each.part(f"#/items/anyOf/{i}/properties/arguments") for i, each in enumerate(arguments.values())]
-        calls = {
-            "type": "array",
-            "items": {"anyOf": _call_schemas(arguments, "arguments", "#/items/anyOf")},
-            "minItems": 1,
-        }
+        schemas, parts = _call_schemas(arguments, "arguments", "#/items/anyOf")
+        calls = {"type": "array", "items": {"anyOf": schemas}, "minItems": 1}
         calls |= {"maxItems": 1} if is_single else {}
         structures = [{"begin": markup.list_begin, "schema": calls, "end": "", "parts": parts}]
     elif markup.whole_message and otherwise is not None:
-        # Calls and the JSON both begin with a brace, so no trigger can announce a call.
-        parts = [each.part(f"#/anyOf/{i}/properties/parameters") for i, each in enumerate(arguments.values())]
-        calls = {"anyOf": _call_schemas(arguments, "parameters", "#/anyOf")}
-        structures = [{"begin": "", "schema": calls, "end": "", "parts": parts}]
+        # Calls and the JSON of `otherwise` both begin with a brace, so a trigger cannot tell which of them follows.
+        schemas, parts = _call_schemas(arguments, "parameters", "#/anyOf")
+        structures = [{"begin": "", "schema": {"anyOf": schemas}, "end": "", "parts": parts}]
     else:
         structures = [
-            {"begin": markup.begin(name), "schema": each.schema, "end": markup.end, "parts": [each.part()]}
+            {"begin": markup.begin(name), "schema": each.schema, "end": markup.end, "parts": [each.part]}
             for name, each in arguments.items()
         ]
     triggers = [markup.trigger if structures[0]["begin"] else ""]
@@ -199,17 +188,20 @@ def _structural_tag(
     return tag
 
 
-def _call_schemas(arguments: Mapping[str, _Arguments], key: str, root: str) -> list[Schema]:
-    """For each tool, the schema of a call as a JSON object. The schema of the arguments is moved to a place below `root`."""
-    return [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, key: _moved(each.schema, f"{root}/{i}/properties/{key}")},
-            "required": ["name", key],
-            "additionalProperties": False,
-        }
-        for i, (name, each) in enumerate(arguments.items())
-    ]
+def _call_schemas(arguments: Mapping[str, _Arguments], key: str, root: str) -> tuple[list[Schema], list[SchemaPart]]:
+    """Returns two lists with one entry for each tool: the schema of a call as a JSON object, and the `SchemaPart` of the call's
+    arguments. `root`: the place at which the caller puts the first list."""
+    schemas: list[Schema] = []
+    parts: list[SchemaPart] = []
+    for i, (name, each) in enumerate(arguments.items()):
+        place = f"{root}/{i}/properties/{key}"
+        properties = {"name": {"const": name}, key: _moved(each.schema, place)}
+        required = ["name", key]
+        schemas.append(
+            {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        )
+        parts.append(each.part._replace(pointer=place))
+    return schemas, parts
 
 
 def _text(tag: Schema) -> str:

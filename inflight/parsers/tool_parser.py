@@ -4,9 +4,9 @@ Such a call is `{"name": "f", "arguments": {...}}` (Llama writes `parameters`). 
 its arguments are passed on as the model writes them, character by character.
 
 If text is malformed before a call has started, it becomes content, unchanged. A call that has started is never taken back.
-If its arguments end before their last brace, they are passed on as they are. If the closing markup does not follow them, the
-text after them is content. If the text ends within the closing markup (max_tokens cut it), this part of the markup is
-dropped. A call of a tool that the request does not have is passed on too. The client must answer it with an error.
+If its arguments end before their last brace, they are passed on as they are. If other text than the closing markup follows the
+arguments, this text is content. If the text ends within the closing markup (max_tokens cut it), this part of the markup is
+dropped. A call of a tool that the request does not have is passed on too. The client must answer such a call with an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLANKS = re.compile(r"[ \t\r\n]+")
 _PLAIN_JSON = re.compile(r'[^{}\[\]"]+')
 _IN_STRING = re.compile(r'[^"\\]+')
 _STARTED = "started"  # what `_arguments` returns if it has passed the arguments on
-_IGNORED_KEYS = ("id", "type")  # their values are strings, which are read and not used
+_IGNORED_KEYS = ("id", "type")  # keys of a call whose values are strings that are not used
 
 
 class ToolParser:
@@ -95,7 +95,7 @@ class ToolParser:
             needs_arguments: if True, an object without arguments is not a call. If False, {} is written as its arguments.
 
         Raises:
-            MalformedCallError: this is not a call, or the call has started and the object does not end after the
+            MalformedCallError: the text is not a call, or the call has started and its object does not end after the
                 arguments.
         """
         name = arguments = ""
@@ -107,7 +107,9 @@ class ToolParser:
             yield from self._expect(":")
             yield from self._hold_blanks()
             if key == "name" and not name:
-                name = yield from self._name()
+                name = yield from self._string()
+                if not name or not name.isprintable():
+                    raise MalformedCallError
             elif key in ("arguments", "parameters") and not arguments:
                 arguments = yield from self._arguments(name)
             elif key in _IGNORED_KEYS:
@@ -123,15 +125,9 @@ class ToolParser:
         self._writer.start_call(name)
         self._writer.arguments(arguments or "{}")
 
-    def _name(self) -> Steps[str]:
-        name = yield from self._string()
-        if not name or not name.isprintable():
-            raise MalformedCallError
-        return name
-
     def _arguments(self, name: str) -> Steps[str]:
-        """Read the arguments of a call. If the name is known, start the call and pass the arguments on. If it is not, hold
-        the arguments and return them."""
+        """Read the arguments of a call. If the name is known, start the call and pass the arguments on. If `name` is "", the
+        name comes later: hold the arguments and return them."""
         if (yield from self._reader.peek()) != "{":
             raise MalformedCallError
         if name:
@@ -143,7 +139,7 @@ class ToolParser:
         return "".join(pieces)
 
     def _object(self, write: Callable[[str], None], *, is_held: bool = False) -> Steps[None]:
-        """Read a JSON object, and write it unchanged. Only its brackets and strings are recognised."""
+        """Read a JSON object, and write it unchanged. Only brackets and strings are recognised, to find the end."""
         depth = 0
         in_string = False
         while char := (yield from self._reader.peek()):

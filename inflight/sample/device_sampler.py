@@ -19,12 +19,12 @@ from inflight.sample.state import features_of, parameters_of
 
 BLOCK_SIZE = 2048  # tokens (8 KB of logits) per Triton program: 75 programs for a vocabulary of 152,000
 GROUP_SIZE = 64  # tokens per group; the kernels keep each group's largest logit. 152,000 tokens make 2,400 groups
-SEARCH_BLOCK_SIZE = 2048  # how many group maxima a program reads at a time, or how many tokens of the chosen groups
+SEARCH_BLOCK_SIZE = 2048  # how many groups' maxima, or tokens of listed groups, a program reads at a time
 
 
 class DeviceSampler:
-    """Draws the same tokens as `Sampler` from the same logits. A drawn token can differ only because of a rounding error in a
-    sum or a logarithm, which can change which of two scores is larger, or whether a token is within top_p.
+    """Draws the same tokens as `Sampler` from the same logits. There is one exception: a rounding error in a sum or a logarithm
+    can change which of two scores is larger, or whether a token is within top_p.
 
     Args:
         max_num_draws: the most rows of a `draw`.
@@ -77,14 +77,14 @@ class DeviceSampler:
         return words
 
     def draw(self, logits: Tensor, columns: Tensor, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """Draw a token for each row. A graph can record it, for a fixed number of rows.
+        """Draw a token for each row. A CUDA graph can record this call, for a fixed number of rows.
 
         Args:
             logits: float32 [n, vocab_size], contiguous; not modified.
             columns: int32 [NUM_COLUMNS, num_slots], the `parameters` of each slot; its last dimension is contiguous.
             slots: int32 [n], the column that each row uses; a slot may occur several times.
             positions: int32 [n], the position of the token to be drawn: the number of tokens before it.
-            tokens: int32 [n], overwritten; IMPOSSIBLE_TOKEN for rows in which all logits are -inf, or one is NaN.
+            tokens: int32 [n], overwritten; IMPOSSIBLE_TOKEN (-1) for rows in which all logits are -inf, or one is NaN.
         """
         num_rows = len(logits)
         assert logits.shape == (num_rows, self._vocab_size) and num_rows <= self._max_num_draws, tuple(logits.shape)

@@ -34,8 +34,8 @@ def draw_random(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, T
 
 
 def draw_by_bounds(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
-    """`draw_random` for large batches on a CPU. It needs two thirds of the time, because it computes logarithms only for tokens
-    that can win.
+    """`draw_random` for large batches on a CPU. It needs two thirds of the time of `draw_random`, because it computes exact
+    logarithms only for tokens that can win.
 
     First it computes a cheap upper bound of each score (logit plus noise). The token with the largest bound is the leader. Only
     tokens whose bound is at least the leader's exact score can win. In most rows only the leader can win.

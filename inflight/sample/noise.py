@@ -1,7 +1,7 @@
 """The noise of the draws: one Gumbel variate per (seed, position, token id), computed by a hash when it is needed.
 
 A token is drawn by the Gumbel-max trick: argmax(logits / T - log E) with E ~ Exp(1) independent per token id is distributed
-as softmax(logits / T) (Gumbel 1954; Maddison, Tarlow, Minka 2014). It is better than an inverted cumulative distribution,
+as softmax(logits / T) (Gumbel 1954; Maddison, Tarlow, Minka 2014). This is better than inverting the cumulative distribution,
 because a tiny change of the logits changes the token only if the two best scores were almost equal.
 
 The noise is a hash of the token id and the draw's two keys (seeds.draw_keys). So it does not depend on the other rows of the
@@ -9,7 +9,7 @@ batch, on the vocabulary's size or on which tokens top-k has removed. The code f
 
     hash = (mix32(token_id) ^ key0) * key1;  hash = (hash ^ hash >> 16) * C;  u = low 31 bits / 2**31;  E = -log(1 - u)
 
-Tokens with a small E win. A small E is exact to the relative precision of a float32, down to 2**-32.
+Tokens with a small E win. So a small E is computed with the full relative precision of a float32, down to 2**-32.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ def log_exponential(words: Tensor) -> Tensor:
 
 
 def bound_from_below(words: Tensor, out: Tensor) -> Tensor:
-    """Write a lower bound of `log_exponential(words)`, float32, to `out`. This needs a quarter of the time of
-    `log_exponential`.
+    """Write a lower bound of `log_exponential(words)`, float32, to `out`, in a quarter of the time of `log_exponential`.
 
     The bound is an approximate logarithm of u, because E = -log(1 - u) is at least u. If the bits of a float are read as an
     integer, they give its logarithm, interpolated linearly between powers of two (Mitchell 1962). The interpolation is never

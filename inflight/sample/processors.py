@@ -1,8 +1,8 @@
 """`LogitsProcessors`: changes a step's logits before the draw (masks, biases, bans, penalties).
 
-It also computes the log-probabilities of the drawn tokens.
+The processors also compute the log-probabilities of the drawn tokens. Their methods, in the order of the calls:
 
-    of         runs on the host; uploads all data that the host knows, in one copy
+    of         runs on the host; uploads all data of the step that the host knows, in one copy
     apply      keeps the raw logits of rows with logprobs, then changes the logits in place
     logprobs   computes the log-probabilities of the drawn tokens from the raw logits
 
@@ -11,13 +11,13 @@ The order and the arithmetic are the same as in vLLM and transformers:
     1. grammar masks and allowed_token_ids: the logits of all other tokens become -inf
     2. logit_bias
     3. bad_words, then min_tokens: the logits of the tokens that they forbid become -inf. If this leaves a row without any
-       token, the ban is lifted for this row. For example, if only end tokens are allowed but min_tokens forbids them, an end
-       token is drawn.
+       token, these tokens get their logits back. For example, if only end tokens are allowed but min_tokens forbids them, an
+       end token is drawn.
     4. repetition penalties, then frequency and presence penalties
 
-`apply` and `logprobs` run torch operations on tensors whose sizes the host knows, so they never wait for a GPU. The host may
-not know all tokens before a draw yet, so the tokens are read on the device. If no row of a step needs such a change or
-log-probabilities, `of` returns None.
+`apply` and `logprobs` run torch operations on tensors whose sizes the host knows, so they never wait for a GPU. When a step is
+launched, the host may not know the tokens of the steps before it yet, so `apply` reads the tokens of a sequence on the device.
+If no row of a step needs a change or log-probabilities, `of` returns None.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from inflight.interface.request import Int32Array, ResolvedSampling
-from inflight.kernels.token_masks import select_apply_token_masks
+from inflight.kernels.token_masks import apply_token_masks
 from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
 from inflight.sample.rows import (
     ALLOWED,
@@ -65,7 +65,7 @@ class TokenLists:
     Built once, when the request gets its slot (its place in the batch).
     """
 
-    allowed: Int32Array | None  # [ceil(vocab_size / 32)], a mask as in `GrammarMasks`; None allows all
+    allowed: Int32Array | None  # [ceil(vocab_size / 32)], a mask as in `GrammarMasks`; None: all tokens are allowed
     bias_ids: Int64Array
     bias_values: npt.NDArray[np.float32]
     stop_ids: Int64Array
@@ -91,7 +91,7 @@ class LogitsProcessors:
     """The processors of one step. Only `of` makes them. Call `apply` once, then `logprobs` once, on the same stream."""
 
     tensors: Tensors
-    # by name of a penalty: for each row with this penalty, the positions where the tokens that count begin and end
+    # name of a penalty -> for each row with this penalty: begin and end of the positions whose tokens the penalty counts
     spans: dict[str, tuple[IntArray, IntArray]]
     longest_history: int  # the most tokens that are read from a slot's history
     logprobs_rows: Int32Array | None  # [n], the rows whose requests want log-probabilities
@@ -152,7 +152,7 @@ class LogitsProcessors:
         if "logprobs_rows" in tensors:
             self._raw = logits.index_select(0, tensors["logprobs_rows"])
         if "masks" in tensors:
-            select_apply_token_masks(logits.device)(logits, tensors["mask_rows"], tensors["masks"])
+            apply_token_masks(logits, tensors["mask_rows"], tensors["masks"])
         if "bias_entries" in tensors:
             flat, entries = logits.view(-1), tensors["bias_entries"]
             flat.scatter_(0, entries, flat[entries] + tensors["bias_values"])
@@ -180,8 +180,8 @@ class LogitsProcessors:
 
         Positive logits are divided by the penalty, and negative logits are multiplied by it.
 
-        If a token occurs several times, its logit is written several times with the same value. So the row's first token can
-        replace tokens that do not count, which are those at and after the position of the draw.
+        If a token occurs several times, its logit is written several times with the same value. So tokens that do not count
+        (those at and after the position of the draw) can be replaced by the first token of the row.
         """
         flat, vocab_size = logits.view(-1), logits.shape[1]
         for part, tokens, here in self._parts("repetition", history):
@@ -194,8 +194,8 @@ class LogitsProcessors:
     def _penalise_output(self, logits: Tensor, history: Tensor) -> None:
         """Subtract count * frequency_penalty + presence_penalty from the logit of each token after the prompt.
 
-        If a token occurs several times, its logit is written several times with the same value. So token 0 can replace all
-        tokens that do not count. Token 0 gets its own penalty, which is 0 if it does not occur.
+        If a token occurs several times, its logit is written several times with the same value. So tokens that do not count can
+        be replaced by token 0. The logit of token 0 gets its own penalty, which is 0 if token 0 does not occur.
         """
         flat, vocab_size = logits.view(-1), logits.shape[1]
         for part, tokens, here in self._parts("output", history):
@@ -308,8 +308,8 @@ def _bad_word_arrays(rows: SamplingRows, positions: IntArray) -> Arrays:
 def _ban(logits: Tensor, entries: Tensor, rows: Tensor, owners: Tensor, applies: Tensor) -> None:
     """Forbid tokens. If this leaves a row without any token, the row's forbidden tokens get their logits back.
 
-    A token may occur in several entries, of which only some apply. The order of the entries does not matter, because only
-    minima and maxima are written.
+    A token may occur in several entries. It is forbidden if at least one of them applies. The order of the entries does not
+    matter, because only minima and maxima are written.
 
     Args:
         entries: int64 [m], the indices in the flat logits of the tokens that may be forbidden.

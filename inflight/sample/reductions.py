@@ -1,7 +1,7 @@
 """Reductions over the vocabulary: argmax, the sum that normalises the softmax, the most probable tokens in order.
 
-On a CPU each function handles as many rows at a time as fit a core's cache. If its temporaries were as large as all logits, it
-would need three times as long. A row's result does not depend on the other rows.
+On a CPU each function handles as many rows at a time as fit a core's cache. With temporary tensors as large as all logits, a
+function would need three times as long. A row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def argmax_rows(values: Tensor) -> Tensor:
 
 
 def softmax_mass(logits: Tensor) -> Tensor:
-    """The sum of exp(logit - max) of each row, float32 [n, 1]. It is 1 divided by the largest probability."""
+    """The sum of exp(logit - max) of each row, float32 [n, 1]. This sum is 1 divided by the largest probability."""
     mass = logits.new_empty(len(logits), 1)
     for rows in row_chunks(logits):
         torch.reciprocal(logits[rows].softmax(dim=1).amax(dim=1, keepdim=True), out=mass[rows])

@@ -1,8 +1,8 @@
 """`SamplingRows`: a frozen copy of the sampling parameters of a step's rows. `SamplingMetadata`: what the draws of a step need.
 
-A step that verifies drafts knows its rows and their positions only when its forward begins, in the compute thread. By then a
-later plan may have given the slots to other requests. So `SamplingState.take` copies the parameters when the step is prepared,
-and the copy is read when the rows are known.
+A row is one draw. A step that verifies drafts knows its rows and their positions only when its forward begins, in the compute
+thread. By then the plan of a later step may have given the slots (places in the batch) to other requests. So
+`SamplingState.take` copies the parameters when the step is prepared, and the copy is read when the rows are known.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HISTORY = BAD_WORDS | REPETITION | OUTPUT_PENALTY
 LISTS = ALLOWED | BIAS | BAD_WORDS | MIN_TOKENS
 
 WINDOW = 128  # how many of the most probable tokens are examined first; usually top_p and min_p keep fewer
-MAX_WINDOW = 256  # if top_k is larger, the token is drawn by the slower method of prefix.py
+MAX_WINDOW = 256  # if top_k is larger, the token is drawn by the slower method of candidates.py
 
 PARAMETERS = np.dtype(  # one record per row, so that one gather copies all parameters
     [
@@ -61,13 +61,13 @@ NO_LISTS = np.empty(0, dtype=np.object_)
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:  # Any: all dtypes
-    """The array as a tensor of the same dtype, sharing its memory on the CPU."""
+    """The array as a tensor of the same dtype. On the CPU the tensor shares the array's memory."""
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomRows:
-    """Rows that draw from the whole vocabulary. If all rows of the step do, `rows` is None."""
+    """Rows that draw from the whole vocabulary. If these are all rows of the step, `rows` is None."""
 
     rows: Tensor | None  # int64 [n]
     temperature: Tensor | None  # float32 [n, 1]; None if all are 1

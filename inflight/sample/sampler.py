@@ -44,7 +44,8 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Draws one token per row. It keeps only the hashes of the token ids (noise.py), so no call affects a later one."""
+    """Draws one token per row. The sampler keeps only the hashes of the token ids (noise.py), so no call affects a later
+    call."""
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
         self._hashes = token_hashes(vocab_size, torch.device(device))

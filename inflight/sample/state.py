@@ -1,6 +1,7 @@
 """`SamplingState`: the sampling parameters of each slot's request, as numpy columns, so a step copies its rows without a loop.
 
-It owns one row per slot of the InputBatch. `add` overwrites a slot. A slot whose request has ended keeps its old values.
+There is one row for each slot (place of a request) of the `InputBatch`. `add` overwrites a row. The row of a slot whose request
+has ended keeps its old values.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class SamplingState:
 
     Args:
         max_num_seqs: the number of slots.
-        vocab_size: the width of the logits. Token ids beyond it are dropped. They cannot come from the user, because
+        vocab_size: the number of logits in a row. Larger token ids are dropped. They cannot come from the user, because
             `validation.py` refuses such requests.
         device: the device of the metadata's tensors.
     """

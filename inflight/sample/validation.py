@@ -13,8 +13,8 @@ def check_sampling(sampling: ResolvedSampling, vocab_size: int) -> None:
     """Check that all token ids are in the vocabulary, and that some token can be drawn.
 
     Raises:
-        InvalidRequestError: a token id that the user gave is outside the vocabulary. Or nothing could be drawn, because each
-            allowed token is forbidden: as an end token by min_tokens, or as a bad word of one token.
+        InvalidRequestError: a token id that the user gave is outside the vocabulary. Or no token could be drawn, because each
+            allowed token is forbidden: min_tokens forbids end tokens, and bad_words forbid words of one token.
     """
     params = sampling.params
     _check_within("allowed_token_ids", params.allowed_token_ids or (), vocab_size)

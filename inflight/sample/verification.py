@@ -1,8 +1,8 @@
 """Draft verification: which of a step's draws are emitted (become output).
 
-A step computes a request's last known token and the d drafts after it. It draws a token after each of them: d + 1 draws. Each
-draw is made from the target model's logits, with the request's parameters, history and mask at that position, and with the
-noise of (seed, position), as in a run without drafts.
+A step computes a request's last known token and the d drafts after this token. After each of these tokens the step draws one:
+d + 1 draws. Each draw is made from the target model's logits, with the request's parameters, history and mask at that position,
+and with the noise of (seed, position), as in a run without drafts.
 
     input     last    draft 0   draft 1   draft 2
     draw      draw 0  draw 1    draw 2    draw 3       draw 0 == draft 0, draw 1 == draft 1, draw 2 != draft 2:
@@ -11,9 +11,9 @@ noise of (seed, position), as in a run without drafts.
 Draw j is right (equal to the draw of a run without drafts) if all tokens before it are right. So draw 0 is right, because the
 last known token is. If draw 0 equals draft 0, draw 1 was made after the right token, so draw 1 is right, too. By induction all
 draws are right up to and including the first draw that differs from its draft, whatever the drafts are. So a run without drafts
-emits the same tokens, not only tokens of the same distribution. This rule accepts as many drafts as speculative sampling
-(arXiv:2211.17192) with a deterministic proposer. That method accepts a draft with the probability that the target model gives
-to the draft, and a draw from the target model equals the draft with the same probability.
+emits the same tokens, not only tokens of the same distribution. On average, this rule accepts as many drafts as speculative
+sampling (arXiv:2211.17192) with a deterministic proposer. Speculative sampling accepts a draft with the probability that the
+target model gives to the draft. A draw from the target model equals the draft with the same probability.
 """
 
 from __future__ import annotations

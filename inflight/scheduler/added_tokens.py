@@ -1,4 +1,7 @@
-"""What the commit of a step adds to one request: the tokens that the step drew, and tokens that a grammar forces after them."""
+"""What a committed step adds to one request: the tokens that the step drew, and tokens that a grammar forces after them.
+
+To commit a step is to add its results to the requests. A draft is a guessed token, which a later step verifies.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from inflight.interface.step import ModelRunnerOutput, PromptLogprobs, Scheduler
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.request import Request, RequestStatus
 
+# The most forced tokens that one commit adds to a request. The engine waits while they are found, up to 2 ms for each.
+MAX_FORCED_TOKENS = 16
 NOTHING_TO_DRAW = "no token could be drawn: the model's logits are not finite, or every token is forbidden"
 
 
@@ -20,8 +25,8 @@ class StepCounters:
     """Numbers counted since the engine started."""
 
     num_preemptions: int = 0
-    num_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
-    num_hit_tokens: int = 0  # prompt tokens found there
+    num_queried_tokens: int = 0  # tokens of admitted requests, which were looked up in the prefix cache or at a leader
+    num_hit_tokens: int = 0  # how many of these were found
     num_sampled_tokens: int = 0
     num_forced_tokens: int = 0  # emitted without a draw, because a grammar allowed no other token
     num_draft_tokens: int = 0  # drafts that were verified
@@ -29,7 +34,8 @@ class StepCounters:
 
 
 class SampledRow(NamedTuple):
-    """The tokens that a step drew for one row; the first is at `position`. `drafts` are proposed to follow the last one."""
+    """The tokens that a step drew for one row. The first token is at `position`. `drafts` are proposed to follow the last
+    token."""
 
     position: int
     token_ids: list[int]
@@ -38,7 +44,7 @@ class SampledRow(NamedTuple):
 
 
 def sampled_rows(plan: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, SampledRow]:
-    """Returns row of the plan -> what was drawn for it, for the rows that draw."""
+    """Returns, for each row of the plan that draws, index of the row -> what was drawn for it."""
     rows = plan.samples.nonzero()[0]
     if output.num_sampled_tokens.size:
         counts = output.num_sampled_tokens
@@ -71,7 +77,8 @@ def sampled_rows(plan: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, 
 
 
 class AddedTokens(NamedTuple):
-    """What one commit adds to a request. If `finish_reason` is None, the request continues; if ERROR, `error` says why."""
+    """What one commit adds to a request. If `finish_reason` is None, the request continues. If it is ERROR, `error` says
+    why."""
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
@@ -84,8 +91,9 @@ NOTHING_ADDED = AddedTokens((), None, "")
 def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, stats: StepCounters) -> AddedTokens:
     """Append the drawn tokens to the request, and then the tokens that its grammar forces (the only ones that it allows).
 
-    Forced tokens depend only on the grammar and the earlier tokens, so every schedule gives the same tokens. But only a draw
-    computes log-probabilities. So if a request wants them, a forced token is drawn, too, under a mask that allows only it.
+    Forced tokens depend only on the grammar and the earlier tokens, so every schedule gives the same tokens. If a request wants
+    log-probabilities, no tokens are forced here, because only a draw computes log-probabilities. Then the token is drawn under
+    a mask that allows no other token.
     """
     added: list[int] = []
     reason, error = None, ""
@@ -98,7 +106,7 @@ def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, s
         if reason is not None:
             break
     if reason is None and request.has_grammar and request.sampling.params.logprobs is None:
-        most = request.max_num_tokens - request.num_tokens
+        most = min(MAX_FORCED_TOKENS, request.max_num_tokens - request.num_tokens)
         for token in grammars.manager.forced_tokens(request.request_id, most):
             request.has_untold_tokens = True
             reason, error = _append(request, token, grammars, added)
@@ -134,8 +142,8 @@ def _append(
 def take_back_rejected(
     request: Request, drawn: SampledRow, num_scheduled: int, max_drafts: int, stats: StepCounters
 ) -> int:
-    """The plan assumed that all drafts are computed and accepted. Subtract those that were not. Returns how many tokens of the
-    request are computed."""
+    """The plan assumed that all drafts are computed and accepted. Subtract the others from the request's numbers of tokens.
+    Returns how many tokens of the request are computed."""
     num_rejected = num_scheduled - len(drawn.token_ids)
     request.num_planned_tokens -= num_rejected
     if request.status is RequestStatus.RUNNING:
@@ -150,8 +158,8 @@ def make_output(
 ) -> EngineCoreOutput:
     """Make the output for the front end. `piece` is a part of the prompt's log-probabilities.
 
-    A step computes the same number of log-probabilities for all rows: the largest number that any row wants. Those that
-    this request does not want are cut off here. So the columns of its outputs have one width and can be joined.
+    A step computes the same number of log-probabilities for all rows: the largest number that any row wants. This function
+    cuts off those that this request does not want. So all outputs of a request have the same number of columns.
     """
     stop_reason, logprobs, num_logprobs = None, None, request.sampling.params.logprobs
     if drawn is not None and drawn.logprobs is not None and num_logprobs is not None:

@@ -1,8 +1,9 @@
 """`RequestGrammars`: which requests wait until their grammar is compiled, and which steps in flight wait for their masks.
 
-A mask says which tokens a row may draw. It depends on all earlier tokens of the row's request. So the masks of a step can be
-made when all earlier steps that draw for the same requests have been committed. With two steps in flight this is while the
-step's forward pass runs. In a pipeline it is long before the step reaches the last stage.
+A mask says which tokens a row may draw. It depends on all earlier tokens of the row's request. A step's tokens are known when
+the step is committed (its results are added to the requests). So the masks of a step can be made when all earlier steps that
+draw for the same requests have been committed. Usually the forward pass of the step runs at this time, so the masks cost no
+time. With several pipeline stages, the step is still on an early stage.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ class RequestGrammars:
     def add(self, request: Request) -> None:
         params = request.sampling.params.structured_outputs
         assert params is not None
-        future = self.manager.submit(request.request_id, params, reasoning_end_ids=request.sampling.reasoning_end_ids)
+        future = self.manager.submit(
+            request.request_id,
+            params,
+            reasoning_end_ids=request.sampling.reasoning_end_ids,
+            emitted_token_ids=request.core.emitted_token_ids,
+        )
         self._compiling[request.request_id] = future
         if future in self._sharing:
             self._sharing[future].append(request.request_id)
@@ -56,7 +62,8 @@ class RequestGrammars:
             future.add_done_callback(self._compiled.put)
 
     def wait(self, seconds: float | None, *, for_all: bool) -> None:
-        """Wait until the next grammar is compiled, or all of them. Returns at once if none is being compiled."""
+        """Wait until the next grammar is compiled, or with `for_all` until all grammars are compiled, but at most `seconds`.
+        Returns at once if no grammar is being compiled."""
         if for_all:
             wait(self._compiling.values(), seconds)
             return
@@ -65,10 +72,10 @@ class RequestGrammars:
                 self._compiled.put(self._compiled.get(timeout=seconds))
 
     def take_compiled(self) -> list[tuple[str, str]]:
-        """Returns the requests whose compilations have ended since the last call, with the reason if the compilation failed, or
-        "" if it succeeded.
+        """Returns (request id, failure) for each request whose compilation has ended since the last call. The failure is "" if
+        the compilation succeeded.
 
-        The cost depends only on these requests, not on how many wait. Requests that share a grammar are returned together.
+        The cost does not depend on how many requests wait. Requests that share a grammar are returned together.
         """
         done: list[tuple[str, str]] = []
         while not self._compiled.empty():
@@ -121,7 +128,7 @@ class RequestGrammars:
         """
         filled: list[tuple[int, GrammarOutput]] = []
         errors: dict[str, str] = {}
-        drawing: set[int] = set()  # requests that draw in a step before this one
+        drawing: set[int] = set()  # `order` of the requests that draw in an earlier step in flight
         for plan, requests in in_flight:
             if not self._unmasked:
                 break
@@ -141,7 +148,7 @@ class RequestGrammars:
         for row in rows:
             request = requests[row]
             has_drafts = most[row] != NO_DRAFTS
-            first = request.num_drawn_tokens if has_drafts else ends[row]  # position at which the workers draw
+            first = request.num_drawn_tokens if has_drafts else ends[row]  # the position of the row's first drawn token
             drafts = request.draft_token_ids[: most[row]] if has_drafts else []
             asked.append(MaskRequest(request.request_id, drafts, request.token_ids[first:].tolist()))
         masks = self.manager.fill(asked)

@@ -12,7 +12,7 @@ from inflight.scheduler.request import NO_DRAFTS, Request
 
 
 class PlannedRow(NamedTuple):
-    """A step computes `num_tokens` tokens of `request`. At most `num_drafts` of them are drafts.
+    """The step computes `num_tokens` tokens of `request`. At most `num_drafts` of them are drafts (guesses of later tokens).
 
     In each block table of the request, the last `num_new_blocks` entries are new.
     """
@@ -60,8 +60,10 @@ def _full(request: Request) -> NewRequestData:
 
 
 def _forced(rows: Sequence[PlannedRow]) -> TokenDelta | None:
-    """Returns the tokens that a grammar forced and that a row computes, from the row's first position. If a row starts after
-    the forced tokens, the workers do not need them: a step in flight draws the same tokens."""
+    """Returns the tokens that grammars have forced and that the workers need, starting at the first position of each row.
+
+    A row that starts after the request's last known token needs none, because a step in flight draws the forced tokens, too.
+    """
     forced = [
         (request, range(request.num_computed_tokens, request.num_tokens))
         for request, _, _, is_new, _ in rows

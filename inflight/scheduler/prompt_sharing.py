@@ -6,29 +6,31 @@ from collections.abc import Mapping
 
 from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager
 from inflight.scheduler.request import Request, RequestStatus
+from inflight.scheduler.step_limits import StepLimits
 
 
 class PromptSharing:
     """
     Args:
-        requests: all requests that have not ended, by their ids. The scheduler changes it.
+        requests: id -> request, for all requests that have not ended. The scheduler adds and removes entries.
     """
 
     def __init__(self, requests: Mapping[str, Request], kv_cache: KVCacheManager) -> None:
         self._requests, self._kv_cache = requests, kv_cache
 
     def leader(self, request: Request) -> Request | None:
-        """Returns the leader if the request is a follower that has never run; otherwise None.
+        """Returns the leader if the request is a follower that has never run and the leader has not ended; otherwise None.
 
-        The first of the n completions of a prompt is the leader. It computes the prompt. The others are its followers. When
-        plans have been made for all of the prompt but its last token, the followers can be admitted and share the leader's
-        blocks. If a step of the leader fails that is still in flight, the later step of the follower is void, too.
+        A prompt may have n completions, each with its own `Request`. The first is the leader, which computes the prompt. The
+        others are its followers. When plans have been made for all of the prompt but its last token, the followers can be
+        admitted and share the leader's blocks. Steps in flight may still have to compute some of these blocks. This is safe,
+        because all ranks run the steps in order, and if a step fails, all later steps are void.
         """
         return self._requests.get(request.core.prompt_leader or "") if request.status is RequestStatus.WAITING else None
 
     def leader_to_wait_for(self, request: Request) -> Request | None:
-        """Returns the leader of a follower that cannot be admitted yet, otherwise None. A prompt that fits one block has
-        nothing to share, so its followers do not wait."""
+        """If the request is a follower that cannot be admitted yet, returns its leader, otherwise None. A prompt that fits one
+        block has no block to share, so its followers do not wait."""
         leader = self.leader(request)
         must_wait = leader is not None and not leader.has_planned_prompt
         return leader if must_wait and request.num_prompt_tokens > self._kv_cache.block_size else None
@@ -39,12 +41,21 @@ class PromptSharing:
         if request.sampling.params.prompt_logprobs is not None:
             last = min(last, request.num_prompt_logprobs_done - 1)
         if (leader := self.leader(request)) is not None and leader.status is RequestStatus.RUNNING:
-            shared = self._kv_cache.share_prompt(request.blocks, leader.blocks, last // self._kv_cache.block_size)
+            last_shared = min(
+                last, request.num_prompt_tokens - 1
+            )  # the emitted tokens of a resumed request are its own
+            shared = self._kv_cache.share_prompt(
+                request.blocks, leader.blocks, last_shared // self._kv_cache.block_size
+            )
             if shared != NO_BLOCKS:
                 return shared
         return self._kv_cache.get_computed_blocks(request.blocks, request.token_ids[: last + 1])
 
-    def num_computed_tokens(self, request: Request) -> int:
-        """Returns how many tokens the blocks of `computed_blocks` hold."""
+    def is_long(self, request: Request, limits: StepLimits) -> bool:
+        """Returns whether the request is long: whether many of its tokens must still be computed, because they are not in the
+        blocks of `computed_blocks`."""
+        if not limits.is_long(request.num_tokens):
+            return False
         blocks = self.computed_blocks(request)
-        return len(blocks[0]) * self._kv_cache.block_size if blocks else 0
+        num_computed = len(blocks[0]) * self._kv_cache.block_size if blocks else 0
+        return limits.is_long(request.num_tokens - num_computed)

@@ -10,7 +10,7 @@ from inflight.interface.request import EngineCoreRequest, Int32Array
 from inflight.kv_cache.manager import RequestBlocks
 
 NO_SLOT = -1
-NO_DRAFTS = -1  # a row without drafts: the positions that it computes are known when it is planned
+NO_DRAFTS = -1  # for a row without drafts; the positions of such a row are known when it is planned
 
 
 class RequestStatus(Enum):
@@ -25,10 +25,12 @@ class RequestStatus(Enum):
 class Request:
     """Tokens, progress and blocks of one sequence. While it is RUNNING, it has a slot (a place) in the workers' batch.
 
-    *Committed* state is the tokens and `num_tokens`. It changes when a step is committed. *Planned* state changes in
-    `Scheduler.schedule`, so it is ahead by the steps in flight. `num_planned_tokens` also counts one token for each draw of
-    these steps. `num_computed_tokens` grows toward `num_planned_tokens`, and the step in which it reaches that number draws one
-    more token. While drafts are in flight, both numbers are upper bounds, which assume that every draft is accepted.
+    *Committed* state is the tokens and `num_tokens`. It changes when a step is committed, that is, when the step's results are
+    added to its requests. *Planned* state (`num_planned_tokens`, `num_computed_tokens`) changes in `Scheduler.schedule`, and
+    already includes the steps in flight. `num_planned_tokens` is `num_tokens` plus the tokens that these steps draw.
+    `num_computed_tokens` grows toward `num_planned_tokens`, and the step in which it reaches that number draws one more token.
+    A draft is a guess of a later token. While drafts are in flight, both numbers are upper bounds, which assume that every
+    draft is accepted.
 
         0 <= num_computed_tokens < num_planned_tokens <= max_num_tokens,   num_tokens <= num_planned_tokens
 
@@ -36,8 +38,10 @@ class Request:
         order: the number of the request, counted in the order of arrival.
         draft_token_ids: drafts proposed by the last committed step that drew tokens. They follow the last token.
         num_drawn_tokens: 1 + the position of the last token that a committed step drew.
-        is_long: when it was queued, more of its tokens had to be computed than `long_prefill_token_threshold`.
-        due_time: when its newest token is drawn, on the clock of planned steps (`StepLimits`).
+        is_long: whether more than `long_prefill_token_threshold` of its tokens had to be computed when the scheduler last
+            counted them.
+        last_token_time: when the step that draws its newest token ends, on the clock of planned steps (`StepLimits`).
+        num_failed_steps: how many steps with this request have failed since it got its last token (`Suspects`).
         has_untold_tokens: a grammar has forced the last tokens, and the workers do not know them yet. The next plan contains
             them.
     """
@@ -50,21 +54,25 @@ class Request:
         self.blocks = blocks
         self.status = RequestStatus.WAITING
         self.slot = NO_SLOT
-        self.num_prompt_tokens = self.num_tokens = self.num_planned_tokens = len(core.prompt_token_ids)
+        self._token_ids = np.array([*core.prompt_token_ids, *core.emitted_token_ids], dtype=np.int32)
+        self.num_prompt_tokens = len(core.prompt_token_ids)
+        self.num_tokens = self.num_planned_tokens = len(self._token_ids)
         self.max_num_tokens = min(self.num_prompt_tokens + core.sampling.max_tokens, max_model_len)
         self.num_computed_tokens = 0
         self.num_in_flight = 0  # steps in flight with a row of this request
-        self.staggered_until = 0  # while the last token is in flight, no step with a smaller id computes this request
+        # While the newest token is being drawn, only steps with this id or a larger one may compute the request.
+        self.staggered_until = 0
         self.is_long = False
-        self.due_time = 0.0
-        self.num_cached_tokens = -1  # how many tokens the prefix cache had; -1: not admitted yet
-        self.num_prompt_logprobs_done = 1  # the first prompt token has no logprob
+        self.last_token_time = 0.0
+        # how many tokens were in cached or shared blocks at the first admission; -1 before the admission
+        self.num_cached_tokens = -1
+        self.num_prompt_logprobs_done = core.num_prompt_logprobs_done
         self.first_scheduled_time = 0.0
         self.has_grammar = core.sampling.params.structured_outputs is not None
         self.draft_token_ids: list[int] = []
         self.num_drawn_tokens = 0
+        self.num_failed_steps = 0
         self.has_untold_tokens = False
-        self._token_ids = np.array(core.prompt_token_ids, dtype=np.int32)
 
     @property
     def token_ids(self) -> Int32Array:
@@ -77,7 +85,7 @@ class Request:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether plans have drawn its first token, and it will get more."""
+        """Whether its first token is planned or drawn, and more tokens will be drawn after the planned ones."""
         return self.num_prompt_tokens < self.num_planned_tokens < self.max_num_tokens
 
     @property
@@ -86,7 +94,8 @@ class Request:
         return self.num_computed_tokens >= self.num_prompt_tokens - 1
 
     def max_drafts(self, num_speculative_tokens: int) -> int:
-        """How many drafts may follow the last token. NO_DRAFTS if there are none and the last token's position is known."""
+        """How many drafts the next row of this request may have after its newest token. NO_DRAFTS if it has none and the
+        position of the newest token is known."""
         if not num_speculative_tokens or self.has_untold_tokens:
             return NO_DRAFTS
         most = self.max_num_tokens - 1 - self.num_planned_tokens  # one more token is drawn after the last draft

@@ -13,16 +13,17 @@ class RequestQueue:
     """Ordered by arrival ("fcfs"), or by (priority, arrival) with the lower number first. A preempted request keeps its place.
 
     A request that cannot be admitted before some event is *held*: it counts as waiting, but `peek` does not return it. The name
-    of an event is the id of a request: the event is that its grammar is compiled, or that its followers (requests with the same
-    prompt, which share its blocks) may be admitted. `release` puts the held requests back at their places in the order.
+    of an event is the id of a request. The event is that the grammar of this request has been compiled, or that its followers
+    (requests with the same prompt, which share its blocks) may be admitted. `release` puts the held requests back at their
+    places in the order.
 
     Short requests may overtake long ones. So there are two heaps, one of short and one of long requests (`Request.is_long`).
 
-    `remove` is lazy: a removed request stays in its heap until it is the first there, or until most of the heap is removed.
+    `remove` is lazy: a removed request stays in its heap until it is the first there, or until the heap is much too large.
 
     Attributes:
-        num_tokens: the tokens of all waiting requests, counted when they were pushed. A follower counts as 0, because
-            another request computes its prompt.
+        num_tokens: the tokens of all waiting requests, counted when they were pushed. A follower that has never run
+            counts as 0, because another request computes its prompt.
     """
 
     def __init__(self, policy: str) -> None:
@@ -45,7 +46,7 @@ class RequestQueue:
         return (request.core.priority if self._by_priority else 0, request.order)
 
     def push(self, request: Request, *, is_held: bool = False) -> None:
-        """Add a request. If `is_held`, it is held until the event with its own id."""
+        """Add a request. If `is_held`, it is held until the event whose name is the request's own id."""
         is_follower = request.core.prompt_leader is not None and request.status is RequestStatus.WAITING
         num_tokens = 0 if is_follower else request.num_tokens
         self._num_tokens_of[request.order] = num_tokens
@@ -58,8 +59,8 @@ class RequestQueue:
     def peek(self, *, may_start_long: bool = True) -> Request | None:
         """Returns the first request that is not held; None if there is none.
 
-        If not `may_start_long`, and this request is long and has never run, returns the first short request with the same
-        priority instead.
+        If `may_start_long` is false, and this request is long and has never run, returns the first short request instead.
+        Returns None if this short request has another priority, or if there is no short request.
         """
         for heap in self._heaps:
             while heap and heap[0][1].order not in self._num_tokens_of:
@@ -74,9 +75,20 @@ class RequestQueue:
         return short[1] if short is not None and short[0][0] == priority else None
 
     def pop(self, request: Request) -> None:
-        """Remove a request that `peek` returned."""
-        heapq.heappop(self._heaps[request.is_long])
+        """Remove a request that is not held. If `peek` returned it, this is fast."""
+        heap = self._heaps[request.is_long]
+        if heap[0][1] is request:
+            heapq.heappop(heap)
+        else:
+            heap[:] = [entry for entry in heap if entry[1] is not request]
+            heapq.heapify(heap)
         self.num_tokens -= self._num_tokens_of.pop(request.order)
+
+    def mark_long(self, request: Request) -> None:
+        """Note that a short request, which `peek` returned, is long."""
+        heapq.heappop(self._heaps[False])
+        request.is_long = True
+        self._push_heap(request)
 
     def num_short_tokens(self, priority: int, most: int) -> int:
         """Returns the tokens of all short requests that are not held and whose priority number is at most `priority`. The
@@ -90,7 +102,7 @@ class RequestQueue:
         return total
 
     def hold(self, request: Request, event: str) -> None:
-        """Hold a request that `peek` returned until `event`."""
+        """Hold, until `event`, a request that `peek` has returned."""
         heapq.heappop(self._heaps[request.is_long])
         self._hold(request, event)
 

@@ -5,8 +5,8 @@ requests, within one token budget. The main methods and their side effects, in o
 
     schedule()             1. Running requests get their next tokens, in queue order. If blocks run out, the last request
                               in this order is preempted: it loses its blocks and slot, keeps its tokens, and waits.
-                           2. Waiting requests are admitted while budget, slots and blocks last. If a request needs a grammar
-                              or a leader's prompt (n > 1) that is not ready, it is held until it is ready.
+                           2. Waiting requests are admitted while budget, slots and blocks last. A request is held while
+                              its grammar is compiled, or while its leader (n > 1) computes the same prompt.
     update_from_output()   1. Drawn tokens, and tokens that a grammar forces, are appended to the requests. Grammars and the
                               prefix cache advance.
                            2. Requests that end give back their blocks and slot.
@@ -21,15 +21,15 @@ a plan can be made before older plans are committed. `schedule` changes only pla
 - A block gets its name in the prefix cache at commit, when it is full of committed tokens. Steps in flight write only after
   these tokens. So they never write to a named block, even if their request has ended since.
 - A preempted request keeps the tokens that its steps in flight draw. It is admitted again when these steps are committed.
-- Each drawn token has a position. If a grammar has already forced this position, the drawn token is the same and is skipped.
-- With drafts in flight, planned numbers of tokens are upper bounds. At commit, rejected drafts are subtracted again.
+- If a grammar has already forced a token at the position of a drawn token, both are the same, and the drawn one is skipped.
+- With drafts (guessed tokens) in flight, planned numbers of tokens are upper bounds. At commit, rejected drafts are subtracted.
 """
 
 from __future__ import annotations
 
 import bisect
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection
 
 from inflight.config.engine import SchedulerConfig
@@ -47,12 +47,14 @@ from inflight.scheduler.added_tokens import (
     take_back_rejected,
 )
 from inflight.scheduler.grammars import RequestGrammars
+from inflight.scheduler.integrity import check_requests
 from inflight.scheduler.plan import PlannedRow, make_plan
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue
-from inflight.scheduler.step_limits import StepBudget, StepLimits
+from inflight.scheduler.step_limits import Prompt, StepBudget, StepLimits
 from inflight.scheduler.step_time import StepTimeModel
+from inflight.scheduler.suspects import Suspects
 from inflight.structured_output.manager import StructuredOutputManager
 
 
@@ -83,7 +85,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._sharing = PromptSharing(self._requests, kv_cache)
         self.limits = StepLimits(config, kv_cache.block_size, step_times)
-        self._has_partial_prompts = False  # whether the plan made last leaves prompts incomplete
+        self._may_have_prompts = False  # whether a running request may have more than one token to compute
         self._waiting = RequestQueue(config.policy)
         self._running: list[Request] = []  # in queue order
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
@@ -91,7 +93,7 @@ class Scheduler:
         self._num_added = 0
         self._next_step_id = first_step_id
         self._failed: list[EngineCoreOutput] = []  # requests that failed outside a commit, see `take_failures`
-        self.stats = StepCounters()
+        self.stats, self.suspects = StepCounters(), Suspects()
 
     @property
     def num_running(self) -> int:
@@ -117,8 +119,7 @@ class Scheduler:
         self._requests[core.request_id] = request
         if request.has_grammar:
             self._grammars.add(request)
-        if self.limits.is_long(request.num_tokens) and self._sharing.leader(request) is None:
-            request.is_long = self.limits.is_long(request.num_tokens - self._sharing.num_computed_tokens(request))
+        request.is_long = self._sharing.leader(request) is None and self._sharing.is_long(request, self.limits)
         self._waiting.push(request, is_held=request.has_grammar)  # held until its grammar has been compiled
 
     def abort_requests(self, request_ids: Collection[str]) -> None:
@@ -138,13 +139,21 @@ class Scheduler:
         return failed
 
     def wait_for_grammars(self, seconds: float | None = None, *, for_all: bool = True) -> None:
-        """Wait until all grammars are compiled, or with `for_all=False` until one is, but at most `seconds`."""
+        """Wait until all grammars are compiled (`for_all=False`: until one is compiled), but at most `seconds`."""
         self._grammars.wait(seconds, for_all=for_all)
 
-    def _fail(self, request_id: str, reason: str) -> None:
+    def blame(self, request_ids: Collection[str], reason: str) -> None:
+        """Called after `void`: a step with these requests has failed. If one is the cause (`Suspects`), it ends (`reason`)."""
+        requests = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
+        if (guilty := self.suspects.note_failed_step(requests)) is not None:
+            self.fail(guilty.request_id, reason, engine_failed=True)
+
+    def fail(self, request_id: str, reason: str, *, engine_failed: bool = False) -> None:
+        """End a request with an error, unless it has ended. `take_failures` returns it."""
         if (request := self._requests.get(request_id)) is not None:
             self._finish(request)
             self._failed.append(make_output(request, AddedTokens((), FinishReason.ERROR, reason)))
+            self._failed[-1].engine_failed = engine_failed
 
     # -- schedule ------------------------------------------------------------------------------------------------
 
@@ -156,14 +165,14 @@ class Scheduler:
         budget = self._budget()
         if self._schedule_running(rows, budget):
             self._schedule_waiting(rows, budget)
-        self._has_partial_prompts = budget.num_partial > 0
+        self._may_have_prompts = budget.leaves_prompts
         if not rows:
             self._check_progress()
             return None
         plan = make_plan(self._next_step_id, rows, self._kv_cache.num_groups)
         self._next_step_id += 1
         self._in_flight.append((plan, [row.request for row in rows]))
-        due_time = self.limits.planned(plan)
+        end_time = self.limits.planned(plan)
         if len(plan.grammar_rows):
             self._grammars.expect(plan)
         has_held = self._waiting.num_held > 0
@@ -179,12 +188,12 @@ class Scheduler:
             if request.num_computed_tokens == request.num_planned_tokens:  # this step draws a token
                 request.num_planned_tokens += 1
                 request.staggered_until = plan.step_id + self._config.stagger
-                request.due_time = due_time
+                request.last_token_time = end_time
         return plan
 
     def _budget(self) -> StepBudget:
         waiting = self._waiting if self._free_slots and len(self._waiting) else None
-        if waiting is not None or self._has_partial_prompts or self._num_speculative_tokens:
+        if waiting is not None or self._may_have_prompts or self._num_speculative_tokens:
             return self.limits.budget(self._next_step_id, self._running, waiting)
         return self.limits.unlimited()
 
@@ -192,12 +201,12 @@ class Scheduler:
         """Release requests whose grammar is compiled, so that they can be admitted. End requests whose compilation failed."""
         for request_id, failure in self._grammars.take_compiled():
             if failure:
-                self._fail(request_id, failure)
+                self.fail(request_id, failure)
             else:
                 self._waiting.release(request_id)
 
     def _check_progress(self) -> None:
-        """Called if nothing can be scheduled. Then a step is in flight, or every request waits for a grammar or a leader."""
+        """Called if nothing can be scheduled. Raises unless a step is in flight or all wait for a grammar or leader."""
         only_waits = self._grammars.num_compiling > 0 and len(self._requests) == self._waiting.num_held
         if self._requests and not only_waits and not self._in_flight:
             raise EngineError(f"none of {len(self._requests)} requests can be scheduled: a defect of Inflight")
@@ -206,14 +215,13 @@ class Scheduler:
         """Give running requests their next tokens. Returns whether waiting requests may be admitted: not if blocks ran out,
         because a request admitted now would be preempted at once.
 
-        With several pipeline stages a token comes several steps after its step was planned. So a request that has drawn waits
-        until its token is committed, or for `stagger` steps, and each step computes an equal share of the decoding requests. A
-        stagger of 1 turns both rules off.
+        With several pipeline stages a drawn token comes back several steps after its step was planned. So when a step draws for
+        a request, the next steps leave this request out, until its token is committed or `stagger` steps later. And each step
+        computes at most 1 / `stagger` of the running requests as decodes. A stagger of 1 turns both rules off.
         """
         running, allocate, step_id = self._running, self._kv_cache.allocate_slots, self._next_step_id
         num_decodes = -(-len(running) // self._config.stagger)
-        ran_out = False
-        i = 0
+        ran_out, i = False, 0
         while i < len(running):
             request = running[i]
             i += 1
@@ -224,14 +232,16 @@ class Scheduler:
                 continue  # its last token is already being drawn, or it must wait because of the stagger
             if self._num_speculative_tokens and request.has_untold_tokens and request.num_in_flight:
                 continue  # the positions of its tokens depend on which drafts in flight are accepted
-            wanted, num_drafts = num_planned - request.num_computed_tokens, NO_DRAFTS
+            start = request.num_computed_tokens
+            wanted, num_drafts = num_planned - start, NO_DRAFTS
             # every running request after this one keeps a token of the budget, so a long prompt delays no other request
             num_reserved = len(running) - i
-            is_prompt, is_long = wanted > 1, self.limits.is_long(wanted)
+            is_prompt = wanted > 1
             if is_prompt:
-                count = budget.prompt_tokens(request.num_computed_tokens, wanted, num_reserved, is_long=is_long)
+                prompt = Prompt(start, wanted, self.limits.is_long(wanted), self._waiting.key(request)[0])
+                count = budget.prompt_tokens(prompt, num_reserved, is_stream=request.is_decoding)
                 if count == 0:
-                    budget.add_prompt(request.num_computed_tokens, wanted, 0, is_long=is_long)
+                    budget.add_prompt(prompt, 0)
                     continue
             else:
                 if num_decodes == 0:
@@ -241,7 +251,7 @@ class Scheduler:
                 if num_drafts > 0:
                     num_drafts = budget.drafts(min(num_drafts, budget.num_tokens - num_reserved - 1))
                 count = 1 + max(num_drafts, 0)
-            end = request.num_computed_tokens + count
+            end = start + count
             while (grown := allocate(request.blocks, end)) is None:
                 if num_drafts > 0:  # no request is preempted for drafts
                     count, end, num_drafts = count - num_drafts, end - num_drafts, 0
@@ -249,6 +259,7 @@ class Scheduler:
                 ran_out = True
                 victim = running[-1]
                 if victim is request and request.num_in_flight:
+                    budget.num_partial += is_prompt
                     return False  # when its steps are committed, its sliding window may free blocks
                 self._requeue(victim)
                 self.stats.num_preemptions += 1
@@ -256,7 +267,7 @@ class Scheduler:
                     return False
             rows.append(PlannedRow(request, count, grown, False, num_drafts))
             if is_prompt:
-                budget.add_prompt(request.num_computed_tokens, wanted, count, is_long=is_long)
+                budget.add_prompt(prompt, count)
             else:
                 budget.num_tokens -= count
         return not ran_out
@@ -265,13 +276,15 @@ class Scheduler:
         """Admit waiting requests in queue order, up to the first that does not fit."""
         most_long = self._config.max_long_partial_prefills
         while budget.num_tokens > 0 and self._free_slots:
-            request = self._waiting.peek(may_start_long=budget.num_long_partial < most_long)
-            if request is None:
-                break
-            if request.num_in_flight:
-                break  # it was preempted and can soon be admitted again; later requests would take its blocks
+            request = self.suspects.alone or self._waiting.peek(may_start_long=budget.num_long_partial < most_long)
+            if request is None or request.status is RequestStatus.RUNNING or request.num_in_flight:
+                break  # if it was preempted, it can soon be admitted again; later requests would take its blocks
             if (leader := self._sharing.leader_to_wait_for(request)) is not None:
                 self._waiting.hold(request, leader.request_id)
+                continue
+            if not request.is_long and self._sharing.is_long(request, self.limits):
+                # since it was queued, its leader has ended, or cached blocks were evicted
+                self._waiting.mark_long(request)
                 continue
             row = self._admit(request, budget)
             if row is None:
@@ -283,9 +296,11 @@ class Scheduler:
         computed = self._sharing.computed_blocks(request)
         start = len(computed[0]) * self._kv_cache.block_size if computed else 0
         wanted = request.num_tokens - start
-        is_long = self.limits.is_long(wanted)
+        prompt = Prompt(start, wanted, self.limits.is_long(wanted), self._waiting.key(request)[0])
+        if prompt.priority > budget.yielding_priority:
+            return None
         if self._config.enable_chunked_prefill:
-            count = budget.prompt_tokens(start, wanted, 0, is_long=is_long)
+            count = budget.prompt_tokens(prompt, 0)
         else:
             count = wanted if wanted <= budget.num_tokens else 0
         if count == 0 or (count < wanted and budget.num_partial >= self._config.max_num_partial_prefills):
@@ -294,7 +309,7 @@ class Scheduler:
         if grown is None:
             return None
         self._waiting.pop(request)
-        budget.add_prompt(start, wanted, count, is_long=is_long)
+        budget.add_prompt(prompt, count)
         request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
         request.num_computed_tokens = start
@@ -346,11 +361,16 @@ class Scheduler:
             if (piece := prompt_logprobs.get(row)) is not None:
                 request.num_prompt_logprobs_done = piece.start + len(piece.columns.ranks)
             added = NOTHING_ADDED if drawn is None else add_tokens(request, drawn, self._grammars, self.stats)
+            self._may_have_prompts |= request.has_untold_tokens
             num_computed = min(num_computed, request.num_tokens)
             if request.status is RequestStatus.RUNNING and self._kv_cache.has_full_blocks(request.blocks, num_computed):
                 self._kv_cache.commit(request.blocks, request.token_ids, num_computed)
             if added.finish_reason is not None:
                 self._finish(request)
+            elif added.token_ids and request.num_failed_steps:
+                self.suspects.clear(request)
+                if self.suspects.alone is not None and request.status is RequestStatus.RUNNING:
+                    self._requeue(request)  # the next suspect runs alone
             if added.token_ids or added.finish_reason is not None or piece is not None:
                 results.append(make_output(request, added, drawn, piece))
         return results
@@ -362,7 +382,7 @@ class Scheduler:
         """
         filled, errors = self._grammars.fill(self._in_flight)
         for request_id, reason in errors.items():
-            self._fail(request_id, reason)
+            self.fail(request_id, reason)
         return filled
 
     def is_oldest_step_dead(self) -> bool:
@@ -371,21 +391,21 @@ class Scheduler:
         return bool(requests) and all(request.status is RequestStatus.FINISHED for request in requests)
 
     def void(self) -> list[tuple[int, GrammarOutput]]:
-        """Drop all steps in flight. Called when one has failed, because then later steps ran with wrong inputs.
+        """Drop all steps in flight. Called when a step has failed, because later steps ran with wrong inputs.
 
-        Their requests wait again with all their tokens. When they are scheduled again, all their data is sent, because the
-        workers' copies may be wrong.
+        All running requests wait again with all their tokens, also those that are in no step in flight. When they are scheduled
+        again, all their data is sent, because the workers' copies may be wrong, and a new rank has none.
 
         Returns:
             (step id, empty masks) for each step whose workers still wait for masks. The caller must send them.
         """
         for _, requests in self._in_flight:
             for request in requests:
-                if request.status is RequestStatus.RUNNING:
-                    self._requeue(request)
                 request.num_in_flight = 0
                 request.num_planned_tokens = request.num_tokens
         self._in_flight.clear()
+        for request in list(self._running):
+            self._requeue(request)
         self.limits.void()
         return self._grammars.give_up_masks()
 
@@ -395,36 +415,18 @@ class Scheduler:
 
     def describe(self) -> str:
         """Returns the state of the cache and of the requests as text, for an error dump."""
-        pool = self._kv_cache.pool
-        lines = [
-            f"{len(self._running)} requests run, {len(self._waiting)} wait; {pool.num_free_blocks} of {pool.num_blocks - 1} KV "
-            f"blocks are free; {len(self._in_flight)} steps in flight"
-        ]
-        for request in self._requests.values():
-            if request.status is RequestStatus.RUNNING or request.num_in_flight:
-                lines.append(f"  {request.describe()}")
-        return "\n".join(lines)
+        counts = f"{len(self._running)} requests run, {len(self._waiting)} wait; {self._kv_cache.pool.describe()}; "
+        counts += f"{len(self._in_flight)} steps in flight"
+        shown = (each for each in self._requests.values() if each.slot != NO_SLOT or each.num_in_flight)
+        return "\n".join([counts, *(f"  {each.describe()}" for each in shown)])
 
     def check_integrity(self) -> None:
         """Assert that slots, blocks, queues and grammars agree. For tests. May be called between any two calls."""
         live = list(self._requests.values())
-        running = [request for request in live if request.status is RequestStatus.RUNNING]
-        assert sorted(self._waiting.key(r) for r in running) == [self._waiting.key(r) for r in self._running]
-        assert len(live) == len(self._running) + len(self._waiting)
-        slots = [request.slot for request in running]
-        assert sorted(slots + self._free_slots) == list(range(self._config.max_num_seqs))
-        rows = Counter(request.order for _, requests in self._in_flight for request in requests)
-        for request in live:
-            assert request.num_tokens <= request.num_planned_tokens <= request.max_num_tokens
-            assert 0 <= request.num_computed_tokens < request.num_planned_tokens
-            assert request.num_in_flight == rows[request.order]
-            assert request.num_in_flight or request.num_planned_tokens == request.num_tokens
-            assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
-            is_held, is_compiling = self._waiting.is_held(request), self._grammars.is_compiling(request)
-            assert is_held or not is_compiling
-            assert is_compiling or not is_held or self._sharing.leader_to_wait_for(request) is not None
+        in_flight = (requests for _, requests in self._in_flight)
+        state = self._running, self._waiting, in_flight, self._free_slots, self._grammars, self._sharing
+        check_requests(live, *state)
         self._kv_cache.check_integrity([request.blocks for request in live])
-        self._grammars.check_integrity(live)
 
     def _finish(self, request: Request) -> None:
         was_running = request.status is RequestStatus.RUNNING
@@ -434,6 +436,7 @@ class Scheduler:
         else:
             self._waiting.remove(request)
         del self._requests[request.request_id]
+        self.suspects.clear(request)
         self._waiting.release(request.request_id)  # its followers
         if request.has_grammar:
             self._grammars.drop(request)

@@ -1,19 +1,23 @@
 """`StepLimits`: how long a step may take, and how many tokens of each prompt fit into it. A `StepBudget` is for one step.
 
-While requests decode, a step must not delay their next tokens. So its time is limited by the target for the time between two
-tokens of a request (`target_inter_token_latency`). Decodes come first; prompts get what is left of the time:
+While requests decode, a step must not delay their next tokens. So the step's time is limited by the target for the time between
+two tokens of a request (`target_inter_token_latency`). Decodes come first, and prompts get the rest of the time:
 
     | fixed cost, decodes ........ | drafts | prompt tokens .................... |
     |<-------------------------- limit: at most the target --------------------->|
 
-- `auto` is twice the time of a step that has the decodes only, but at least MIN_AUTO_SECONDS.
-- A request may be left out of steps: its next token comes a few steps later (pipeline stages, drafts in flight). Then these
-  steps share what is left of its time. The time that planned steps take adds up to a clock; `Request.due_time` is on it.
+- If the user's target is `auto`, the time between two tokens of a request is predicted for steps with only decodes. The target
+  is twice this time, but at least MIN_AUTO_SECONDS.
+- If an engine has several pipeline stages, or if drafts are in flight, a request is not in every step, so its next token comes
+  a few steps later. The time until that token is due is divided equally among these steps.
+- The sum of the predicted times of all planned steps is used as a clock. `Request.last_token_time` is a time on this clock.
 - While no request decodes, the limit is `max_step_seconds`, so that arrivals, aborts and shutdowns do not wait long.
-- One block of a long prompt and one block of a short prompt go into every step, whatever the limit says. So each prompt ends.
+- If there are long prompts, every step computes at least one block of a long prompt, whatever the limit is. The same is true
+  for short prompts, but a short prompt may have to wait behind a long prompt of a higher priority. So even with a very short
+  limit all prompts are computed at some time.
 
-Prompts share what a step has for them. The first one in queue order comes first. But if short prompts wait behind a long
-one, the long one leaves them as many tokens as they need, at most half of the step.
+Prompts get tokens in queue order. But if short prompts wait behind a long prompt, the long prompt leaves them as many tokens as
+they need, at most half of the tokens that fit into the step at this point.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from inflight.config.engine import SchedulerConfig
 from inflight.interface.step import SchedulerOutput
@@ -35,6 +40,21 @@ logger = logging.getLogger(__name__)
 MIN_AUTO_SECONDS = 0.1
 
 
+class Prompt(NamedTuple):
+    """What the planning of a step needs to know of a prompt that has not been computed completely.
+
+    Attributes:
+        context: the tokens that have been computed.
+        wanted: the tokens that are left.
+        priority: the request's priority number; 0 if the policy is not "priority".
+    """
+
+    context: int
+    wanted: int
+    is_long: bool
+    priority: int
+
+
 @dataclass(slots=True)
 class StepBudget:
     """What the step that is being planned may still compute.
@@ -45,8 +65,11 @@ class StepBudget:
         seconds: the step's limit.
         load: what the step computes: first all decodes without drafts, then also the drafts and prompts that were added.
         num_short_tokens: tokens of short prompts that have not been planned yet.
-        num_partial: prompts with a row in the step, or skipped by it, that will not be complete after it.
-        num_long_partial: how many of these are long.
+        num_partial: how many prompts will still have tokens to compute after the step. Prompts that the step skips count, too.
+        num_long_partial: how many of these prompts are long.
+        yielding_priority: the smallest priority number of the running prompts that get few tokens because a request of a higher
+            priority waits; infinite if there are no such prompts. `num_partial` does not count these prompts.
+        waiting_priority: the priority number of the first waiting request; infinite if none can be admitted.
     """
 
     num_tokens: int
@@ -59,28 +82,43 @@ class StepBudget:
     has_short_prompt: bool = False
     num_partial: int = 0
     num_long_partial: int = 0
+    yielding_priority: float = math.inf
+    waiting_priority: float = math.inf
 
-    def prompt_tokens(self, context: int, wanted: int, num_reserved: int, *, is_long: bool) -> int:
-        """Returns how many of the `wanted` next tokens of a prompt the step computes, behind `context` computed tokens; may
-        be 0. `num_reserved` tokens are kept for other rows."""
+    def prompt_tokens(self, prompt: Prompt, num_reserved: int, *, is_stream: bool = False) -> int:
+        """Returns how many tokens of a prompt the step computes; may be 0.
+
+        Args:
+            num_reserved: tokens of the step that are kept for other rows.
+            is_stream: the request has drawn tokens, and its tokens that are left were forced by a grammar, or have lost their
+                blocks. Each step computes some tokens of such a request.
+        """
+        context, wanted, is_long, priority = prompt
         room = self.num_tokens - num_reserved
         if self.times is not None:
             fitting = self.times.num_prompt_tokens_within(self.seconds, self.load, context, room)
         else:
             fitting = room
         share = max(fitting // 2, fitting - self.num_short_tokens) if is_long else fitting
+        if priority > self.waiting_priority:
+            share = 0  # a request of a higher priority waits, so this prompt gets at most a block
         if share < min(wanted, room):  # then the row ends with a full block
             share -= (context + share) % self.block_size
-        if is_long:
+        if is_stream:
+            must_move = True
+        elif is_long:
             must_move = not self.has_long_prompt
-        else:  # behind a long prompt of a higher priority, a short one waits
+        else:  # behind a long prompt of a higher priority `num_short_tokens` is 0, and a short prompt may have to wait
             must_move = not self.has_short_prompt and (self.num_short_tokens > 0 or not self.has_long_prompt)
         least = min(self.block_size, room) if must_move else 0
         return min(wanted, max(share, least))
 
-    def add_prompt(self, context: int, wanted: int, num_tokens: int, *, is_long: bool) -> None:
-        """Note that the step computes `num_tokens` of the `wanted` tokens; 0 if it skips the prompt."""
-        if num_tokens < wanted:
+    def add_prompt(self, prompt: Prompt, num_tokens: int) -> None:
+        """Count a prompt of which the step computes `num_tokens`, or 0 if it skips the prompt."""
+        context, wanted, is_long, priority = prompt
+        if num_tokens < wanted and priority > self.waiting_priority:
+            self.yielding_priority = min(self.yielding_priority, priority)
+        elif num_tokens < wanted:
             self.num_partial += 1
             self.num_long_partial += is_long
         if num_tokens > 0:
@@ -91,6 +129,11 @@ class StepBudget:
             else:
                 self.has_short_prompt = True
                 self.num_short_tokens = max(0, self.num_short_tokens - num_tokens)
+
+    @property
+    def leaves_prompts(self) -> bool:
+        """Whether some prompts will still have tokens to compute after the step."""
+        return self.num_partial > 0 or self.yielding_priority < math.inf
 
     def drafts(self, wanted: int) -> int:
         """Returns how many of the `wanted` drafts of a decode the step computes, and adds them to the load."""
@@ -114,6 +157,7 @@ class StepLimits:
 
     Attributes:
         last_step: predicted and measured seconds of the step committed last; None if they are not known.
+        predicted_seconds: the predicted time of the step planned last; infinite if it is not known.
     """
 
     def __init__(self, config: SchedulerConfig, block_size: int, times: StepTimeModel | None) -> None:
@@ -122,6 +166,7 @@ class StepLimits:
         self._in_flight: deque[StepLoad] = deque()  # planned, not committed
         self._has_warned = False
         self.last_step: tuple[float, float] | None = None
+        self.predicted_seconds = math.inf
 
     def is_long(self, num_tokens: int) -> bool:
         return num_tokens > self._config.long_prefill_token_threshold
@@ -137,24 +182,27 @@ class StepLimits:
         if self.times is not None:
             seconds = self._limit(self.times, step_id, running, load)
         times = self.times if seconds < math.inf else None
-        num_short = self._num_short_tokens(running, waiting)
-        return StepBudget(self._config.max_num_batched_tokens, self._block_size, times, seconds, load, num_short)
+        num_short, most = self._num_short_tokens(running, waiting), self._config.max_num_batched_tokens
+        budget = StepBudget(most, self._block_size, times, seconds, load, num_short)
+        first = waiting.peek() if waiting is not None and self._config.policy == "priority" else None
+        budget.waiting_priority = first.core.priority if first is not None else math.inf
+        return budget
 
     def unlimited(self) -> StepBudget:
         """The budget of a step that can have neither prompts nor drafts."""
         return StepBudget(self._config.max_num_batched_tokens, self._block_size, None, math.inf, StepLoad(), 0)
 
     def _num_short_tokens(self, running: Sequence[Request], waiting: RequestQueue | None) -> int:
-        """The tokens of all short prompts with which the first long prompt has to share the step: those behind it in queue
-        order, with the same priority number."""
-        first_long, num_tokens = None, 0
+        """The tokens of the short prompts that come before the first long prompt in queue order, and of the short prompts with
+        which the first long prompt has to share the step: those behind it, except those of a lower priority."""
+        first_long, num_tokens, is_fcfs = None, 0, self._config.policy == "fcfs"
         for request in running:
             remaining = request.num_planned_tokens - request.num_computed_tokens
             if remaining <= 1:
                 continue
             if self.is_long(remaining):
                 first_long = first_long or request
-            elif first_long is not None and request.core.priority <= first_long.core.priority:
+            elif first_long is None or is_fcfs or request.core.priority <= first_long.core.priority:
                 num_tokens += remaining
         if waiting is not None and self._config.max_num_partial_prefills > 1:
             first_long = first_long or waiting.peek()
@@ -165,7 +213,9 @@ class StepLimits:
 
     def _limit(self, times: StepTimeModel, step_id: int, running: Sequence[Request], load: StepLoad) -> float:
         """Adds the decodes of the step to `load`, and returns the seconds that the step may take."""
-        longest_wait: dict[int, float] = {}  # steps until the request's next token, that step included -> time waited
+        # in how many steps a request gets its next token (1: in this step) -> the longest time since the last token of such a
+        # request
+        longest_wait: dict[int, float] = {}
         for request in running:
             if not request.is_decoding or request.num_planned_tokens - request.num_computed_tokens != 1:
                 continue
@@ -176,17 +226,17 @@ class StepLimits:
                 num_steps = 2
             if num_steps == 1:
                 load.add_decode(request.num_computed_tokens)
-            longest_wait[num_steps] = max(longest_wait.get(num_steps, 0.0), self._clock - request.due_time)
+            longest_wait[num_steps] = max(longest_wait.get(num_steps, 0.0), self._clock - request.last_token_time)
         if not longest_wait:
             return self._config.max_step_seconds
         target = self._config.target_seconds
         alone = times.seconds(load)
         if target is None:
             target = max(MIN_AUTO_SECONDS, 2 * alone * self._config.stagger)
-        elif alone > target and not self._has_warned:
+        elif alone > target and load.num_draws and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "target_inter_token_latency is %.0f ms, but a step that only decodes %d requests takes about %.0f ms. "
+                "target_inter_token_latency is %g ms, but a step that only decodes %d requests takes about %.1f ms. "
                 "Streams get their tokens as fast as such steps allow, and a step gets only %d tokens of a prompt. Raise the "
                 "target, lower max_num_seqs, or use a smaller or quantized model",
                 target * 1e3, load.num_draws, alone * 1e3, self._block_size,
@@ -194,21 +244,21 @@ class StepLimits:
         return min((target - waited) / num_steps for num_steps, waited in longest_wait.items())
 
     def planned(self, plan: SchedulerOutput) -> float:
-        """Note a planned step. Returns when it will end, on the clock of planned steps."""
+        """Record a planned step. Returns when it will end, on the clock of planned steps."""
         if self.times is not None:
             load = load_of(plan)
-            self._clock += self.times.seconds(load)
+            self.predicted_seconds = self.times.seconds(load)
+            self._clock += self.predicted_seconds
             self._in_flight.append(load)
         return self._clock
 
     def committed(self, seconds: float) -> None:
-        """Learn from the oldest planned step, which computed for `seconds`; 0 if that is not known."""
+        """Learn from the oldest planned step, which computed for `seconds`. `seconds` is 0 if the time is not known."""
         self.last_step = None
         if self.times is not None:
             load = self._in_flight.popleft()
             if seconds > 0.0:
-                self.last_step = self.times.seconds(load), seconds
-                self.times.observe(load, seconds)
+                self.last_step = self.times.observe(load, seconds), seconds
 
     def void(self) -> None:
         """Forget the planned steps that were not committed."""

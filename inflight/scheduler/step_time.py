@@ -3,30 +3,41 @@
     seconds = slowdown * (fixed cost + sum of cost * amount, over the amounts of a `StepLoad`)
 
 - **Costs** belong to the model and the machine. Recursive least squares with forgetting fits them to the measured times
-  (Ljung, *System Identification*, 2nd ed., 11.2). Errors are relative to a step's time, so short steps count like long ones.
-- **Slowdown** belongs to the moment: another process may have taken a core. It follows the last few steps, and rises faster
-  than it falls. The costs are fitted to measured times divided by the slowdown, so a busy neighbour hardly distorts them.
+  (Ljung, *System Identification*, 2nd ed., 11.2). The error of a step is log(measured / predicted), so short steps count like
+  long ones. The slowdown is updated with the same error. With another error, noise would move costs and slowdown in opposite
+  directions.
+- **Slowdown** is the state of the machine at the moment: another process may use a core. It is fitted to the last few steps.
+  The costs are fitted to measured times divided by the slowdown, so another process hardly changes them. After each step the
+  slowdown moves a little toward 1. So if the machine stays slow, the costs rise and the slowdown falls.
+- **Spread** is the mean relative error of the predictions. Prompts fill a step only up to limit / (1 + spread), so that most
+  steps keep the limit although the predictions are not exact.
 
-The cost of a token depends on how many tokens the step has: up to some number they are nearly free, because the step only
-reads the weights. So there is a cost for the first few tokens, for the next ones, and for all others. A new kind of work gets
-a term of its own in `StepLoad.amounts`.
+The cost of a token depends on the number of tokens in the step. In a small step a token costs little, because the step spends
+most of its time reading the weights. So there are three costs per token: for the first TOKEN_LIMITS[0] tokens of a step, for
+the tokens up to TOKEN_LIMITS[1], and for all further tokens. If you add a new kind of work to steps, add an amount for it to
+`StepLoad.amounts`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from inflight.interface.step import SchedulerOutput
 
 TOKEN_LIMITS = (16, 128)  # token costs change at these numbers of tokens in a step
-FORGETTING = 0.995  # weight of a step's time after the next step
+FORGETTING = 0.995  # with each step, the weights of all earlier steps in the fit are multiplied by this factor
 NOISE = 0.1  # expected relative error of a measured time
-UNCERTAINTY = 0.5  # expected relative error of the costs at the start, and the largest that forgetting may restore
-RISE, FALL = 0.5, 0.15  # how far the slowdown moves toward that of the last step
-STAY = 0.95  # a slowdown that stays becomes part of the costs: they are fitted to time / slowdown ** STAY
-MAX_SURPRISE = 3.0  # a step that takes so many times its predicted time, or 1 / so many, is no measure of costs
+# expected relative error of the costs at the start; forgetting never makes the mean of the costs' errors larger than this
+UNCERTAINTY = 0.5
+PACE = 0.5  # the share of its distance to the last step's slowdown that the slowdown moves, in logarithms
+RETURN = 0.01  # the share of its distance to 1 that the slowdown moves then, in logarithms
+SPREAD_PACE, MAX_SPREAD = 0.05, 0.25
+# measured / predicted is limited to [1 / MAX_SURPRISE, MAX_SURPRISE], so that one strange step changes little
+MAX_SURPRISE = 3.0
 MIN_SLOWDOWN, MAX_SLOWDOWN = 0.05, 50.0
 MIN_COST, MAX_COST = 0.01, 100.0  # bounds of each cost, in units of its first value
 
@@ -37,9 +48,9 @@ class StepLoad:
 
     Attributes:
         num_tokens: all tokens, of prompts, decodes and drafts.
-        num_draws: rows that draw a token.
-        num_pairs: over the tokens of prompts, the sum of the tokens that each of them attends to.
-        context: over all rows, the sum of the computed tokens before them, whose keys and values the step reads.
+        num_draws: tokens that the step draws. To verify a draft is one draw, too.
+        num_pairs: how many pairs (prompt token, token that it attends to) there are.
+        context: the number of tokens whose keys and values the step reads: for each row, the computed tokens before the row.
     """
 
     num_tokens: int = 0
@@ -61,7 +72,7 @@ class StepLoad:
         self.num_pairs += num_tokens * (2 * context + num_tokens) // 2
 
     def amounts(self) -> tuple[float, ...]:
-        """The factors of the costs."""
+        """The amounts by which the costs are multiplied, in the order of `StepTimeModel`'s costs."""
         few, many = TOKEN_LIMITS
         tokens = self.num_tokens
         return (
@@ -92,7 +103,7 @@ class StepTimeModel:
     """All times are in seconds. Owned by the scheduler's thread.
 
     Args:
-        costs: the expected cost of each amount of `StepLoad.amounts`; each must be positive.
+        costs: the expected seconds per unit of each amount of `StepLoad.amounts`; each must be positive.
     """
 
     def __init__(self, costs: tuple[float, ...]) -> None:
@@ -101,12 +112,13 @@ class StepTimeModel:
         self._covariance = np.eye(len(costs)) * UNCERTAINTY**2
         self._costs = costs
         self.slowdown = 1.0
+        self._spread = 0.0
 
     @classmethod
     def from_times(cls, one_token: float, few_tokens: float, many_tokens: float) -> StepTimeModel:
         """Start with three measured times: of steps with 1 token, and with `TOKEN_LIMITS` tokens of a prompt."""
         few, many = TOKEN_LIMITS
-        least = one_token / 1000  # no cost may be zero: its unit would be zero, too
+        least = one_token / 1000  # costs are fitted in units of their first values, so no first value may be 0
         per_token = max((many_tokens - few_tokens) / (many - few), least)
         first = max((few_tokens - one_token) / (few - 1), least)
         pair = per_token / 10_000  # 1,000 tokens before a prompt token make it cost a tenth more
@@ -120,10 +132,14 @@ class StepTimeModel:
         return sum([cost * amount for cost, amount in zip(self._costs, load.amounts(), strict=True)])
 
     def num_prompt_tokens_within(self, seconds: float, load: StepLoad, context: int, most: int) -> int:
-        """How many of `most` prompt tokens can be added to `load`, behind `context` computed tokens, so that the step takes at
-        most `seconds`."""
+        """How many tokens of a prompt can be added to `load`, so that the step's predicted time * (1 + spread) is at most
+        `seconds`. `context`: how many tokens of the prompt are computed. `most`: the most tokens that may be added."""
         *_, pair_cost, context_cost = self._costs
-        allowed = seconds / self.slowdown - self._unhindered_seconds(load) + self._token_seconds(load.num_tokens)
+        allowed = (
+            seconds / (1 + self._spread) / self.slowdown
+            - self._unhindered_seconds(load)
+            + self._token_seconds(load.num_tokens)
+        )
         allowed -= context_cost * context
         low, high = 0, most
         while low < high:  # binary search: the time rises with the number of tokens
@@ -144,24 +160,31 @@ class StepTimeModel:
             return first * few + second * (num_tokens - few)
         return first * few + second * (many - few) + third * (num_tokens - many)
 
-    def observe(self, load: StepLoad, seconds: float) -> None:
-        """Learn from a step that computed for `seconds`."""
-        surprise = seconds / self.seconds(load)
-        if 1 / MAX_SURPRISE < surprise < MAX_SURPRISE:
-            self._fit(load, seconds / self.slowdown**STAY)
-        surprise = min(max(surprise, 1 / MAX_SURPRISE), MAX_SURPRISE)
-        moved = self.slowdown * (1 + (RISE if surprise > 1 else FALL) * (surprise - 1))
+    def observe(self, load: StepLoad, seconds: float) -> float:
+        """Learn from a step that computed for `seconds`. Returns the time that was predicted for it until now."""
+        unhindered = self._unhindered_seconds(load)
+        predicted = self.slowdown * unhindered
+        surprise = min(max(seconds / predicted, 1 / MAX_SURPRISE), MAX_SURPRISE)
+        self._fit(self._scale * load.amounts() / unhindered, math.log(surprise))
+        error = min(abs(surprise - 1), MAX_SPREAD)
+        self._spread += SPREAD_PACE * (error - self._spread)
+        moved = (self.slowdown * surprise**PACE) ** (1 - RETURN)
         self.slowdown = min(max(moved, MIN_SLOWDOWN), MAX_SLOWDOWN)
+        return predicted
 
-    def _fit(self, load: StepLoad, seconds: float) -> None:
-        """One step of recursive least squares for the equation: sum of cost * amount / seconds = 1."""
-        shares = self._scale * load.amounts() / seconds
+    def _fit(self, shares: np.ndarray[Any, np.dtype[np.float64]], error: float) -> None:
+        """One update of recursive least squares.
+
+        Args:
+            shares: the derivative of log(predicted) by each fitted cost.
+            error: log(measured / predicted).
+        """
         projected = self._covariance @ shares
         gain = projected / (NOISE**2 + shares @ projected)
-        self._fitted += gain * (1.0 - shares @ self._fitted)
+        self._fitted += gain * error
         np.clip(self._fitted, MIN_COST, MAX_COST, out=self._fitted)
         self._covariance -= np.outer(gain, projected)
-        # costs that no step shows for long must not be forgotten
+        # if one kind of work is absent from steps for long, the uncertainty of its cost must not grow without end
         if self._covariance.trace() < UNCERTAINTY**2 * len(gain):
             self._covariance /= FORGETTING
         self._costs = tuple((self._fitted * self._scale).tolist())

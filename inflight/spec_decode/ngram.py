@@ -19,8 +19,8 @@ from inflight.interface.request import Int32Array
 from inflight.spec_decode.proposer import NO_TOKEN, Proposer
 
 MIN_INDEXED = 16384  # tokens; a search through fewer tokens is as fast as an index
-# An index is rebuilt when the tokens after it are more than 1/8 of the tokens in it. So the rebuilds of an index cost, on
-# average, constant time per token.
+# An index is rebuilt when the sequence has grown by more than 1/8 since the index was built. So the rebuilds of an index cost,
+# on average, constant time per token.
 TAIL_SHARE = 8
 _RECENT = 256  # how many of the newest occurrences are examined first
 _TOKEN_BITS, _END_BITS = 20, 24  # bits of a token, and of a position, in an entry of the index
@@ -63,8 +63,8 @@ class NgramProposer(Proposer):
         return drafts
 
     def _ends_in_all(self, tokens: Int32Array) -> Ends:
-        """The ends of the earlier occurrences of the longest n-gram at the end of the sequence. Each n needs one search
-        through the sequence."""
+        """Find the longest n-gram at the end of the sequence that also occurs earlier, and return the ends of its earlier
+        occurrences. Each n needs one search through the sequence."""
         length = len(tokens)
         # occurs[i]: the last n tokens are also at [i, i + n), and a token follows them
         occurs = tokens[:-1] == tokens[-1]
@@ -79,8 +79,8 @@ class NgramProposer(Proposer):
         return _NOWHERE if starts is None else starts.nonzero()[0] + size
 
     def _ends_by_index(self, slot: int, tokens: Int32Array, room: int) -> Ends:
-        """As `_ends_in_all`, but with an index. If `room` tokens follow one of the newest occurrences, older ones may be
-        missing."""
+        """As `_ends_in_all`, but with an index. If `room` tokens follow one of the newest occurrences, older occurrences may be
+        missing from the result."""
         n, length = self._indexed_n, len(tokens)
         index = self._indexes.get(slot)
         if index is None or length - index.num_tokens > index.num_tokens // TAIL_SHARE:

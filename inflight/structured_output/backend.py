@@ -59,7 +59,6 @@ class GrammarMatcher(ABC):
         return self._num_inner + self._is_terminated
 
     def is_terminated(self) -> bool:
-        """Whether EOS was accepted."""
         return self._is_terminated
 
     def accept(self, token_id: int) -> bool:
@@ -121,7 +120,8 @@ class GrammarMatcher(ABC):
         self.rollback(num_accepted)
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """The next tokens, as long as the grammar allows exactly one; at most `limit`. The state does not change."""
+        """Returns the next tokens, up to the first position where the grammar does not allow exactly one token; at most `limit`
+        tokens. The state does not change."""
         forced: list[int] = []
         row = np.empty(num_mask_words(self._vocab_size), dtype=np.int32)
         while len(forced) < limit and not self._is_terminated:
@@ -139,7 +139,7 @@ class GrammarMatcher(ABC):
 
     @abstractmethod
     def error(self) -> str:
-        """Why this matcher has failed, or "" if it has not. A matcher that has failed stays so."""
+        """Why this matcher has failed, or "" if it has not failed. A failed matcher cannot be used again."""
 
     @abstractmethod
     def _accept(self, token_id: int) -> bool:
@@ -159,8 +159,8 @@ class CompiledGrammar:
 
     Attributes:
         matcher: makes a new matcher, at the start of the text.
-        size_bytes: how much memory the grammar uses, for the limit of the cache. If the library does not report it, an
-            estimate.
+        size_bytes: how much memory the grammar uses, for the limit of the cache. It is an estimate if the library does not
+            report the size.
     """
 
     matcher: Callable[[], GrammarMatcher]
@@ -169,7 +169,8 @@ class CompiledGrammar:
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
-    """The mask rows of one request in a step: one after its emitted tokens (its text so far), one after each of its drafts."""
+    """The mask rows of one request in a step. The first row is for the token after the request's text so far. One more row is
+    for the token after each of its drafts (guessed tokens)."""
 
     matcher: GrammarMatcher
     first_row: int
@@ -186,7 +187,7 @@ class GrammarBackend(ABC):
     Attributes:
         vocab_size: the vocabulary size of the model. Ids without a token are never allowed.
         eos_token_ids: the tokens that end a text.
-        schema_support: which parts of JSON Schema it enforces.
+        schema_support: which parts of JSON Schema the backend enforces.
     """
 
     schema_support: SchemaSupport
@@ -218,10 +219,13 @@ class GrammarBackend(ABC):
     @classmethod
     def relax(cls, spec: GrammarSpec) -> tuple[GrammarSpec, list[str]]:
         """Check the constraint, and remove the keywords of JSON schemas that this backend cannot enforce. This is the part of
-        `compile` that does not use the grammar library. It raises the same errors.
+        `compile` that does not use the grammar library.
 
         Returns:
             the spec to compile, and the places of the removed keywords in its schemas.
+
+        Raises:
+            InvalidRequestError: the constraint is malformed or not supported.
         """
         if spec.kind == "json":
             schema = json.loads(spec.text)

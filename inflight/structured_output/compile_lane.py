@@ -4,8 +4,8 @@ A running compilation cannot be interrupted, because the libraries offer no way 
 but no longer counts as running, so the next compilation may start.
 
 1. If nobody waits for a queued compilation any more, it is cancelled. If nobody waits for a running compilation any more, it is
-   written off, but at most `num_running` compilations at a time. The next compilation starts SETTLE_SECONDS later. If many
-   requests end together, this gives them time to cancel their queued compilations.
+   written off, unless `num_running` compilations that were written off still run. The next compilation starts SETTLE_SECONDS
+   later. If many requests end together, this gives them time to cancel their queued compilations.
 2. If a compilation runs for more than `max_seconds`, it fails and is written off.
 3. If `max_queued` compilations wait already, a new one is refused.
 """
@@ -92,21 +92,16 @@ class CompileLane:
 
     def _run(self, future: Future[CompiledGrammar], compile_grammar: Callable[[], CompiledGrammar]) -> None:
         timer = _call_later(self._max_seconds, partial(self._expire, future))
-        grammar: CompiledGrammar | None = None
-        error: BaseException | None = None
         try:
-            grammar = compile_grammar()
-        except BaseException as raised:  # includes a panic of a Rust library; only this compilation fails
-            error = raised
+            end = partial(future.set_result, compile_grammar())
+        except BaseException as error:  # includes a panic of a Rust library; only this compilation fails
+            end = partial(future.set_exception, error)
         timer.cancel()
         with self._changed:
             self._running.discard(future)
             self._written_off.discard(future)
             if not future.done():
-                if grammar is not None:
-                    future.set_result(grammar)
-                else:
-                    future.set_exception(error)
+                end()
             self._start_next()
             self._changed.notify_all()
 

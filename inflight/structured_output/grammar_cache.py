@@ -123,7 +123,8 @@ class GrammarCache:
         self._long.close()
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Runs in a thread of a `CompileLane`, which does not hold the lane's lock."""
+        """Compile a grammar and record its size. Runs in a thread of a `CompileLane`. The thread does not hold the lane's
+        lock."""
         num_bytes = len(spec.text)
         try:
             backend = self.backend()

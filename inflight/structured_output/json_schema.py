@@ -17,6 +17,7 @@ without a reference to it is not read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.spec import SchemaPart
 
-MAX_DEPTH = 100  # of nested subschemas; the compilers recurse
+MAX_DEPTH = 100  # how deep subschemas may be nested; there is a limit because the compilers recurse
 MAX_NODES = 50_000
 # Per object. The compile time grows with the square of this number: for 2000 it is 1 s with llguidance, 2 s with xgrammar.
 MAX_PROPERTIES = 2000
@@ -53,8 +54,8 @@ class SchemaSupport:
 
     Attributes:
         keywords: the keywords of `ASSERTIONS` that the backend enforces.
-        formats: the values of `format` that it enforces.
-        exclusive: for a keyword, the other keywords that it does not enforce in the same schema as this keyword.
+        formats: the values of `format` that the backend enforces.
+        exclusive: keyword -> other keywords that the backend does not enforce if they are in the same schema as this keyword.
     """
 
     keywords: frozenset[str]
@@ -94,17 +95,12 @@ def name_place(path: str, parts: Sequence[SchemaPart], where: str) -> str:
 
 
 def _find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
-    """The part that contains `path`."""
     return next((part for part in parts if f"{path}/".startswith(f"{part.pointer}/")), None)
 
 
-@dataclass(slots=True)
-class _Properties:
-    """How many properties one object has. Properties in its schema, in the schemas of `allOf` and in the target of `$ref` are
-    counted."""
-
-    num_named: int = 0
-    num_patterns: int = 0
+# How many `properties` and `patternProperties` one object has: in its schema, in the schemas of `allOf`, and in the target of
+# `$ref`.
+_Counts = Counter[str]
 
 
 class _Walk:
@@ -117,7 +113,7 @@ class _Walk:
         self._left_out: list[str] = []
 
     def run(self) -> list[str]:
-        # `nodes` looks for the children of a node only after the body of this loop has changed the node
+        # `nodes` is a generator: it looks for the children of a node after the body of this loop has changed the node
         for path, node in self.nodes():
             part = _find_part(path, self._parts)
             self._relax(node, path, is_strict=part is None or part.is_strict)
@@ -125,10 +121,10 @@ class _Walk:
         return self._left_out
 
     def nodes(self) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: JSON
-        stack: list[tuple[object, str, int, _Properties]] = [(self._root, "#", 0, _Properties())]
+        stack: list[tuple[object, str, int, _Counts]] = [(self._root, "#", 0, _Counts())]
         num_nodes = 0
         while stack:
-            node, path, depth, properties = stack.pop()
+            node, path, depth, counts = stack.pop()
             num_nodes += 1
             if num_nodes > MAX_NODES:
                 raise self._refusal(path, f"is the schema's {num_nodes}th subschema; at most {MAX_NODES} are allowed")
@@ -141,24 +137,18 @@ class _Walk:
             yield path, node
             for child, child_path in self._children(node, path):
                 is_same_object = child_path.startswith(f"{path}/allOf/") or child_path == node.get("$ref")
-                stack.append((child, child_path, depth + 1, properties if is_same_object else _Properties()))
-            self._count_properties(node, path, properties)
+                stack.append((child, child_path, depth + 1, counts if is_same_object else _Counts()))
+            self._count_properties(node, path, counts)
 
-    def _count_properties(self, node: Mapping[str, Any], path: str, properties: _Properties) -> None:  # Any: JSON
-        properties.num_named += len(node.get("properties", ()))
-        properties.num_patterns += len(node.get("patternProperties", ()))
-        for keyword, count, limit in (
-            ("properties", properties.num_named, MAX_PROPERTIES),
-            ("patternProperties", properties.num_patterns, MAX_PATTERN_PROPERTIES),
-        ):
-            if keyword in node and count > limit:
-                problem = (
-                    f"gives one object {count} {keyword}; at most {limit} are allowed: split it into several objects"
-                )
-                raise self._refusal(f"{path}/{keyword}", problem)
+    def _count_properties(self, node: Mapping[str, Any], path: str, counts: _Counts) -> None:  # Any: JSON
+        for keyword, limit in (("properties", MAX_PROPERTIES), ("patternProperties", MAX_PATTERN_PROPERTIES)):
+            counts[keyword] += len(node.get(keyword, ()))
+            if keyword in node and counts[keyword] > limit:
+                problem = f"gives one object {counts[keyword]} {keyword}; at most {limit} are allowed"
+                raise self._refusal(f"{path}/{keyword}", f"{problem}: split it into several objects")
 
     def _relax(self, node: dict[str, Any], path: str, *, is_strict: bool) -> None:  # Any: JSON
-        # a backend may be unable to prove that the branches of a oneOf do not overlap
+        # a backend may be unable to prove that the branches of a oneOf do not overlap, so oneOf becomes anyOf
         if not is_strict and "oneOf" in node and "anyOf" not in node:
             node["anyOf"] = node.pop("oneOf")
         for keyword in [keyword for keyword in node if keyword in ASSERTIONS]:
@@ -216,7 +206,9 @@ class _Walk:
             elif keyword in _SCHEMA_MAPS:
                 if not isinstance(value, Mapping):
                     raise self._refusal(here, f"is {_name(value)}, not an object of schemas")
-                yield from ((child, f"{here}/{_escape(name)}") for name, child in value.items())
+                yield from (
+                    (child, f"{here}/{name.replace('~', '~0').replace('/', '~1')}") for name, child in value.items()
+                )
             elif keyword == "$ref" and value not in self._seen:
                 self._seen.add(value)
                 yield self._resolve(value, here), value
@@ -274,10 +266,6 @@ def _problem(keyword: str, value: object) -> str:
 def _is_foreign(reference: object) -> bool:
     """Whether this `$ref` refers to another document, or to an anchor."""
     return isinstance(reference, str) and reference != "#" and not reference.startswith("#/")
-
-
-def _escape(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _name(value: object) -> str:

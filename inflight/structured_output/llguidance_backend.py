@@ -33,8 +33,8 @@ from inflight.structured_output.backend import (
     one_line,
 )
 from inflight.structured_output.json_schema import SchemaSupport, name_place, subschemas
-from inflight.structured_output.spec import GrammarSpec, Tag
-from inflight.structured_output.structural_tag import parse_structural_tag
+from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_output.structural_tag import Tag, parse_structural_tag
 from inflight.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def _limits() -> LLParserLimits:
 
 @dataclass(frozen=True, slots=True)
 class _SpecialToken:
-    """A special token. It is not the same as other tokens that spell the same text. But if `is_shown` is set (for example for
-    <tool_call>), a grammar with this text admits both the token and its spelling."""
+    """A special token. Ordinary tokens that spell the same text are not the same. If `is_shown` is true (for example for
+    <tool_call>), a grammar with this text admits both the special token and the ordinary tokens."""
 
     token_id: int
     is_shown: bool
@@ -173,7 +173,8 @@ class LLGuidanceBackend(GrammarBackend):
 
 
 class LLGuidanceMatcher(GrammarMatcher):
-    """`inner` is the library's matcher. It never gets the EOS that ends the text, because it cannot always roll an EOS back."""
+    """`inner` is the library's matcher. It never gets the EOS that ends the text, because the library cannot always roll an EOS
+    back."""
 
     def __init__(self, inner: LLMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         super().__init__(vocab_size, eos_token_ids)
@@ -191,7 +192,8 @@ class LLGuidanceMatcher(GrammarMatcher):
         return self.validate_tokens(draft_token_ids[:end])
 
     def forced_tokens(self, limit: int) -> list[int]:
-        # Usually no token is forced. The library's `compute_ff_tokens` finds this faster than a mask does, but ignores EOS.
+        # Usually no token is forced. `compute_ff_tokens` shows this faster than a mask does, but ignores that EOS may be
+        # allowed.
         if (
             not self.error()
             and not self.is_terminated()
@@ -236,7 +238,7 @@ class _LarkWriter:
         so after a trigger only a tag can follow, not more free text."""
         lines = []
         for i, trigger in enumerate(self._tag.triggers):
-            bodies = [self._structure(tag, len(trigger)) for tag in self._tag.tags if tag.trigger == trigger]
+            bodies = [self._structure(tag, len(trigger)) for tag in self._tag.tags if tag.begin.startswith(trigger)]
             special = self._special_tokens.get(trigger)
             if special is None and any(token in trigger for token in self._special_tokens):
                 raise InvalidRequestError(

@@ -1,9 +1,11 @@
 """`StructuredOutputManager`: the grammars of the engine's requests. It owns the matchers, the mask buffers and the cache.
 
-The engine's thread makes all calls. Only the compilation runs in another thread. The calls for one request are:
+The engine's thread makes all calls. Compilations and replays of emitted tokens run in other threads. The calls for one request
+are:
 
-1. `submit` when the request arrives: its grammar is compiled, or found in the cache. The request may be scheduled when the
-   future has ended and `failure` returns "".
+1. `submit` when the request arrives: its grammar is compiled, or found in the cache. If the request has emitted tokens before
+   (it was resumed), another thread advances its matcher over these tokens. The request may be scheduled when the future that
+   `submit` returned has ended and `failure` returns "".
 2. `fill` for each step, while the step's forward runs. By then, all tokens before the step must be committed (passed to
    `advance`). One call makes the masks of all rows of the step.
 3. `advance` for each token that a step emitted (added to the request's output), when the engine processes the results of the
@@ -20,9 +22,10 @@ request's mask rows allow all tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,11 +43,15 @@ from inflight.structured_output.backend import (
 from inflight.structured_output.grammar_cache import GrammarCache
 from inflight.structured_output.spec import GrammarSpec
 
+# The most that the cache of compiled grammars may hold. If there is more, it evicts the least recently used grammars.
+MAX_CACHED_GRAMMARS, MAX_CACHED_BYTES = 512, 256 * 2**20
+
 
 class FilledMasks(NamedTuple):
     """The masks of one step.
 
-    `masks` is one of the manager's `num_buffers` buffers, which are used one after another. A later `fill` overwrites it.
+    `masks` is in one of the manager's `num_buffers` buffers, which are used one after another. So the `num_buffers`-th later
+    `fill` overwrites it.
     """
 
     masks: MaskRows  # [num_rows_total, num_words] of int32; the requests' rows in the order of the call
@@ -96,7 +103,6 @@ class _RequestGrammar:
 
     @cached_property
     def matcher(self) -> GrammarMatcher:
-        """The request's matcher, which is made when it is first needed."""
         assert self.future.done(), "the grammar is still being compiled"
         return self.future.result().matcher()
 
@@ -112,8 +118,16 @@ class _RequestGrammar:
         self.has_started = self.has_started or self._ends_with_marker(self._token_ids)
         return ""
 
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Advance over the emitted tokens of a resumed request. Stop if the grammar does not admit a token. Call this once,
+        when the compilation has ended. No other thread may use the request meanwhile."""
+        for token_id in token_ids:
+            if self.failure or self.advance(token_id):
+                return
+
     def num_free_drafts(self, draft_token_ids: Sequence[int]) -> int | None:
-        """How many of the drafts come before the start of the grammar. None if it does not even start after the last draft."""
+        """How many of the drafts come before the start of the grammar. None if the grammar has not started after the last
+        draft."""
         if self.has_started:
             return 0
         tail = self._token_ids[-len(self._marker) :]
@@ -131,13 +145,11 @@ class StructuredOutputManager:
     """Only the engine's thread uses it. The docstring of the module has the order of the calls.
 
     Args:
-        create_backend: called on a compile thread for the first grammar. If it raises a `ConfigError`, the request fails.
+        create_backend: called on a compile thread for the first grammar. If it raises an error, the request fails.
         vocab_size: the vocabulary size of the model and of the backend.
         num_buffers: the masks of a step are overwritten by the `num_buffers`-th later call of `fill`. With d steps in flight,
             2 * d buffers are enough, because masks of older and later steps may be filled before the step draws.
         num_threads: how many grammars are compiled at a time in each of the two queues of `GrammarCache`.
-        max_cached_grammars, max_cached_bytes: the most that the cache of compiled grammars may hold. If there is more, it
-            evicts the least recently used grammars.
     """
 
     def __init__(
@@ -147,34 +159,61 @@ class StructuredOutputManager:
         *,
         num_buffers: int,
         num_threads: int = 2,
-        max_cached_grammars: int = 512,
-        max_cached_bytes: int = 256 * 2**20,
     ) -> None:
         self._cache = GrammarCache(
-            create_backend, num_threads=num_threads, max_count=max_cached_grammars, max_bytes=max_cached_bytes
+            create_backend, num_threads=num_threads, max_count=MAX_CACHED_GRAMMARS, max_bytes=MAX_CACHED_BYTES
         )
         self._grammars: dict[str, _RequestGrammar] = {}
+        self._replays = ThreadPoolExecutor(
+            1, thread_name_prefix="inflight-replay"
+        )  # its thread starts when it is needed
         self._num_words = num_mask_words(vocab_size)
         self._buffers = [np.empty((0, self._num_words), dtype=np.int32) for _ in range(num_buffers)]
         self._num_fills = 0
 
     def submit(
-        self, request_id: str, params: StructuredOutputsParams, *, reasoning_end_ids: Sequence[int] = ()
-    ) -> Future[CompiledGrammar]:
+        self,
+        request_id: str,
+        params: StructuredOutputsParams,
+        *,
+        reasoning_end_ids: Sequence[int] = (),
+        emitted_token_ids: Sequence[int] = (),
+    ) -> Future[Any]:  # Any: only the manager uses the result
         """Begin to compile a request's grammar, and return at once.
 
         Args:
             reasoning_end_ids: the tokens of the end-of-thinking marker, after which the grammar starts. If empty, the grammar
                 starts at once.
+            emitted_token_ids: the tokens that a resumed request has emitted. The grammar goes on after them.
 
         Returns:
-            a future that ends when the grammar is compiled or has failed. Requests may share it: do not cancel it.
+            a future that ends when the grammar has been compiled and advanced over the emitted tokens, or has failed. Do not
+            cancel it, because several requests may share it.
         """
         assert request_id not in self._grammars, f"{request_id} was submitted before"
         spec = GrammarSpec.from_params(params)
         future = self._cache.get(spec)
-        self._grammars[request_id] = _RequestGrammar(spec, future, tuple(reasoning_end_ids))
-        return future
+        grammar = self._grammars[request_id] = _RequestGrammar(spec, future, tuple(reasoning_end_ids))
+        return self._replay(grammar, emitted_token_ids) if emitted_token_ids else future
+
+    def _replay(self, grammar: _RequestGrammar, token_ids: Sequence[int]) -> Future[None]:
+        """When the grammar is compiled, advance it over the tokens in another thread. Returns a future that ends when that is
+        done."""
+        replayed: Future[None] = Future()
+
+        def replay() -> None:
+            try:
+                grammar.replay(token_ids)
+            except Exception as error:  # a defect of the grammar library: only this request fails
+                grammar.fail(f"{type(error).__name__}: {error}")
+            replayed.set_result(None)
+
+        def start(_: Future[CompiledGrammar]) -> None:
+            with suppress(RuntimeError):  # the manager was closed
+                self._replays.submit(replay)
+
+        grammar.future.add_done_callback(start)
+        return replayed
 
     def failure(self, request_id: str) -> str:
         """Why the grammar cannot be used. "" if it can be used, or if its compilation has not ended."""
@@ -190,7 +229,8 @@ class StructuredOutputManager:
         return self._grammars[request_id].matcher.is_terminated()
 
     def forced_tokens(self, request_id: str, limit: int) -> list[int]:
-        """The next tokens of the request, as long as the grammar allows exactly one; at most `limit`.
+        """Returns the next tokens of the request, up to the first position where the grammar does not allow exactly one token;
+        at most `limit` tokens.
 
         The list is empty before the grammar starts, and after an error.
         """
@@ -239,9 +279,10 @@ class StructuredOutputManager:
         assert self._grammars.keys() == set(request_ids), (list(self._grammars), request_ids)
 
     def close(self) -> None:
-        """End the compile threads. Idempotent."""
+        """End the threads. Idempotent."""
         self._grammars.clear()
         self._cache.close()
+        self._replays.shutdown(wait=False, cancel_futures=True)
 
     def _next_buffer(self, num_rows: int) -> MaskRows:
         index = self._num_fills % len(self._buffers)

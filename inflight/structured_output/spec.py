@@ -1,11 +1,10 @@
-"""`GrammarSpec`: what a request's output must match. `StructuralTag`: a format of free text with tags that contain JSON."""
+"""`GrammarSpec`: what a request's output must match. `SchemaPart`: a part of a schema with its own name."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from inflight.sampling_params import StructuredOutputsParams
 
@@ -18,7 +17,8 @@ RESPONSE_FORMAT = "response_format"  # error messages use it as the name of the 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What a request's output must match (a constraint). It is hashable: the key of the cache of compiled grammars.
+    """What a request's output must match (a constraint). It is hashable, because it is the key in the cache of compiled
+    grammars.
 
     Attributes:
         kind: one of `sampling_params.CONSTRAINTS`.
@@ -77,45 +77,3 @@ class SchemaPart(NamedTuple):
     pointer: str
     name: str
     is_strict: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """One structure of a structural tag: the text `begin`, then JSON that satisfies `schema`, then the text `end`.
-
-    Attributes:
-        trigger: the text with which `begin` starts. In free text it marks the start of a tag.
-        parts: the schemas from which `schema` was put together; empty if the user wrote `schema` as a whole.
-    """
-
-    trigger: str
-    begin: str
-    schema: Mapping[str, Any] | bool  # Any: JSON
-    end: str
-    parts: tuple[SchemaPart, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StructuralTag:
-    """
-    Attributes:
-        separator: if None, tags may be anywhere in free text. Otherwise the text has only tags with the separator between
-            them, or it is free text that does not begin with a trigger (after leading white space).
-        at_least_one: whether the text must have tags, so that free text is not allowed instead.
-        stop_after_first: whether the text ends after the first tag.
-        otherwise: one structure that is allowed instead of tags; free text is then not allowed. Its trigger is "".
-    """
-
-    tags: tuple[Tag, ...]
-    separator: str | None = None
-    at_least_one: bool = False
-    stop_after_first: bool = False
-    otherwise: Tag | None = None
-
-    @property
-    def all_tags(self) -> tuple[Tag, ...]:
-        return self.tags if self.otherwise is None else (*self.tags, self.otherwise)
-
-    @property
-    def triggers(self) -> list[str]:
-        return list(dict.fromkeys(tag.trigger for tag in self.tags))

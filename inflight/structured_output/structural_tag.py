@@ -7,40 +7,61 @@ structural tag is read.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from inflight.errors import InvalidRequestError
-from inflight.structured_output.spec import SchemaPart, StructuralTag, Tag
+from inflight.structured_output.spec import SchemaPart
 
 
-class _Structure(msgspec.Struct, forbid_unknown_fields=True):
+class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One structure: the text `begin`, then JSON that satisfies `schema`, then the text `end`.
+
+    `parts`: the schemas from which `schema` was put together; empty if the user wrote `schema` as a whole.
+    """
+
     begin: str
     schema: dict[str, Any] | bool  # Any: JSON
     end: str
     parts: tuple[SchemaPart, ...] = ()
 
-    def tag(self, triggers: list[str], where: str) -> Tag:
-        matching = [trigger for trigger in triggers if self.begin.startswith(trigger)]
-        if len(matching) != 1:
-            found = " and ".join(map(repr, matching)) or "none of them"
-            raise InvalidRequestError(
-                f"structural_tag: {where}: begin={self.begin!r} must start with exactly one trigger, but starts with {found}"
-            )
-        return Tag(matching[0], self.begin, self.schema, self.end, self.parts)
+
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """
+    Attributes:
+        triggers: in free text, a trigger marks the start of a tag. The `begin` of each tag starts with exactly one of them.
+        separator: if None, tags may be anywhere in free text. Otherwise the text has only tags with the separator between
+            them, or it is free text that does not begin with a trigger (after leading white space).
+        at_least_one: whether the text must have tags, so that free text is not allowed instead.
+        stop_after_first: whether the text ends after the first tag.
+        otherwise: one structure that is allowed instead of tags; free text is then not allowed.
+    """
+
+    tags: tuple[Tag, ...]
+    triggers: tuple[str, ...]
+    separator: str | None = None
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    otherwise: Tag | None = None
+
+    @property
+    def all_tags(self) -> tuple[Tag, ...]:
+        return self.tags if self.otherwise is None else (*self.tags, self.otherwise)
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON of a structural tag."""
 
     type: Literal["structural_tag"]
-    structures: Annotated[list[_Structure], msgspec.Meta(min_length=1)]
-    triggers: list[str]
+    structures: Annotated[tuple[Tag, ...], msgspec.Meta(min_length=1)]
+    triggers: tuple[str, ...]
     separator: str | msgspec.UnsetType = msgspec.UNSET
     at_least_one: bool = False
     stop_after_first: bool = False
-    otherwise: _Structure | msgspec.UnsetType = msgspec.UNSET
+    otherwise: Tag | msgspec.UnsetType = msgspec.UNSET
 
 
 def parse_structural_tag(text: str) -> StructuralTag:
@@ -57,21 +78,27 @@ def parse_structural_tag(text: str) -> StructuralTag:
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"structural_tag: {error}; docs/structured-output.md has its fields") from error
     separator = None if document.separator is msgspec.UNSET else document.separator
+    otherwise = None if document.otherwise is msgspec.UNSET else document.otherwise
+    triggers = document.triggers
     if document.at_least_one and separator is None:
         raise InvalidRequestError("structural_tag: at_least_one needs a separator between two tags")
-    otherwise = None
-    if document.otherwise is not msgspec.UNSET:
-        if separator is None or document.at_least_one:
-            raise InvalidRequestError(
-                "structural_tag: otherwise needs a separator, and must not be used with at_least_one"
-            )
-        otherwise = document.otherwise.tag([""], "otherwise")
-    elif "" in document.triggers:  # every free text would begin with an empty trigger
+    if otherwise is not None and (separator is None or document.at_least_one):
+        raise InvalidRequestError("structural_tag: otherwise needs a separator, and must not be used with at_least_one")
+    if otherwise is None and "" in triggers:  # every free text would begin with an empty trigger
         raise InvalidRequestError(
-            f"structural_tag: triggers={document.triggers!r} has an empty string; give the text that starts a tag"
+            f"structural_tag: triggers={list(triggers)!r} has an empty string; give the text that starts a tag"
         )
-    tags = [each.tag(document.triggers, f"structures[{i}]") for i, each in enumerate(document.structures)]
-    for trigger in document.triggers:
-        if not any(tag.trigger == trigger for tag in tags):
+    for i, tag in enumerate(document.structures):
+        matching = [trigger for trigger in triggers if tag.begin.startswith(trigger)]
+        if len(matching) != 1:
+            found = " and ".join(map(repr, matching)) or "none of them"
+            raise InvalidRequestError(
+                f"structural_tag: structures[{i}]: begin={tag.begin!r} must start with exactly one trigger, but starts with "
+                f"{found}"
+            )
+    for trigger in triggers:
+        if not any(tag.begin.startswith(trigger) for tag in document.structures):
             raise InvalidRequestError(f"structural_tag: no structure begins with the trigger {trigger!r}")
-    return StructuralTag(tuple(tags), separator, document.at_least_one, document.stop_after_first, otherwise)
+    return StructuralTag(
+        document.structures, triggers, separator, document.at_least_one, document.stop_after_first, otherwise
+    )

@@ -1,7 +1,8 @@
 """Grammars by XGrammar (github.com/mlc-ai/xgrammar): a pushdown automaton in C++. It computes most masks at compile time.
 
-XGrammar imports torch and transformers. So it is an optional dependency, and it is imported only when the backend is made. This
-module gives it only numpy arrays. If a grammar admits a text, XGrammar allows every sequence of tokens that spells this text.
+XGrammar imports torch and transformers. So it is an optional dependency, and it is imported only when the backend is made.
+Masks are passed to it as numpy arrays. If a grammar admits a text, XGrammar allows every sequence of tokens that spells this
+text.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ _KEYWORDS = """
     type enum const anyOf $ref properties additionalProperties required items prefixItems minItems maxItems
     minimum maximum exclusiveMinimum exclusiveMaximum
 """
-# If array items may be of any type, the compiled grammar, printed as text, contains this. A string that comes from the user
-# cannot contain it, because its quotes are escaped.
+# If array items may be of any type, the text of the compiled grammar contains this. Strings that come from the user cannot
+# contain it, because quotes are escaped in them.
 _ANY_ITEMS = '(", " basic_'
 
 
 class XGrammarBackend(GrammarBackend):
-    """It compiles more slowly than llguidance, but fills masks faster. It enforces only the JSON schema keywords `_KEYWORDS`.
+    """XGrammar compiles more slowly than llguidance, but fills masks faster. It enforces only the JSON schema keywords
+    `_KEYWORDS`.
 
     Raises:
         TokenizerError: the tokenizer is neither byte-level nor sentencepiece-like with byte fallback.

@@ -30,14 +30,14 @@ class ChatTemplate:
     """The templates of one tokenizer, by name. Only "default" and "tool_use" are used.
 
     Attributes:
-        default_source: the Jinja text of the template "default".
+        default_source: the Jinja text of the template "default"; None if there is no such template.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
         """Compile the templates.
 
         Raises:
-            TokenizerError: one of them is not valid Jinja.
+            TokenizerError: a template is not valid Jinja.
         """
         self.default_source = sources.get("default")
         environment = _environment()
@@ -74,7 +74,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Returns the prompt. It contains a BOS if the model needs one. So encode it with add_special_tokens=False.
+        """Returns the prompt. It already contains the special tokens, so encode it with add_special_tokens=False.
 
         Args:
             messages: `{"role": ..., "content": text or [{"type": "text", "text": ...}], ...}`.
@@ -123,7 +123,8 @@ class ChatTemplate:
 
 
 def read_given(given: str) -> str:
-    """The text of a template: `given` itself if it has a brace or several lines, otherwise the file of this path."""
+    """Returns the text of a template: `given` itself if it contains a "{" or a line break, otherwise the content of the file
+    with this path."""
     if "{" in given or "\n" in given:
         return given
     try:
@@ -147,12 +148,11 @@ def _find_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(found, str):
         return {"default": found}
     try:
-        sources = {entry["name"]: entry["template"] for entry in found}
+        return {entry["name"]: entry["template"] for entry in found}
     except (TypeError, KeyError) as error:
         raise TokenizerError(
             f"chat_template in {folder / 'tokenizer_config.json'} is neither text nor a list of name and template"
         ) from error
-    return sources
 
 
 def _loops_over_content(template: nodes.Template) -> bool:
@@ -199,7 +199,7 @@ class _GenerationTag(jinja2.ext.Extension):
 class _Namespace(jinja2.utils.Namespace):
     """Refuses names that begin with an underscore, so that templates cannot reach Python's internals."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that namespace(self=...) works, as in jinja2
+    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`, so that namespace(self=...) works, as in jinja2
         attributes: dict[str, Any] = dict(*args[1:], **kwargs)
         for name in attributes:
             _check_attribute(name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-_NFC_SHRINKS = 3  # the most by which NFC shortens a text in UTF-8: U+0390 has six bytes decomposed and two composed
+_NFC_SHRINKS = 3  # NFC divides the bytes of a text by at most 3: U+0390 has six bytes decomposed and two composed
 _KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "Split")
 
 
@@ -18,7 +18,7 @@ class FewestTokens:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         added = backend.get_added_tokens_decoder().values()
-        # a token with lstrip or rstrip includes any number of spaces beside it
+        # a token with lstrip or rstrip includes any number of spaces beside it, so then spaces do not count
         self._spaces_count = not any(token.lstrip or token.rstrip for token in added)
         self._bytes_per_token = 0
         if _covers_all_bytes(backend) and (shrinks := _normalizer_shrinks(backend)):
@@ -35,8 +35,8 @@ class FewestTokens:
 
 
 def _covers_all_bytes(backend: tokenizers.Tokenizer) -> bool:
-    """Whether every byte becomes part of a known token. (Unknown tokens may have any length.)"""
-    model, stages = backend.model, list(_stages(backend.pre_tokenizer, "pretokenizers"))
+    """Whether every byte becomes part of a known token. If not, there is no bound, because unknown tokens have any length."""
+    model, stages = backend.model, list(stages_of(backend.pre_tokenizer, "pretokenizers"))
     if not isinstance(model, tokenizers.models.BPE):
         return False
     if any(stage["type"] not in _KEEPING_PRE_TOKENIZERS or stage.get("behavior") == "Removed" for stage in stages):
@@ -50,9 +50,9 @@ def _covers_all_bytes(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _normalizer_shrinks(backend: tokenizers.Tokenizer) -> int:
-    """The largest factor by which the normalizer may reduce the number of bytes of a text; 0 if there is no bound."""
+    """Returns the largest factor by which the normalizer can reduce the number of bytes of a text; 0 if it is not known."""
     shrinks = 1
-    for stage in _stages(backend.normalizer, "normalizers"):
+    for stage in stages_of(backend.normalizer, "normalizers"):
         if stage["type"] == "NFC":
             shrinks *= _NFC_SHRINKS
         elif stage["type"] == "Replace":
@@ -62,7 +62,9 @@ def _normalizer_shrinks(backend: tokenizers.Tokenizer) -> int:
     return shrinks
 
 
-def _stages(part: Any, name: str) -> Iterator[dict[str, Any]]:  # Any: a normalizer or pre-tokenizer; JSON
+def stages_of(part: Any, name: str) -> Iterator[dict[str, Any]]:  # Any: a part of a tokenizer; JSON
+    """Yields the stages of a normalizer, pre-tokenizer or decoder, as JSON. If `part` is a "Sequence" of stages, they are
+    under the key `name` of its JSON."""
     if part is not None:
         state = json.loads(part.__getstate__())
         yield from state[name] if state["type"] == "Sequence" else [state]

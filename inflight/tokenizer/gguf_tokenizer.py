@@ -20,7 +20,7 @@ _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# tokenizer.ggml.pre -> patterns that split a text, one after the other. "default" does the same as llama.cpp.
+# value of tokenizer.ggml.pre -> patterns that split a text, one after the other. "default" splits as llama.cpp does.
 _SPLITS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2 + r"|\s+",),
@@ -131,7 +131,7 @@ def _special_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
 
 
 def _surround(file: GgufFile, backend: tokenizers.Tokenizer, special: dict[str, str], *, begins: bool) -> None:
-    """Set the tokens that `encode` puts around a text. `begins`: whether it puts a BOS there if the file has no flag for it."""
+    """Set the tokens that `encode` puts around a text. `begins`: whether a BOS comes first if the file has no add_bos_token."""
     first = [special["bos_token"]] if _flag(file, "add_bos_token", begins) and "bos_token" in special else []
     last = [special["eos_token"]] if _flag(file, "add_eos_token", False) and "eos_token" in special else []
     if first or last:

@@ -2,13 +2,13 @@
 
 If all returned pieces of text are joined, the result is:
 
-- `ByteLevelDecoder`: exactly `tokenizer.decode(output)`, for any token ids. Bytes that are not UTF-8 become "�" by the rule
-  that both Python and Rust follow (one for each maximal part of a character, Unicode 15, section 3.9).
+- `ByteLevelDecoder`: exactly `tokenizer.decode(output)`, where `output` is any token ids. Bytes that are not UTF-8 become "�"
+  by the rule that both Python and Rust follow: one "�" for each maximal part of a character (Unicode 15, section 3.9).
 - `WindowDecoder` (for all other tokenizers): `decode(prompt + output)` without its first `len(decode(prompt))` characters. So a
   word that follows the prompt keeps its space. There is one difference from `decode`, in a run of byte tokens
   (<0xE2><0x82><0xAC>). The decoder returns each character when it is complete, and a byte that belongs to no character
-  becomes one "�". But `decode` replaces the whole run if it has such a byte. To do the same, a decoder would have to hold back
-  every run until it ends.
+  becomes one "�". But if a run has such a byte, `decode` turns every byte of the run into "�". To do the same, a decoder
+  would have to hold back every run until it ends.
 
 Skipped special tokens have no effect: the bytes before and after such a token are joined, as in `decode`.
 """
@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from inflight.tokenizer.tokenizer import Tokenizer
 
 REPLACEMENT = "�"
-_MAX_PENDING = 8  # most tokens that are held back because their text ends in "�" and could still change
+_MAX_PENDING = 8  # if the text of so many pending tokens still ends in "�", it is returned
+_EACH_BYTE = "inflight.replace_each_byte"
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    """Handles errors of Python's decoders: each byte that is part of no character becomes one "�"."""
+    assert isinstance(error, UnicodeDecodeError)
+    return REPLACEMENT * (error.end - error.start), error.end
+
+
+codecs.register_error(_EACH_BYTE, _replace_each_byte)
 
 
 class IncrementalDecoder(ABC):
@@ -76,17 +86,18 @@ class WindowDecoder(IncrementalDecoder):
         self._context = list(context)
         self._context_text = self._decode(self._context)
         self._pending: list[int] = []
-        self._bytes = _ByteRun()
+        self._bytes = codecs.getincrementaldecoder("utf-8")(_EACH_BYTE)
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped or self._tokenizer.id_to_piece(token_id) is None:
             return ""
         byte = self._tokenizer.byte_fallback(token_id)
-        if byte is not None and (byte >= 0x80 or self._context):  # `decode` may strip the first character of a text
-            text = self._take_pending() + self._bytes.push(byte)
+        # An ASCII byte at the start of a text goes through `decode` below, because `decode` may strip it (a leading space).
+        if byte is not None and (byte >= 0x80 or self._context):
+            text = self._take_pending() + self._bytes.decode(bytes([byte]))
             self._set_context([token_id])
             return text
-        broken = self._bytes.flush()
+        broken = self._bytes.decode(b"", final=True)
         self._pending.append(token_id)
         text = self._new_text()
         if text.endswith(REPLACEMENT) and len(self._pending) < _MAX_PENDING:
@@ -95,7 +106,7 @@ class WindowDecoder(IncrementalDecoder):
         return broken + text
 
     def flush(self) -> str:
-        return self._take_pending() + self._bytes.flush()
+        return self._take_pending() + self._bytes.decode(b"", final=True)
 
     def _take_pending(self) -> str:
         if not self._pending:
@@ -117,29 +128,3 @@ class WindowDecoder(IncrementalDecoder):
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
-
-
-class _ByteRun:
-    """Decodes UTF-8 byte by byte. Each byte that is part of no character becomes one "�"."""
-
-    def __init__(self) -> None:
-        self._bytes = b""  # the beginning of a character, at most 3 bytes
-
-    def push(self, byte: int) -> str:
-        candidate = self._bytes + bytes([byte])
-        try:
-            text = candidate.decode("utf-8")
-        except UnicodeDecodeError as error:
-            if error.start == 0 and error.reason == "unexpected end of data":
-                self._bytes = candidate
-                return ""
-            if not self._bytes:
-                return REPLACEMENT
-            return self.flush() + self.push(byte)
-        self._bytes = b""
-        return text
-
-    def flush(self) -> str:
-        text = REPLACEMENT * len(self._bytes)
-        self._bytes = b""
-        return text

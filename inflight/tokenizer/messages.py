@@ -15,10 +15,10 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 def check_messages(messages: object, *, keeps_parts: bool) -> list[dict[str, Any]]:
-    """A plain copy of the messages, without the fields that are None.
+    """Returns a plain copy of the messages, without the fields that are None.
 
-    If the content is a list of text parts, it stays a list if the template loops over it (`keeps_parts`). Otherwise the
-    parts are joined by newlines.
+    The content of a message may be a list of text parts. With `keeps_parts` it stays a list, because the template loops over
+    it. Without `keeps_parts` the parts are joined by newlines.
 
     Raises:
         InvalidRequestError: a message is malformed; the error names the message and the problem.
@@ -39,13 +39,13 @@ def _check_message(message: object, where: str, keeps_parts: bool) -> dict[str, 
     if not isinstance(role, str) or not role:
         raise InvalidRequestError(f"{where} has role={role!r}; it must be a string like 'user'")
     content = message.get("content")
-    if content is None and role != "assistant":  # an assistant's message may hold tool calls only
+    if content is None and role != "assistant":  # an assistant's message may have only tool calls
         raise InvalidRequestError(f"{where} (role {role!r}) has no content")
     checked = {key: plain_json(value, f"{where}[{key!r}]") for key, value in message.items() if value is not None}
     if content is not None:
         checked["content"] = _check_content(checked["content"], f"{where}['content']", keeps_parts)
-    # Newer templates read the field reasoning_content, the template of gpt-oss reads thinking. As in transformers, both fields
-    # get the value of the field that is given.
+    # Newer templates read the field reasoning_content, and the template of gpt-oss reads thinking. As in transformers, both
+    # fields get the value of the first of _REASONING_FIELDS that is given.
     reasoning = next((checked[name] for name in _REASONING_FIELDS if name in checked), None)
     return checked if reasoning is None else {"thinking": reasoning, **checked, "reasoning_content": reasoning}
 
@@ -65,8 +65,8 @@ def _check_content(content: Any, where: str, keeps_parts: bool) -> str | list[di
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A plain copy of `kwargs`, the further variables of the template. Variables that the caller gives in other arguments, such
-    as "messages", are refused."""
+    """Returns a plain copy of `kwargs`, the further variables of the template. A variable such as "messages" is refused,
+    because `ChatTemplate.render` has an argument for it."""
     if taken := sorted(_RESERVED & set(kwargs or {})):
         raise InvalidRequestError(
             f"chat_template_kwargs may not set {', '.join(taken)}; give them as arguments of their own"
@@ -75,7 +75,8 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def check_objects(values: object, name: str, what: str) -> list[dict[str, Any]] | None:
-    """A plain copy of a list of objects. For error messages: `name` is the argument, `what` is what each entry must be."""
+    """Returns a plain copy of a list of objects. For error messages: `name` is the argument, and `what` says what each entry
+    must be."""
     if values is None:
         return None
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
@@ -89,7 +90,7 @@ def check_objects(values: object, name: str, what: str) -> list[dict[str, Any]] 
 
 
 def plain_json(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy that consists only of str, int, float, bool, None, list and dict, so that templates can call no other code.
+    """Returns a copy that consists only of str, int, float, bool, None, list and dict, so templates can call no other code.
 
     Raises:
         InvalidRequestError: `value` contains a value of another type, or is nested too deeply.

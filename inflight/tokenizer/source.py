@@ -22,7 +22,7 @@ def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
 
 
 def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | None) -> ChatTemplate:
-    """The chat template of the tokenizer. If `given` (Jinja text, or a file) is not None, it is used instead.
+    """Read the chat template of the tokenizer. If `given` (Jinja text, or a file) is not None, it is used instead.
 
     Raises:
         ConfigError: the template cannot be read, or is not valid.

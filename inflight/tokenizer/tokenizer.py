@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,28 @@ import tokenizers
 
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.hub import read_json
-from inflight.tokenizer.fewest_tokens import FewestTokens
+from inflight.tokenizer.fewest_tokens import FewestTokens, stages_of
 from inflight.tokenizer.incremental import ByteLevelDecoder, IncrementalDecoder, WindowDecoder
-from inflight.tokenizer.token_bytes import parse_byte_fallback, piece_to_bytes
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_PROMPT_CONTEXT = 8  # prompt tokens that an incremental decoder gets as the context of the first output token
+_BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")  # how vocabularies like sentencepiece's spell a byte
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: byte-level BPE spells each byte as one printable character. Bytes that are printable in Latin-1 are
+    written as themselves. The other 68 bytes are written as U+0100 and the characters after it, in order (Radford et al. 2019,
+    `bytes_to_unicode` in github.com/openai/gpt-2)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
 
 
 class Tokenizer:
-    """Several threads may use one tokenizer at once. After the constructor, only its cache of tokens' bytes changes.
+    """Several threads may use one tokenizer at once: after the constructor, only its cache of tokens' bytes changes.
 
     Attributes:
         special_tokens: "bos_token", "eos_token", ... -> text; only the tokens that the folder names.
@@ -49,7 +61,7 @@ class Tokenizer:
         self.all_special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.fewest_tokens = FewestTokens(backend)
-        decoders = _decoder_types(backend)
+        decoders = [stage["type"] for stage in stages_of(backend.decoder, "decoders")]
         self._is_byte_level = decoders == ["ByteLevel"]
         self._has_byte_fallback = "ByteFallback" in decoders
         self._token_bytes: dict[int, bytes] = {}  # filled when tokens occur
@@ -90,14 +102,13 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"the text holds a lone surrogate at character {error.start}: it is not valid Unicode"
             ) from error
-        # encode_batch, because it releases the interpreter lock; a million characters take a second
+        # `encode_batch` releases the interpreter lock. A million characters take a second, in which other threads must run.
         encoded: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return encoded
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of the tokens. Ids without a token (a model's vocabulary may have such padding) add no text."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def decode_token(self, token_id: int) -> str:
         """The text that a token adds inside a longer text, with its leading space. "�" if it is only a part of a character."""
@@ -116,13 +127,12 @@ class Tokenizer:
         found = self._token_bytes.get(token_id)
         if found is None:
             piece = self.id_to_piece(token_id)
-            found = self._token_bytes[token_id] = b"" if piece is None else piece_to_bytes(piece)
+            found = self._token_bytes[token_id] = _piece_to_bytes(piece or "")
         return found
 
     def to_json(self) -> str:
         """The tokenizer.json of this tokenizer, in which its special tokens are marked as special."""
-        text: str = self._backend.to_str()
-        return text
+        return str(self._backend.to_str())
 
     def vocabulary_bytes(self) -> list[bytes]:
         """The bytes that each token id adds to a text. A special token adds its own text. An id without a token adds b"".
@@ -153,7 +163,8 @@ class Tokenizer:
 
     def byte_fallback(self, token_id: int) -> int | None:
         """The byte of a token like <0x0A>, if the tokenizer has byte fallback; otherwise None."""
-        return parse_byte_fallback(self.id_to_piece(token_id) or "") if self._has_byte_fallback else None
+        found = _BYTE_PIECE.fullmatch(self.id_to_piece(token_id) or "") if self._has_byte_fallback else None
+        return None if found is None else int(found[1], 16)
 
     def incremental_decoder(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> IncrementalDecoder:
         """Returns a decoder for the tokens after the prompt. The docstring of incremental.py defines the decoder's text."""
@@ -176,8 +187,17 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:  # Any: JSON, checked
 
 
 def read_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens of a tokenizer_config.json, each written as text or as {"content": text, ...}."""
+    """Returns name -> text for the special tokens in `config`. There each is written as text or as {"content": text, ...}."""
     return {name: text for name in SPECIAL_TOKEN_NAMES if (text := _content(config.get(name)))}
+
+
+def _piece_to_bytes(piece: str) -> bytes:
+    """The bytes of a byte-level token. A token with characters outside the alphabet is an added token, whose bytes are its text
+    in UTF-8."""
+    try:
+        return bytes([_BYTE_OF_CHARACTER[character] for character in piece])
+    except KeyError:
+        return piece.encode("utf-8")
 
 
 def _content(token: object) -> str | None:
@@ -192,12 +212,3 @@ def _mark_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
     for text in texts:
         if text not in flagged and backend.token_to_id(text) is not None:
             backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
-
-
-def _decoder_types(backend: tokenizers.Tokenizer) -> list[str]:
-    """The types of the decoder's stages in order, such as ["ByteLevel"] or ["Replace", "ByteFallback", "Fuse", "Strip"]."""
-    if backend.decoder is None:
-        return []
-    state = json.loads(backend.decoder.__getstate__())
-    stages = state["decoders"] if state["type"] == "Sequence" else [state]
-    return [stage["type"] for stage in stages]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from inflight.device.accelerator import Accelerator, Graph, no_garbage_collection
+from inflight.device.accelerator import Accelerator, no_garbage_collection
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def padded_size(size: int, sizes: Sequence[int]) -> int:
 class GraphRunner:
     def __init__(self, device: Accelerator) -> None:
         self._device = device
-        self._graphs: dict[GraphKey, Graph] = {}
+        self._graphs: dict[GraphKey, Callable[[], None]] = {}  # each launches a graph
         self.report = GraphReport()
 
     def capture(
@@ -87,5 +87,4 @@ class GraphRunner:
 
     def enqueue(self, name: str, size: int, program: Program) -> None:
         """Queue the program's graph of this size. If none was recorded, queue `program` itself."""
-        graph = self._graphs.get((name, size))
-        self._device.compute.enqueue(graph.replay if graph is not None else lambda: program(size))
+        self._device.compute.enqueue(self._graphs.get((name, size)) or partial(program, size))

@@ -10,8 +10,9 @@ kernels/triton/step_state.py. The parts of the tensor:
     of the slots                         last_tokens (drawn), columns (sampling parameters), block_tables,
                                          history (the tokens of each slot; only penalties and bad words read it)
 
-Slot `max_num_seqs` is the dummy slot, which no request has. The padding of a step belongs to it. Its block table names only the
-dummy block, a KV block that no request has. The state is written only on the stream `compute`, in step order.
+Slot `max_num_seqs` is the dummy slot, which no request has. The padding of a step belongs to the dummy slot. The block table of
+this slot has only the dummy block, a KV block that no request has. The state is written only on the stream `compute`, in step
+order.
 """
 
 from __future__ import annotations

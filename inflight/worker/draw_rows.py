@@ -63,12 +63,17 @@ def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32A
     )
 
 
-def grammar_masks(plan: SchedulerOutput, output: GrammarOutput, draw_start_loc: Int32Array) -> GrammarMasks:
-    """Match the grammar masks of a step with its draws. A row with a grammar has one mask for each of its draws.
+def grammar_masks(
+    plan: SchedulerOutput, output: GrammarOutput | None, draw_start_loc: Int32Array
+) -> GrammarMasks | None:
+    """Match the grammar masks of a step with its draws. A row with a grammar has one mask for each of its draws. Returns None
+    if the step has no masks.
 
     Args:
         draw_start_loc: [num_sampling_rows + 1]; the draws of sampling row j are `[draw_start_loc[j], draw_start_loc[j + 1])`.
     """
+    if output is None or not len(output.rows):  # no rows: the step is void, its tokens are dropped
+        return None
     assert plan.samples[output.rows].all(), f"step {plan.step_id} has grammar masks for rows that draw no token"
     sampling_rows = np.cumsum(plan.samples)[output.rows] - 1
     starts, counts = draw_start_loc[sampling_rows], np.diff(draw_start_loc)[sampling_rows]
@@ -85,8 +90,8 @@ def message_of(
 ) -> Int32Array:
     """The emitted tokens of each sampling row, padded with -1: [num_sampling_rows, width].
 
-    IMPOSSIBLE_TOKEN (no token could be drawn) becomes 0. The engine fails this request when it gets the step's output. A later
-    step may have begun before that, so it must find a valid input.
+    IMPOSSIBLE_TOKEN (no token could be drawn) becomes 0. The engine fails this request when it gets the step's output. Before
+    that, a later step may begin, and it needs a valid input token.
     """
     message = np.full((len(num_emitted), width), -1, dtype=np.int32)
     message[np.arange(width) < num_emitted[:, None]] = sampled[emitted_rows(num_emitted, draw_start_loc)].clip(min=0)

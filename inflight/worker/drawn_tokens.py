@@ -4,8 +4,8 @@ A slot is the place in the batch that one request keeps while it runs. `DrawnTok
 penalties, bad words and proposers (which guess drafts) read them. Only the compute thread uses it.
 
 The last pipeline stage changes a slot when it samples a step that draws for the slot. An earlier stage changes the slot when it
-applies the message with the step's tokens. Each stage does this in step order. So if a step waits for the latest older step
-that draws for its slots, it finds the right tokens, even if another request had the slot before.
+applies the message with the step's tokens. Each stage does this in step order. A step waits until the tokens of the latest
+older step that draws its inputs are here. So the step finds the right tokens, even if another request had the slot before.
 
 A step's message is int32 [n, (k + 1) + k], with one line for each of the n rows that draw. A line has the emitted tokens (drawn
 tokens that become output), padded with -1 to k + 1, and then the next drafts, padded with -1 to k. k is the most drafts of a
@@ -49,7 +49,7 @@ class DrawnTokens:
         # each slot's sequence, on the rank that draws; a prompt is written only if a penalty, a bad word or a proposer reads it
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self._k, self._device = k, device
-        self._senders = tuple(senders)
+        self.senders = tuple(senders)
 
     def fill(self, input_ids: Tensor, indices: Tensor, slots: Tensor) -> None:
         """Write the last drawn token of each of `slots` to `input_ids[indices]`."""
@@ -75,7 +75,7 @@ class DrawnTokens:
     def add(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
         """Send a step's message to the earlier stages, and apply it. Called on the last stage. The first token emitted for
         `slots[i]` is at `positions[i]`."""
-        for sender in self._senders:
+        for sender in self.senders:
             sender.send(message)
         self.apply(slots, positions, message)
 

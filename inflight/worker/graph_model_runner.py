@@ -1,4 +1,4 @@
-"""`GraphModelRunner`: runs steps on a GPU, mostly as CUDA graphs. The host launches them and never waits for the device.
+"""`GraphModelRunner`: runs steps on a GPU, mostly as CUDA graphs. The thread that launches them never waits for the device.
 
 The inputs of steps are on the device (`DeviceState`). A plan becomes a list of entries (destination, value), which a kernel
 writes to this state:
@@ -11,13 +11,16 @@ writes to this state:
 After a step of decodes, the draw itself advances ids, positions and lengths in the state. If the next step has the same rows,
 only its new blocks are applied.
 
-    kind      steps                                           graphs                                 one graph for each
-    decode    every row computes one token and draws one      "decode" (forward and head), "draw"    batch size
-    mixed     up to `cuda_graph_max_tokens` tokens            "mixed" (forward), "head", "draw"      number of tokens, of draws
-    eager     larger, or with prompt log-probabilities        "draw"; the rest kernel by kernel      number of draws
+    kind      steps                                           graphs
+    decode    every row computes one token and draws one      "decode" (forward and head), "draw"
+    mixed     up to `cuda_graph_max_tokens` tokens            "mixed" (forward), "head", "draw"
+    eager     larger, or with prompt log-probabilities        "draw"; the rest is launched kernel by kernel
 
-If the draws of a step wait for grammar masks, the forward of the next step may run first. It would overwrite the logits of
-these draws. So the logits are copied first, and the late draws are launched kernel by kernel.
+There is one "mixed" graph for each padded number of tokens. There is one "decode", "head" and "draw" graph for each padded
+number of draws.
+
+If the draws of a step wait for grammar masks, the forward of the next step may run before them. This forward overwrites the
+logits. So before it the logits of the waiting draws are copied, and these draws are launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ from inflight.worker.input_batch import NO_STEP, StepInputs
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.prompt_logprobs import PromptLogprobsSpan
 from inflight.worker.runner import Runner
-from inflight.worker.staging import Int32Columns, StagingRing, StagingSlot
+from inflight.worker.staging import Int32Columns, StagingRing, StagingSlot, queue_copy
 from inflight.worker.step_entries import EntryCounts, StepEntries, StepShape
 from inflight.worker.step_programs import StepPrograms
 from inflight.worker.token_inbox import TokenInbox
@@ -103,7 +106,7 @@ class GraphModelRunner(Runner):
         captures = not config.device.enforce_eager
         self._decode_sizes = decode_sizes(scheduler.max_num_seqs) if captures else []
         self._mixed_sizes = mixed_sizes(graph_tokens) if captures else []
-        self._inbox = TokenInbox(self._receiver, self._apply_drawn_elsewhere)
+        self._inbox = TokenInbox(pipeline.receiver, self._apply_drawn_elsewhere)
         self._graphs = GraphRunner(device)
         self._advanced: DeviceStep | None = None  # the step whose draw has advanced the state to the next step
         self._applied: DeviceStep | None = None  # the step whose rows are in the state
@@ -122,8 +125,8 @@ class GraphModelRunner(Runner):
     # -- start-up --------------------------------------------------------------------------------------------------------
 
     def reserved_bytes(self, peak_bytes: int) -> int:
-        """Bytes for the state, the backend's scratch memory and the graphs. For the graphs it counts the memory that
-        the largest graph uses while it runs, and the driver's memory for each graph."""
+        """Bytes for the state, the backend's scratch memory and the graphs. The bytes of the graphs are the memory that the
+        largest graph uses while it runs, and the driver's memory for each graph."""
         state = 4 * sum(int(np.prod(shape)) for shape in self._sizes(self._num_groups()).parts().values())
         largest = max([0, *self._mixed_sizes, *self._decode_sizes])
         num_graphs = (3 if self._mixed_sizes else 2) * len(self._decode_sizes) + len(self._mixed_sizes)
@@ -142,15 +145,29 @@ class GraphModelRunner(Runner):
         )
         self._programs.bind(self._state, kv_cache_config)
         self._entries = StepEntries(self._state, self._config.model.architecture.vocab_size, draws=self._stage.is_last)
+        self._begin_steps()
+
+    def begin_epoch(self, pipeline: Pipeline) -> None:
+        super().begin_epoch(pipeline)
+        self._inbox = TokenInbox(pipeline.receiver, self._apply_drawn_elsewhere)
+        self._graphs = GraphRunner(self._accelerator)  # the old graphs use the communicators of the old epoch
+        if self._kv_cache_config is not None:
+            self._begin_steps()
+
+    def _begin_steps(self) -> None:
+        """Forget all steps."""
         self._ring = StagingRing(self._accelerator, self._config.scheduler.max_depth + 1)
         self._told_ring = StagingRing(self._accelerator, 2)
-        self._advanced = self._applied = self._undrawn = None
+        self._advanced = self._applied = self._undrawn = self._copied = None
+
+    def warm_up(self) -> None:
         programs = self._programs
         recorded = [("decode", self._decode_sizes, programs.decode), ("mixed", self._mixed_sizes, programs.mixed)]
         if self._stage.is_last:
             recorded += [("draw", self._decode_sizes, programs.draw)]
             recorded += [("head", self._decode_sizes, programs.head)] if self._mixed_sizes else []
         self._graphs.capture(recorded, self._stage_dummies)
+        super().warm_up()
 
     def graph_report(self) -> dict[str, Any]:
         return super().graph_report() | asdict(self._graphs.report)
@@ -176,7 +193,8 @@ class GraphModelRunner(Runner):
         return max([scheduler.max_num_batched_tokens, *self._mixed_sizes, *self._decode_sizes])
 
     def _num_groups(self) -> int:
-        """The number of KV cache groups that `initialize` will get. It depends only on the layers' sliding windows."""
+        """The number of KV cache groups in the config that `initialize` will get. It depends only on the layers' sliding
+        windows."""
         return sum(count_groups(self._config.model.architecture.sliding_windows).values())
 
     def _sizes(self, num_groups: int) -> StateSizes:
@@ -275,7 +293,7 @@ class GraphModelRunner(Runner):
             return
         logits = self._programs.logits[: step.shape.num_draws]
         step.kept_logits = kept = torch.empty_like(logits)
-        self._accelerator.compute.enqueue(lambda: _copy(logits, kept))
+        self._accelerator.compute.enqueue(lambda: queue_copy(logits, kept))
         self._undrawn = None
 
     def _apply_forward_entries(self, step: DeviceStep) -> None:
@@ -305,8 +323,8 @@ class GraphModelRunner(Runner):
         into = self._programs.received.first(len(intermediate.delta))
 
         def copy() -> None:
-            _copy(intermediate.delta, into.delta)
-            _copy(intermediate.residual, into.residual)
+            queue_copy(intermediate.delta, into.delta)
+            queue_copy(intermediate.residual, into.residual)
 
         self._accelerator.compute.enqueue(copy)
 
@@ -372,9 +390,7 @@ class GraphModelRunner(Runner):
         """The step's logits processors, uploaded. None if no row needs them, and on ranks that do not draw."""
         if step.rows is None:
             return None
-        masks = None
-        if grammar_output is not None and len(grammar_output.rows):  # no rows: the step is void, its tokens are dropped
-            masks = grammar_masks(step.plan, grammar_output, step.inputs.draw_start_loc)
+        masks = grammar_masks(step.plan, grammar_output, step.inputs.draw_start_loc)
         return LogitsProcessors.of(step.rows, step.inputs.first_positions, step.num_prompt_tokens, masks, self._upload)
 
     def discard(self, model_input: DeviceStep) -> None:
@@ -390,7 +406,7 @@ class GraphModelRunner(Runner):
             return ModelRunnerOutput(step_id=drawn.plan.step_id)
         with self._timeline.span(drawn.plan.step_id, "drain"):
             output = drawn.out.wait(drawn.plan.step_id)
-            for sender in self._senders if len(output.sampled_token_ids) else ():
+            for sender in self._pipeline.senders if len(output.sampled_token_ids) else ():
                 sender.send(torch.from_numpy(output.sampled_token_ids.clip(min=0)[:, None]))
             return output
 
@@ -416,9 +432,5 @@ class GraphModelRunner(Runner):
         host = self._accelerator.pinned(source.numel(), source.dtype).view(source.shape)
         host.copy_(source)
         there = torch.empty_like(source, device=self._device.torch_device)
-        self._accelerator.compute.enqueue(lambda: _copy(host, there))
+        self._accelerator.compute.enqueue(lambda: queue_copy(host, there))
         return there
-
-
-def _copy(source: Tensor, destination: Tensor) -> None:
-    destination.copy_(source, non_blocking=True)

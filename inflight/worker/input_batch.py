@@ -1,10 +1,10 @@
 """`InputBatch`: the running requests as numpy columns. Each plan updates it, and each step's inputs are made from it.
 
-A plan is the scheduler's output for one step. A slot is one row of the columns, and a request keeps its slot while it runs. A
-slot without a request keeps old data, which is never read.
+A plan is the scheduler's output for one step. A slot is an index into the columns, and a request keeps its slot while it runs.
+A slot without a request keeps old data, which is never read.
 
-Only the thread that prepares steps uses the batch. This thread runs ahead of the device, so older steps may not have drawn
-their tokens yet. The batch knows only the slots and positions of such tokens.
+Only the thread that prepares steps uses the batch. This thread runs ahead of the device, so some older steps may still have to
+draw their tokens. The batch knows only the slots and positions of these tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StepInputs:
 
     The host does not know the input tokens at the indices `drawn_tokens` yet, so `input_ids` has 0 there. Each of these inputs
     is the last drawn token of its slot. A sampling row is a row that draws. The draws of the j-th sampling row are
-    `[draw_start_loc[j], draw_start_loc[j + 1])`: if it has m draws, one follows each of the row's last m tokens.
+    `[draw_start_loc[j], draw_start_loc[j + 1])`. If the row has m draws, one draw follows each of its last m tokens.
     """
 
     input_ids: Int32Array  # [num_tokens]

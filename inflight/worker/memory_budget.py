@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from inflight.config.engine import EngineConfig
-from inflight.config.kv_cache_memory import check_kv_cache_fits
-from inflight.config.weight_size import check_weights_fit, weight_bytes
+from inflight.config.weight_size import check_kv_cache_fits, check_weights_fit, weight_bytes
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.worker.runner import Runner
@@ -48,10 +47,11 @@ class MemoryBudget:
 
     @torch.inference_mode()
     def measure_available(self, runner: Runner) -> int:
-        """The bytes left for the KV cache: the budget minus the loaded weights and the peak memory of a step. Call this in
-        the device's compute thread.
+        """The bytes left for the KV cache: the budget minus the loaded weights, the peak memory of a step and the bytes that
+        the runner reserves. Call this in the device's compute thread.
 
-        If ranks share memory, the weights of all of them are subtracted from the budget, and the rest is divided equally.
+        If ranks share memory, the weights of all these ranks are subtracted from the budget. Each rank gets an equal share of
+        the rest.
         """
         weights = self._free_bytes - self._device.available_memory_bytes()
         peak = self._device.measure_peak_bytes(runner.profile_run)

@@ -1,6 +1,7 @@
 """The data of one step of `ModelRunner`, handed from stage to stage: prepare -> forward -> sample -> drain.
 
 After a stage has ended, nobody writes to the arrays that it made, because the drain thread and later steps may still read them.
+The only exception is `ForwardInput.input_ids`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ModelInput:
     num_prompt_tokens: Int32Array  # [num_sampling_rows]
     new_histories: tuple[NewRequestData, ...]  # the new requests whose older tokens affect their draws or drafts
     prompt_logprobs: tuple[PromptLogprobsSpan, ...]
-    message: Future[torch.Tensor] | None  # on stages before the last: the tokens that the last draws
+    message: Future[torch.Tensor] | None  # the tokens that the last pipeline stage draws and sends to this stage
     forward: ForwardInput | None = None
 
 
@@ -70,7 +71,7 @@ class ForwardOutput:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedDraws:
-    """Which draws of a step become output (are emitted), and the next drafts. For an engine with drafts."""
+    """Which draws of a step become output (are emitted), and the next drafts. Only in an engine with drafts."""
 
     num_emitted: npt.NDArray[np.int64]  # [num_sampling_rows]; a row's first draws are emitted
     positions: Int32Array  # [num_sampling_rows], the position of the first emitted token

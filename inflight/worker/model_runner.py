@@ -1,8 +1,8 @@
 """`ModelRunner`: runs the steps of a CPU, and of a GPU in an engine with drafts (speculative decoding).
 
-With drafts the host must know the drawn tokens before the next step. The thread that prepares writes the batch and the
-sampling parameters, and copies what a step needs to its `ModelInput`. Only the compute thread uses the drawn tokens
-(`DrawnTokens`): `execute_model` reads them as inputs, and `sample` adds new ones.
+With drafts the host must know the drawn tokens before it can propose the drafts of the next step. The thread that prepares
+writes the batch and the sampling parameters, and copies what a step needs to its `ModelInput`. Only the compute thread uses the
+drawn tokens (`DrawnTokens`): `execute_model` reads them as inputs, and `sample` adds new ones.
 
 Only the first rank of the last pipeline stage draws. It broadcasts the tokens to the other ranks of this stage, because ranks
 on processors that round differently could draw different tokens.
@@ -35,7 +35,7 @@ from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput
 from inflight.sample.verification import num_emitted
 from inflight.sampling_params import SamplingParams
-from inflight.spec_decode.selector import make_proposer
+from inflight.spec_decode.ngram import NgramProposer
 from inflight.timeline import Timeline
 from inflight.worker.draw_rows import grammar_masks, message_of, resolve_drafts
 from inflight.worker.drawn_tokens import DrawnTokens
@@ -43,6 +43,7 @@ from inflight.worker.input_batch import StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profile_run import one_token_each, zero_activations
+from inflight.worker.prompt_logprobs import joined
 from inflight.worker.runner import Runner
 from inflight.worker.token_inbox import TokenInbox
 
@@ -62,16 +63,21 @@ class ModelRunner(Runner):
         super().__init__(config, model, backend, device, timeline, tp=tp, pipeline=pipeline)
         architecture, max_num_seqs = config.model.architecture, config.scheduler.max_num_seqs
         self._sampler = Sampler(architecture.vocab_size, device.torch_device)
-        self._proposer = make_proposer(config.speculative) if config.speculative is not None else None
+        self._proposer = NgramProposer(config.speculative) if config.speculative is not None else None
         self._num_speculative_tokens = self._proposer.num_speculative_tokens if self._proposer is not None else 0
         self._drawn_tokens = DrawnTokens(
             max_num_seqs,
             config.model.max_model_len,
             device.torch_device,
             num_speculative_tokens=self._num_speculative_tokens,
-            senders=self._senders,
+            senders=pipeline.senders,
         )
-        self._inbox = TokenInbox(self._receiver, self._drawn_tokens.apply)
+        self._inbox = TokenInbox(pipeline.receiver, self._drawn_tokens.apply)
+
+    def begin_epoch(self, pipeline: Pipeline) -> None:
+        super().begin_epoch(pipeline)
+        self._drawn_tokens.senders = pipeline.senders
+        self._inbox = TokenInbox(pipeline.receiver, self._drawn_tokens.apply)
 
     def prepare_inputs(self, plan: SchedulerOutput) -> ModelInput:
         with self._timeline.span(plan.step_id, "prepare"):
@@ -143,7 +149,6 @@ class ModelRunner(Runner):
                 seq_lens=inputs.seq_lens,
                 num_computed_tokens=inputs.num_computed_tokens,
                 block_table=block_table,
-                block_size=group.spec.block_size,
             )
             found.append(self._backend.build_metadata(attention_inputs, group.spec))
         return tuple(found)
@@ -185,7 +190,7 @@ class ModelRunner(Runner):
             PromptLogprobs(
                 row=piece.row,
                 start=piece.start,
-                columns=piece.columns(hidden, self._model.compute_logits, self._device),
+                columns=joined(piece.pieces(hidden, self._model.compute_logits, self._device.to_device(piece.targets))),
             )
             for piece in work
         )
@@ -227,9 +232,7 @@ class ModelRunner(Runner):
         assert rows is not None and metadata is not None
         drafts = inputs.draft_tokens
         self._drawn_tokens.write(inputs.draft_slots, inputs.positions[drafts], inputs.input_ids[drafts])
-        masks = None
-        if grammar_output is not None and len(grammar_output.rows):  # no rows: the step is void, its tokens are dropped
-            masks = grammar_masks(plan, grammar_output, inputs.draw_start_loc)
+        masks = grammar_masks(plan, grammar_output, inputs.draw_start_loc)
         processors = LogitsProcessors.of(
             rows, forward_input.draw_positions, forward_input.num_prompt_tokens, masks, self._device.to_device
         )
@@ -262,7 +265,7 @@ class ModelRunner(Runner):
 
     def dummy_run(self, num_tokens: int) -> None:
         assert self._kv_cache_config is not None, "call initialize_from_config first"
-        inputs = one_token_each(num_tokens, self._config.cache.block_size)
+        inputs = one_token_each(num_tokens)
         metadata = tuple(self._backend.build_metadata(inputs, group.spec) for group in self._kv_cache_config.groups)
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
         activations = zero_activations(self._config, self._stage, self._device, num_tokens)

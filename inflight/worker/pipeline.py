@@ -1,4 +1,4 @@
-"""`Pipeline`: one rank's links to the other pipeline stages, made at start-up and closed together."""
+"""`Pipeline`: one rank's links to the other pipeline stages, made at start-up and after each fault, and closed together."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Pipeline:
 
 
 def _link(spec: LinkSpec, stage: PipelineStage, world: World, device: Device, timeline: Timeline) -> ActivationLink:
-    """Make the link to the previous and the next stage. All ranks open their channels in the same order, so that the two ends
-    of each channel connect."""
+    """Make the link to the previous and the next stage. All ranks open their channels in the same order, because the two ends
+    of a channel wait for each other."""
     layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
     previous = None if stage.is_first else layout.rank(tp_rank, pp_rank - 1)
     next_ = None if stage.is_last else layout.rank(tp_rank, pp_rank + 1)

@@ -67,14 +67,13 @@ def zero_activations(
     return zeros
 
 
-def one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:
+def one_token_each(num_tokens: int) -> AttentionInputs:
     """Make the inputs of `num_tokens` sequences of one token each, all in the dummy block (a KV block of no request)."""
     return AttentionInputs(
         query_start_loc=np.arange(num_tokens + 1, dtype=np.int32),
         seq_lens=np.ones(num_tokens, dtype=np.int32),
         num_computed_tokens=np.zeros(num_tokens, dtype=np.int32),
         block_table=np.full((num_tokens, 1), DUMMY_BLOCK, dtype=np.int32),
-        block_size=block_size,
     )
 
 
@@ -87,5 +86,4 @@ def _prompts(num_tokens: int, max_model_len: int, block_size: int) -> AttentionI
         seq_lens=np.diff(starts),
         num_computed_tokens=np.zeros(num_rows, dtype=np.int32),
         block_table=1 + np.arange(num_rows * width, dtype=np.int32).reshape(num_rows, width),
-        block_size=block_size,
     )

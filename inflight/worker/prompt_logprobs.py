@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from inflight.device.base import Device
 from inflight.interface.request import Int32Array, LogprobsColumns
 from inflight.interface.step import NewRequestData, SchedulerOutput
 from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
@@ -30,16 +29,11 @@ class PromptLogprobsSpan:
     targets: Int32Array
     num_logprobs: int
 
-    def columns(self, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], device: Device) -> LogprobsColumns:
-        """Compute the log-probabilities, wait for the device and copy them to the host. `hidden`: the hidden states of all
-        tokens of the step."""
-        return joined(self.pieces(hidden, compute_logits, device.to_device(self.targets)))
-
     def pieces(
         self, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], targets: Tensor
     ) -> list[LogprobsTensors]:
         """Compute the log-probabilities and leave them on the device, in consecutive pieces of up to MAX_ROWS rows.
-        `targets`: `self.targets` on the device."""
+        `hidden`: the hidden states of all tokens of the step. `targets`: `self.targets` on the device."""
         found = []
         for i in range(0, len(targets), MAX_ROWS):
             wanted, first = targets[i : i + MAX_ROWS], self.first_token + i
@@ -50,6 +44,7 @@ class PromptLogprobsSpan:
 
 
 def joined(pieces: Sequence[LogprobsTensors]) -> LogprobsColumns:
+    """Wait for the device, and copy consecutive pieces to the host."""
     columns = [piece.to_columns() for piece in pieces]
     return LogprobsColumns(
         token_ids=np.concatenate([piece.token_ids for piece in columns]),

@@ -5,8 +5,8 @@
     sample           -> the drawn tokens, on the device
     drain            -> `ModelRunnerOutput`, on the host
 
-One thread prepares, a second executes and samples, a third drains. Each handles the steps in order. The first thread may be
-several steps ahead. A step's forward may run before the sample of the previous step (see `stage_order`).
+One thread prepares, a second executes and samples, a third drains. Each thread handles the steps in order. The thread that
+prepares may be several steps ahead. A step's forward may run before the sample of the previous step (see `stage_order`).
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ class Runner(ABC):
         self._backend = backend
         self._device = device
         self._timeline = timeline
-        self._tp, self._stage = tp, pipeline.stage
-        self._senders, self._receiver = pipeline.senders, pipeline.receiver
+        self._tp, self._stage, self._pipeline = tp, pipeline.stage, pipeline
         self._draws = self._stage.is_last and tp.rank == 0
         architecture = config.model.architecture
         self._linears = model.tune(config.scheduler.max_num_seqs) if isinstance(device, Accelerator) else []
@@ -82,7 +81,7 @@ class Runner(ABC):
         self._prompt_logprobs = PromptLogprobsProgress()
         self._kv_cache_config: KVCacheConfig | None = None
         self._batch: InputBatch | None = None
-        self._inbox: TokenInbox  # each runner says what to do with the tokens
+        self._inbox: TokenInbox  # each runner makes it, with its own function that applies received tokens
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """The spec of each layer's cache, by layer name, in layer order."""
@@ -98,7 +97,23 @@ class Runner(ABC):
         for group_index, group in enumerate(kv_cache_config.groups):
             for i, name in enumerate(group.layer_names):
                 layers[name].bind(self._backend.kv_cache_view(arena, group.spec, i), group_index)
-        self._batch = InputBatch(
+        self._batch = self._new_batch(kv_cache_config)
+
+    def warm_up(self) -> None:
+        """Run a step without requests, because the first call of each kernel is slow. All ranks do this together, after
+        `initialize`, and once in each later epoch."""
+        self.dummy_run(1)
+
+    def begin_epoch(self, pipeline: Pipeline) -> None:
+        """Use the links of a new epoch, which begins after a fault. The steps of the old epoch are void. Weights and KV arena
+        stay as they are. Call this only while nothing is computed."""
+        self._pipeline = pipeline
+        self._prompt_logprobs = PromptLogprobsProgress()
+        if self._kv_cache_config is not None:
+            self._batch = self._new_batch(self._kv_cache_config)
+
+    def _new_batch(self, kv_cache_config: KVCacheConfig) -> InputBatch:
+        return InputBatch(
             max_num_seqs=self._config.scheduler.max_num_seqs,
             max_model_len=self._config.model.max_model_len,
             block_size=self._config.cache.block_size,
@@ -137,7 +152,7 @@ class Runner(ABC):
     def receive_tokens(self, step: PreparedStep) -> None:
         """Wait until the last stage has sent the drawn tokens that are inputs of this step. It runs in the thread that
         computes, before `execute_model`."""
-        if self._receiver is not None:
+        if self._pipeline.receiver is not None:
             with self._timeline.span(step.plan.step_id, "receive"):
                 self._inbox.receive(step.inputs.drawn_in_step)
 
@@ -148,9 +163,8 @@ class Runner(ABC):
     # Any: each runner has its own types for the data that one stage hands to the next
     @abstractmethod
     def execute_model(self, model_input: Any, intermediate: IntermediateTensors | None = None) -> Any:
-        """Run the forward pass. The LM head is computed only for rows that draw, or that need prompt log-probabilities.
-
-        If this stage needs tokens that are drawn on the last stage, it waits here for them.
+        """Run the forward pass. Call `receive_tokens` before. The LM head is computed only for rows that draw, or that need
+        prompt log-probabilities.
 
         Args:
             intermediate: the activations that the previous stage returned; None on the first stage. They have as many
@@ -159,8 +173,8 @@ class Runner(ABC):
 
     @abstractmethod
     def sample(self, model_input: Any, forward: Any, grammar_output: GrammarOutput | None = None) -> Any:
-        """On the last stage, draw a token for each sampling row, and one more after each of its drafts. Send the tokens to the
-        ranks that need them.
+        """On the last pipeline stage, draw a token after the last token of each row that draws. In a row with drafts, draw a
+        token after each token of the row. Send the tokens to the ranks that need them, here or in `drain`.
 
         Args:
             grammar_output: the grammar masks; None if no row of the plan has a grammar.

@@ -1,7 +1,8 @@
 """`StageOrder`: decides when each stage of a step goes to the device. The order depends only on the commands, never on time.
 
-A step has two stages: its forward and its sample. A command is a new plan (the scheduler's output for a step), or the grammar
-masks of a step. After each command, all stages that may go are submitted to the device, in the order of their steps:
+On the device a step has two stages: its forward and its sample. A command is a new plan (the scheduler's output for a step), or
+the grammar masks of a step. After each command, all stages that may go are submitted to the device, in the order of their
+steps:
 
     forward N   may go after the forwards of all older steps, and after the sample of the step that draws its inputs
     sample N    may go after forward N, after the samples of all older steps, and, if step N has a grammar, after its masks
@@ -13,9 +14,9 @@ step 2 computes tokens that step 0 draws:
     device     forward 0        forward 1                                                  sample 0, sample 1, forward 2, ...
 
 Ranks that get the same commands in the same order submit the same stages in the same order, so their collectives match. A
-step waits only for older steps, so there is no deadlock. Only the last pipeline stage waits for masks. Its forward also waits
-for the step that draws the forward's inputs, although only the first pipeline stage embeds these tokens. This costs no time,
-because the first pipeline stage, which needs the tokens, cannot send its activations earlier.
+step waits only for older steps, so there is no deadlock. Only the last pipeline stage waits for masks. A forward on the last
+pipeline stage also waits for the step that draws the forward's inputs, although only the first pipeline stage embeds these
+tokens. This costs no time, because the first pipeline stage, which needs the tokens, cannot send its activations earlier.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class StagingSlot:
         copy_in, compute = self._device.copy_in, self._device.compute
         copy_in.wait(self._read)
         pinned, entries = self._pinned[:num_entries], self.entries[:num_entries]
-        copy_in.enqueue(lambda: _copy(pinned, entries))
+        copy_in.enqueue(lambda: queue_copy(pinned, entries))
         self._uploaded = copy_in.record()
         compute.wait(self._uploaded)
 
@@ -92,5 +92,6 @@ class StagingRing:
         return slot
 
 
-def _copy(source: torch.Tensor, destination: torch.Tensor) -> None:
+def queue_copy(source: torch.Tensor, destination: torch.Tensor) -> None:
+    """Queue a copy on the current stream. Host memory must be pinned."""
     destination.copy_(source, non_blocking=True)

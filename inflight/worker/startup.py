@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from functools import partial
 
 from inflight.config.cpu_binding import AUTO, cores_of_rank
@@ -52,6 +53,8 @@ def join_world(config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadW
     if isinstance(rendezvous, ThreadWorlds):
         return rendezvous.of(rank)
     if rendezvous is not None and layout.world_size > 1:
-        return ProcessWorld(layout, rank, rendezvous, device.torch_device)
+        has_listener = rendezvous.addresses and rendezvous.listen_fd is not None
+        listener = socket.socket(fileno=rendezvous.listen_fd) if has_listener else None
+        return ProcessWorld(layout, rank, rendezvous, device.torch_device, listener)
     assert layout.world_size == 1, f"{layout.world_size} ranks need a rendezvous"
     return LoneWorld()

@@ -181,8 +181,8 @@ class StepPrograms:
     def _recorded_metadata(
         self, num_tokens: int, num_rows: int, *, max_query_len: int
     ) -> tuple[AttentionMetadata, ...]:
-        """The attention metadata for a size. It is made only once, because the graph of this size has recorded the addresses
-        of its tensors."""
+        """The attention metadata for a size. It is made only once, because the CUDA graph of this size reads the metadata's
+        tensors at their recorded addresses."""
         key = num_tokens, max_query_len
         if key not in self._metadata:
             max_seq_len = self._config.model.max_model_len
@@ -207,7 +207,6 @@ class StepPrograms:
                 token_slots=parts["token_slots"][:num_tokens],
                 positions=parts["positions"][:num_tokens],
                 block_table=parts["block_tables"][group],
-                block_size=self._config.cache.block_size,
             )
             for group in range(self._num_groups)
         )

@@ -7,9 +7,9 @@ calling thread:
     compute thread               | receive N, forward N, send N | sample N | receive N+1, forward N+1, ...
     drain thread                                                           | drain N |
 
-So the next step is prepared before the previous step ends, and only the compute thread ever waits for another rank.
-`StageOrder` decides which stage runs next. The drain thread copies the drawn tokens to the host and completes the step's
-future.
+So the next step is prepared before the previous step ends. Of these three threads, only the compute thread waits for other
+ranks. `StageOrder` decides whether a forward or a sample runs next. The drain thread copies the drawn tokens to the host and
+completes the step's future.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Step:
-    """A step under way. `before` is the future of the previous step if the previous step may still be under way."""
+    """A step under way. `before` is the future of the previous step; None if that step had ended when this one was prepared."""
 
     model_input: PreparedStep
     before: Future[ModelRunnerOutput] | None
     future: Future[ModelRunnerOutput] = field(default_factory=Future)
     forward: Any = None  # each runner has its own type
     started_at: float = 0.0  # when its forward began, on the clock time.perf_counter()
-    compute_seconds: float = 0.0  # of its forward and its sample, as far as they have run; on a GPU, of their launch
+    compute_seconds: float = 0.0  # the time of its forward and its sample so far; on a GPU, the time of their launch
     error: BaseException | None = None
 
 
@@ -87,9 +87,15 @@ class Worker(WorkerBase):
         self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))
         self._runner: Runner | None = None
         self._available_bytes: int | None = None
-        self._has_left = False  # whether this rank has left its process groups
+        # both since the ranks connected last, at the start or after a fault:
+        self._has_left = False  # whether this rank has left its groups and links
+        self._has_warmed_up = False  # whether a step without requests has run
         self._kv_cache_config: KVCacheConfig | None = None
-        self._world = self._join(rendezvous)
+        try:
+            self._world = self._join(rendezvous)
+        except BaseException:
+            self._device.close()
+            raise
         # ranks that are threads share one profiler: the profiler of rank 0 records them all
         self._shares_profiler = isinstance(rendezvous, ThreadWorlds) and rank > 0
         self._profiler = RankProfiler(f"tp{self._world.tp_rank}-pp{self._world.pp_rank}", self._device.kind)
@@ -148,14 +154,16 @@ class Worker(WorkerBase):
         return self._available_bytes
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        if kv_cache_config != self._kv_cache_config:
+        if kv_cache_config != self._kv_cache_config or not self._has_warmed_up:
             self._compute(partial(self._initialize, kv_cache_config))
 
     @torch.inference_mode()
     def _initialize(self, kv_cache_config: KVCacheConfig) -> None:
-        self.runner.initialize(kv_cache_config)
-        self._kv_cache_config = kv_cache_config
-        self.runner.dummy_run(1)  # warm up: the first call of each kernel is slow
+        if kv_cache_config != self._kv_cache_config:
+            self.runner.initialize(kv_cache_config)
+            self._kv_cache_config = kv_cache_config
+        self.runner.warm_up()
+        self._has_warmed_up = True
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
@@ -186,6 +194,8 @@ class Worker(WorkerBase):
         """Run the step's forward, in the compute thread. An error is kept for `_sample`, because steps end in order."""
         step_id, link = step.model_input.plan.step_id, self._pipeline.link
         try:
+            if self._has_left and self._config.parallel.world_size > 1:
+                raise ConnectionError(f"rank {self.rank} has left its process groups")
             with record_function(f"step {step_id}") if is_profiling() else nullcontext():
                 received = None if self._stage.is_first or link is None else link.receive(step_id)
                 self.runner.receive_tokens(step.model_input)
@@ -199,7 +209,7 @@ class Worker(WorkerBase):
             step.error = error
             if step.before is not None and not step.before.done():
                 # other ranks could wait in this forward for ever, and then the previous step would never be sampled
-                self.leave_groups_after_failure()
+                self.leave_groups("a step failed on it")
 
     @torch.inference_mode()
     def _sample(self, step: _Step, grammar_output: GrammarOutput | None) -> None:
@@ -226,8 +236,8 @@ class Worker(WorkerBase):
         """Reports what was recorded and tuned at the start.
 
         `num_graphs`, `seconds` and `bytes` (of device memory) describe the CUDA graphs. `linears` lists, for each matrix
-        product, the fields of its `LinearChoice`: how the product is computed if it has few rows. On a CPU all are 0 or
-        empty.
+        product, the fields of its `LinearChoice`: how the product is computed if it has few rows. On a CPU the numbers are 0
+        and the list is empty.
         """
         return self.runner.graph_report()
 
@@ -246,8 +256,11 @@ class Worker(WorkerBase):
             step.future.set_result(replace(output, compute_seconds=self._compute_seconds(step)))
 
     def _compute_seconds(self, step: _Step) -> float:
-        """How long the step computed; it has just ended. On a GPU its time begins with its launch, or with the end of the
-        previous step if that is later. If its masks come late, the wait for them is part of this time."""
+        """How long the step computed. Call this when the step has just ended.
+
+        On a GPU the time begins when the step is launched, or when the previous step ends if that is later. If the step's masks
+        come late, the wait for the masks is part of the time.
+        """
         if not isinstance(self._device, Accelerator):
             return step.compute_seconds
         now = time.perf_counter()
@@ -272,15 +285,36 @@ class Worker(WorkerBase):
         if isinstance(self._device, Accelerator):
             self._device.compute.record().synchronize()
 
-    def leave_groups_after_failure(self) -> None:
+    def leave_groups(self, reason: str) -> None:
         self._has_left = True
-        self._world.close("a step failed on it")
+        self._world.close(reason)
+
+    def end_steps(self) -> None:
+        self._pipeline.close()
+        self._device.synchronize()  # forwards and samples that were submitted fail, because this rank has left its groups
+        self._device.drain(lambda: None).result()
+        for future in self._futures:
+            future.cancel()  # its step waits for masks that never come
+        self._futures.clear()
+        self._order = StageOrder(self._device.submit)
+
+    def join_epoch(self, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
+        self._world = self._join(rendezvous)
+        self._has_left = self._has_warmed_up = False
+        try:
+            self._world.tensor_parallel_group("model", into=self._tp)
+            self._pipeline = Pipeline(self._config, self._stage, self._world, self._device, self._timeline)
+        except BaseException:  # other ranks must not wait for this one
+            self.leave_groups("it could not meet the others")
+            raise
+        self.runner.begin_epoch(self._pipeline)
 
     def profile(self, start: bool, folder: str = "") -> str | None:
-        """Start a trace of this rank's threads, or stop it. A stop writes it to tp<n>-pp<n>.json in the `folder` of the
-        start, and returns this path.
+        """Start a trace of this rank's threads, or stop the trace. The stop writes the trace to tp<n>-pp<n>.json in the
+        `folder` that was given at the start, and returns the path of the file.
 
-        Steps are marked "step <id>". Ranks that are threads of one process share the trace of rank 0; the others return None.
+        Steps are marked "step <id>". If the ranks are threads of one process, rank 0 records all ranks, and the other ranks
+        return None.
         """
         if self._shares_profiler:
             return None

@@ -38,7 +38,7 @@ _TABLE = """
 
   2b    device
   2b    kernels            device
-  2b    distributed        device
+  2b    distributed        device kernels
   2b    attention          device kernels distributed
   2b    layers             device kernels distributed attention
   2b    models             device kernels distributed attention layers

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from inflight.config.engine import EngineConfig
+from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.envs import LaunchedRank
 from inflight.executor.executor import Executor
 from inflight.executor.external_launcher import ExternalLauncherExecutor
@@ -38,7 +39,13 @@ class ExecutorFactory:
     def last_rank(self) -> int:
         return self.world_size - 1
 
-    def __call__(self, *, budget: float = 10.0, name: str = "scripted") -> Executor:
+    def __call__(
+        self,
+        *,
+        budget: float = 10.0,
+        name: str = "scripted",
+        fault_tolerance: FaultToleranceConfig = FaultToleranceConfig(),  # noqa: B008  # it is frozen
+    ) -> Executor:
         config = engine_config(
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
@@ -46,7 +53,7 @@ class ExecutorFactory:
             budget=budget,
             name=name,
         )
-        executor = self.construct(config)
+        executor = self.construct(replace(config, fault_tolerance=fault_tolerance))
         self.made.append(executor)
         return executor
 

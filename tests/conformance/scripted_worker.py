@@ -17,11 +17,13 @@ tell a rank to fail at start-up: "<rank>:config", "<rank>:bug", "<rank>:exit", "
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -48,6 +50,7 @@ class ScriptedWorker(WorkerBase):
         self._calls: list[str] = []
         self._script: dict[int, list[tuple[str, Any]]] = {}
         self._awaiting_masks: dict[int, tuple[ModelRunnerOutput, Future[ModelRunnerOutput]]] = {}
+        self._join_action = ""
         self._start_up_fault = config.model.name
 
     # -- the worker --------------------------------------------------------------------------------------------
@@ -104,6 +107,17 @@ class ScriptedWorker(WorkerBase):
         self._awaiting_masks[step_id] = result, future
         return future
 
+    def end_steps(self) -> None:
+        self._awaiting_masks.clear()
+
+    def join_epoch(self, rendezvous: Rendezvous | None) -> None:
+        self._calls.append("join_epoch")
+        action, self._join_action = self._join_action, ""
+        if action == "die" and threading.current_thread() is threading.main_thread():  # a process of its own
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action:
+            self.fail(self._rank, "cannot join")
+
     def execute_dummy_batch(self) -> None:
         self._calls.append("execute_dummy_batch")
 
@@ -118,6 +132,11 @@ class ScriptedWorker(WorkerBase):
         if rank in (None, self._rank):
             self._script.setdefault(step_id, []).append((action, value))
 
+    def on_join(self, rank: int, action: str) -> None:
+        """What this rank does when it joins the next epoch: "die" or "fail"."""
+        if rank == self._rank:
+            self._join_action = action
+
     def calls(self) -> list[str]:
         return list(self._calls)
 
@@ -130,10 +149,14 @@ class ScriptedWorker(WorkerBase):
     def pid(self) -> int:
         return os.getpid()
 
-    def place(self) -> tuple[str, int, int, float] | None:
-        """The rendezvous: host, port, epoch, seconds."""
+    def collector(self) -> tuple[bool, int]:
+        """Whether the garbage collector is on, and how many objects it does not visit."""
+        return gc.isenabled(), gc.get_freeze_count()
+
+    def place(self) -> tuple[tuple[tuple[str, int], ...], int, float] | None:
+        """The rendezvous: addresses, epoch, seconds."""
         meeting = self._rendezvous
-        return None if meeting is None else (meeting.host, meeting.port, meeting.epoch, meeting.timeout_seconds)
+        return None if meeting is None else (meeting.addresses, meeting.epoch, meeting.timeout_seconds)
 
     def give(self, what: str) -> Any:
         return {"a set": {1}, "an object": object(), "a lambda": lambda: 0}[what]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from inflight.errors import EngineError, StepError, StepTimeoutError, WorkerDiedError
+from inflight.config.fault_tolerance import FaultToleranceConfig
+from inflight.errors import EngineError, RankError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.interface.messages import StepReply
 from inflight.interface.step import ModelRunnerOutput
-from tests.conformance.configs import plan
+from tests.conformance.configs import kv_cache_config, plan
 from tests.conformance.conftest import ExecutorFactory
 
 # -- exceptions ------------------------------------------------------------------------------------------------
@@ -203,3 +207,137 @@ def test_a_death_spares_a_call_that_does_not_wait_for_the_rank(
     assert isinstance(death.exception(timeout=5), WorkerDiedError)
     release.touch()
     assert wanted.result(timeout=5) == last
+
+
+# -- recovery ----------------------------------------------------------------------------------------------------
+
+
+def assert_serves(executor: Executor, step_id: int) -> None:
+    """Every rank answers in the present epoch, and has its KV cache."""
+    assert executor.execute_model(plan(step_id)).sampled_token_ids.tolist() == [1000 * step_id + executor.output_rank]
+    for rank, calls in enumerate(executor.collective_rpc("calls")):
+        assert "initialize_from_config(4)" in calls, rank
+
+
+def started(executor_factory: ExecutorFactory, **options: Any) -> Executor:
+    executor = executor_factory(**options)
+    executor.initialize_from_config([kv_cache_config(4)] * executor.world_size)
+    return executor
+
+
+def error_of(future: Future[Any]) -> RankError:
+    error = future.exception(timeout=10)
+    assert isinstance(error, RankError)
+    return error
+
+
+def recover(executor: Executor, error: RankError, replaced: tuple[int, ...]) -> None:
+    """Recover, if this executor can; otherwise it raises the error, and the test ends."""
+    if not executor.can_recover:
+        with pytest.raises(type(error)):
+            executor.recover(error)
+        pytest.skip("an external launcher starts the ranks")
+    epoch = executor.meeting.epoch
+    result = executor.recover(error)
+    assert (result.epoch, result.replaced, result.kept_arenas) == (epoch + 1, replaced, not replaced)
+
+
+def test_a_failed_step_keeps_all_ranks(executor_factory: ExecutorFactory) -> None:
+    executor = started(executor_factory)
+    rank = executor_factory.last_rank
+    executor.collective_rpc("note", (None, "survived"))
+    executor.collective_rpc("script", (rank, 0, "raise", "bad luck"))
+    recover(executor, error_of(executor.execute_model(plan(0), non_block=True)), ())
+    assert_serves(executor, 1)
+    assert all("survived" in calls for calls in executor.collective_rpc("calls"))
+
+
+def test_a_dead_rank_is_replaced_and_the_others_stay(executor_factory: ExecutorFactory) -> None:
+    for rank in {0, executor_factory.last_rank}:
+        executor = started(executor_factory)
+        executor.collective_rpc("note", (None, "survived"))
+        executor.collective_rpc("script", (rank, 0, "die", "out of memory"))
+        futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(2)]
+        recover(executor, error_of(futures[0]), (rank,))
+        assert_serves(executor, 2)
+        for each, calls in enumerate(executor.collective_rpc("calls")):
+            assert ("survived" in calls) == (each != rank)
+
+
+def test_all_ranks_may_die_at_once(executor_factory: ExecutorFactory) -> None:
+    executor = started(executor_factory)
+    executor.collective_rpc("script", (None, 0, "die", "out of memory"))
+    error = error_of(executor.execute_model(plan(0), non_block=True))
+    time.sleep(0.3)
+    recover(executor, error, tuple(range(executor.world_size)))
+    assert_serves(executor, 1)
+
+
+def test_a_rank_that_does_not_become_idle_is_replaced(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
+    executor = started(executor_factory, budget=0.3)
+    rank, release = executor_factory.last_rank, tmp_path / "release"
+    executor.collective_rpc("script", (rank, 0, "hold", str(release)))
+    error = error_of(executor.execute_model(plan(0), non_block=True))
+    assert isinstance(error, StepTimeoutError)
+    recover(executor, error, (rank,))
+    release.touch()
+    assert_serves(executor, 1)
+
+
+def test_commands_and_replies_of_an_older_epoch_are_dropped_and_counted(
+    executor_factory: ExecutorFactory, tmp_path: Path
+) -> None:
+    executor = started(executor_factory, budget=0.3)
+    release = tmp_path / "release"
+    executor.collective_rpc("script", (None, 0, "hold", str(release)))
+    futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(3)]
+    call = executor.collective_rpc("note", (None, "too late"), non_block=True)
+    error = error_of(futures[0])
+    release_later = threading.Timer(0.2, release.touch)  # otherwise a rank could run the rest before the epoch begins
+    release_later.start()
+    recover(executor, error, ())
+    release_later.join()
+    for future in (*futures[1:], call):
+        assert isinstance(future.exception(timeout=0), RankError)
+    assert all("too late" not in calls for calls in executor.collective_rpc("calls"))
+    deliver_to_all(executor, StepReply(epoch=0, step_id=3, rank=0, output=forged(3, 666)))
+    assert_serves(executor, 3)
+    # on each rank: two steps and the call, or their replies; and the forged replies
+    assert executor.num_stale_frames >= 4 * executor.world_size
+
+
+def test_a_death_during_a_recovery_is_another_epoch(executor_factory: ExecutorFactory) -> None:
+    executor = started(executor_factory)
+    last = executor_factory.last_rank
+    executor.collective_rpc("on_join", (0, "die"))
+    executor.collective_rpc("script", (last, 0, "die", "out of memory"))
+    error = error_of(executor.execute_model(plan(0), non_block=True))
+    if not executor.can_recover or last == 0:
+        pytest.skip("needs a rank that survives the first fault")
+    result = executor.recover(error)
+    assert (result.epoch, result.replaced) == (2, (0, last))
+    assert_serves(executor, 1)
+
+
+def test_a_rank_that_cannot_join_is_replaced(executor_factory: ExecutorFactory) -> None:
+    executor = started(executor_factory)
+    executor.collective_rpc("on_join", (0, "fail"))
+    executor.collective_rpc("script", (executor_factory.last_rank, 0, "raise", "bad luck"))
+    error = error_of(executor.execute_model(plan(0), non_block=True))
+    if not executor.can_recover:
+        pytest.skip("an external launcher starts the ranks")
+    result = executor.recover(error)
+    assert (result.epoch, result.replaced) == (2, (0,))
+    assert_serves(executor, 1)
+
+
+@pytest.mark.parametrize("limits", [{"max_recoveries": 0}, {"enabled": False}])
+def test_a_recovery_that_is_not_allowed_raises_the_cause(
+    executor_factory: ExecutorFactory, limits: dict[str, Any]
+) -> None:
+    executor = executor_factory(fault_tolerance=FaultToleranceConfig(**limits))
+    with pytest.raises(WorkerDiedError) as caught:
+        executor.collective_rpc("die", (0, "out of memory"))
+    with pytest.raises(WorkerDiedError) as again:
+        executor.recover(caught.value)
+    assert again.value is caught.value

@@ -46,6 +46,7 @@ class Features:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     num_drafts: int = 0  # of the n-gram proposer
+    resumed_at: tuple[int, ...] = ()  # before these steps the core loses all requests, and the front end resumes them
 
     def arguments(self, max_model_len: int) -> dict[str, Any]:
         """Those of `LLM`, but for the size of the KV cache."""
@@ -65,6 +66,11 @@ class Features:
         elif self.plans_ahead:
             arguments["pipeline_depth"] = self.pipeline_parallel_size + 2
         return arguments
+
+    @property
+    def engine(self) -> Features:
+        """The features of the engine itself."""
+        return replace(self, resumed_at=())
 
 
 PLAIN = Features(caching=False, chunk=None, tight=False, max_num_seqs=1, plans_ahead=False)
@@ -89,6 +95,7 @@ class Engines:
     num_ties: int = 0
 
     def llm(self, features: Features) -> LLM:
+        features = features.engine
         if features not in self.llms:
             memory = self._tight_bytes(features) if features.tight else 1 << 21
             arguments = {
@@ -152,19 +159,24 @@ def run_example(engines: Engines, features: Features, events: list[Event]) -> No
     engine.core.reset_prefix_cache()
     params = [make_params(fields, seed=i) for i, (_, fields, _, _) in enumerate(events)]
     try:
-        outputs = run_schedule(engine, events, params)
+        outputs = run_schedule(engine, events, params, features.resumed_at)
     finally:
         engine.abort_requests([f"r{i}" for i in range(len(events))])  # of an example that failed
     for i, output in outputs.items():
         compare(engines, output, engines.plain(events[i][0], params[i]), params[i])
 
 
-def run_schedule(engine: LLMEngine, events: list[Event], params: list[SamplingParams]) -> dict[int, RequestOutput]:
+def run_schedule(
+    engine: LLMEngine, events: list[Event], params: list[SamplingParams], resumed_at: tuple[int, ...] = ()
+) -> dict[int, RequestOutput]:
     """The requests that were not aborted, by the number of their event."""
     outputs: dict[str, RequestOutput] = {}
     aborted: set[int] = set()
+    step_numbers = itertools.count()
 
     def step() -> None:
+        if next(step_numbers) in resumed_at:
+            resume(engine)
         outputs.update({output.request_id: output for output in engine.step()})
         engine.core.scheduler.check_integrity()
 
@@ -183,6 +195,17 @@ def run_schedule(engine: LLMEngine, events: list[Event], params: list[SamplingPa
     assert not engine.core.scheduler.has_unfinished_requests()
     engine.core.scheduler.check_integrity()
     return {i: outputs[f"r{i}"] for i in range(len(events)) if i not in aborted}
+
+
+def resume(engine: LLMEngine) -> None:
+    """The core loses all requests and its prefix cache, and gets what the front end knows of them. No step is in flight then,
+    because a new core has none: the ids of the requests are used again."""
+    engine.core.collective_rpc("check_health")  # commits the steps in flight
+    states = engine._output_processor.unfinished()
+    engine.core.abort_requests([child.request_id for state in states for child in state.request.children])
+    engine.core.reset_prefix_cache()
+    for child in [child for state in states for child in state.resumed_children()]:
+        engine.core.add_request(child)
 
 
 def make_params(fields: dict[str, Any], seed: int) -> SamplingParams:

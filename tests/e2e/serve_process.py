@@ -112,7 +112,14 @@ class Stream:
         self, connection: http.client.HTTPConnection, max_tokens: int, headers: dict[str, str] | None = None
     ) -> None:
         self.connection = connection
-        body = {"model": MODEL, "prompt": "Once upon", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        body = {
+            "model": MODEL,
+            "prompt": "Once upon",
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "seed": 0,
+            "stream": True,
+        }
         usage = {"stream_options": {"include_usage": True}}
         connection.request(
             "POST",

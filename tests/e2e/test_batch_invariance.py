@@ -172,3 +172,18 @@ def test_bits_do_not_depend_on_the_batch(
         ):
             assert found == expected, f"prompt {i} of {batching}"
     assert preempted, "the small caches are meant to be too small"
+
+
+@pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
+def test_bits_do_not_depend_on_the_batch_with_four_ranks(tmp_path: Path) -> None:
+    """Four partial sums can be added up in different orders, with different results."""
+    config = copy.deepcopy(FAMILY_CONFIGS["llama"][0])
+    config.update(WIDE)
+    folder = write_model(config, tmp_path / "model", seed=0, dtype=torch.bfloat16)
+    arguments = {
+        "dtype": "bfloat16",
+        "batch_invariant": True,
+        "tensor_parallel_size": 4,
+        "distributed_executor_backend": "mp",
+    }
+    assert run(folder, CHOSEN[0], 32, **arguments) == run(folder, ALONE, 32, **arguments)

@@ -1,8 +1,9 @@
 """Every three features together: a generated 3-way covering array, each row token-identical to the plain synchronous run.
 
-A row is an engine (depth, ranks as threads, chunked prefill, prefix cache, a KV cache that is too small, n-gram speculation)
-and what its requests ask for (n > 1, sampling, penalties, log-probabilities, a grammar, stop strings, an abort). Two requests
-of a schedule ask for all of it, the others for some. `make test-full` runs many more schedules of each row.
+A row is an engine (depth, ranks as threads, chunked prefill, prefix cache, a KV cache that is too small, n-gram speculation,
+a core that loses all requests, so that they are resumed) and what its requests ask for (n > 1, sampling, penalties,
+log-probabilities, a grammar, stop strings, an abort). Two requests of a schedule ask for all of it, the others for some.
+`make test-full` runs many more schedules of each row.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "grammar": (None, *GRAMMARS),
     "ngram": (False, True),
     "stop": (False, True),
+    "resume": (False, True),
 }
 
 
@@ -105,6 +107,7 @@ def features_of(cell: Row) -> Features:
         tensor_parallel_size=2 if cell["tp"] == 2 else 1,
         pipeline_parallel_size=2 if cell["pp"] == 2 else 1,
         num_drafts=NUM_DRAFTS if cell["ngram"] else 0,
+        resumed_at=(5, 12, 30, 60) if cell["resume"] else (),
     )
 
 

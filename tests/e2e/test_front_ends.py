@@ -160,8 +160,8 @@ def test_what_outlives_the_shutdown_timeout_is_ended_on_both_and_a_second_signal
         assert not list(tmp_path.iterdir())
 
 
-def test_the_death_of_one_drains_the_others_and_fails_the_command(tmp_path: Path) -> None:
-    with two_front_ends(tmp_path, "--shutdown-timeout", "0.5") as server:
+def test_without_fault_tolerance_the_death_of_one_drains_the_others_and_fails_the_command(tmp_path: Path) -> None:
+    with two_front_ends(tmp_path, "--shutdown-timeout", "0.5", "--no-enable-fault-tolerance") as server:
         pids = tree_of(server.popen.pid)
         streams = streams_on_both(server, LONG)
         os.kill(server.children()["front end 0"], signal.SIGKILL)
@@ -174,8 +174,31 @@ def test_the_death_of_one_drains_the_others_and_fails_the_command(tmp_path: Path
         assert not list(tmp_path.iterdir())
 
 
-def test_the_death_of_the_engine_and_of_the_command_end_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_that_dies_or_is_stopped_is_replaced_and_the_other_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     with two_front_ends(tmp_path) as server:
+        before = server.children()
+        streams = streams_on_both(server, LONG)
+        os.kill(before["front end 0"], number)
+        assert {finish_reason(stream) for stream in streams["front end 1"]} == {"length"}
+        for stream in streams["front end 0"]:
+            assert "[DONE]" not in stream.rest()
+        deadline = time.monotonic() + 60
+        while "front end 0 is ready again" not in server.text_of_log():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        after = server.children()
+        assert after["front end 0"] != before["front end 0"]
+        assert {title: after[title] for title in ("engine", "front end 1")} == {
+            title: before[title] for title in ("engine", "front end 1")
+        }
+        again = streams_on_both(server, 20)
+        assert {finish_reason(stream) for each in again.values() for stream in each} == {"length"}
+        assert '"num_recoveries":{"front_end_died":1}' in server.request("GET", "/fault_tolerance/status")[1]
+
+
+def test_the_death_of_the_engine_and_of_the_command_end_all(tmp_path: Path) -> None:
+    with two_front_ends(tmp_path, "--fault-tolerance-config", '{"max_recoveries": 0}') as server:
         pids = tree_of(server.popen.pid)
         streams = [stream for each in streams_on_both(server, LONG).values() for stream in each]
         os.kill(server.children()["engine"], signal.SIGKILL)

@@ -70,10 +70,25 @@ def test_outputs_are_those_of_the_cpu(
 
 
 @pytest.mark.parametrize("stage", ["_stage_entries", "_enqueue_draws"])
+def test_after_steps_that_fail_the_tokens_are_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Each fault is the end of an epoch: staging slots and graphs are new, the model and the blocks stay."""
+    install(monkeypatch, FakeGpu(order=COPY_OUT_FIRST))
+    with LLM(str(folder), device="cuda", **ARGUMENTS) as llm:
+        expected = [list(output.outputs[0].token_ids) for output in generate(llm)]
+        for _ in range(4):
+            with monkeypatch.context() as patch:
+                patch.setattr(GraphModelRunner, stage, failing_in_the_second_call(getattr(GraphModelRunner, stage)))
+                assert [list(output.outputs[0].token_ids) for output in generate(llm)] == expected
+        assert llm.llm_engine.core.fault_status().num_recoveries == {"step_failed": 4}
+
+
+@pytest.mark.parametrize("stage", ["_stage_entries", "_enqueue_draws"])
 def test_steps_that_fail_leave_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     """There are three staging slots, and four steps fail, each with a younger one in flight."""
     install(monkeypatch, FakeGpu(order=COPY_OUT_FIRST))
-    with LLM(str(folder), device="cuda", enforce_eager=True, **ARGUMENTS) as llm:
+    with LLM(str(folder), device="cuda", enforce_eager=True, enable_fault_tolerance=False, **ARGUMENTS) as llm:
         (expected,) = generate(llm, REQUESTS[2:])
         for _ in range(4):
             with monkeypatch.context() as patch:

@@ -196,18 +196,32 @@ def test_priorities_need_the_policy(llm: LLM, folder: Path) -> None:
         assert finished[1] < finished[2] < finished[0]
 
 
-def test_a_failed_step_ends_its_call_and_the_engine_goes_on(folder: Path) -> None:
+def fail_third_step(llm: LLM) -> None:
+    runner = llm.llm_engine.executor._ranks[0].loop._worker.runner  # type: ignore[attr-defined]
+    prepare, failures = runner.prepare_inputs, iter([False, False, True])
+
+    def failing(plan: SchedulerOutput) -> Any:
+        if next(failures, False):
+            raise RuntimeError("injected")
+        return prepare(plan)
+
+    runner.prepare_inputs = failing
+
+
+def test_after_a_failed_step_the_requests_are_computed_again(folder: Path) -> None:
     with open_llm(folder) as llm:
         before = tokens(llm)
-        runner = llm.llm_engine.executor._ranks[0].loop._worker.runner  # type: ignore[attr-defined]
-        prepare, failures = runner.prepare_inputs, iter([False, False, True])
+        fail_third_step(llm)
+        assert tokens(llm) == before
+        status = llm.llm_engine.core.fault_status()
+        assert (status.state, status.epoch, status.num_recoveries) == ("healthy", 1, {"step_failed": 1})
+        llm.llm_engine.core.scheduler.check_integrity()
 
-        def failing(plan: SchedulerOutput) -> Any:
-            if next(failures, False):
-                raise RuntimeError("injected")
-            return prepare(plan)
 
-        runner.prepare_inputs = failing
+def test_without_fault_tolerance_a_failed_step_ends_its_call_and_the_engine_goes_on(folder: Path) -> None:
+    with open_llm(folder, enable_fault_tolerance=False) as llm:
+        before = tokens(llm)
+        fail_third_step(llm)
         with pytest.raises(StepError, match="injected") as caught:
             llm.generate([PROMPT, PROMPT[::-1]], SamplingParams(max_tokens=8), use_tqdm=False)
         assert caught.value.rank == 0 and len(caught.value.request_ids) == 2

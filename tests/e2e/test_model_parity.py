@@ -109,7 +109,6 @@ def run_in_chunks(model: CausalLM, backend: AttentionBackend, token_ids: Tensor,
             seq_lens=np.array([start + size], dtype=np.int32),
             num_computed_tokens=np.array([start], dtype=np.int32),
             block_table=block_table,
-            block_size=BLOCK_SIZE,
         )
         metadata = tuple(backend.build_metadata(inputs, spec) for spec in specs.values())
         positions = torch.arange(start, start + size)

@@ -7,6 +7,7 @@ The ranks are threads of this process for most examples, and processes for some.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -114,11 +115,38 @@ def make(folder: Path, **arguments: Any) -> LLM:
     )
 
 
-def test_a_step_that_fails_on_one_rank_fails_the_engine_at_once(
+@pytest.mark.parametrize("layout", ["tp2", "pp2", "tp2-pp2"])
+def test_after_a_step_that_fails_on_one_rank_the_tokens_are_the_same(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """The other ranks wait for the one that failed. They leave their groups, and all meet again; no rank is replaced."""
+    llm = make(engines.folder, **LAYOUTS[layout])
+    prompts, params = [[3, 4, 5], [6] * 20], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+    executor: Any = llm.llm_engine.executor  # Any: its threads are private
+    workers = [rank.loop._worker for rank in executor._ranks]
+    for worker in (workers[-1], workers[0]):
+        model, calls = worker.runner._model, itertools.count()
+
+        def fail(*arguments: Any, calls: Any = calls, forward: Any = model.forward, **more: Any) -> Any:
+            if next(calls) == 3:
+                raise RuntimeError("bad luck")
+            return forward(*arguments, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "forward", fail)
+            found = llm.generate(prompts, params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in found] == expected
+    assert llm.llm_engine.core.fault_status().num_recoveries == {"step_failed": 2}
+    assert [rank.loop._worker for rank in executor._ranks] == workers
+    llm.close()
+
+
+def test_without_fault_tolerance_a_step_that_fails_on_one_rank_fails_the_engine_at_once(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other ranks wait for the one that failed: they are freed, and what is raised is that rank's error, not theirs."""
-    llm = make(engines.folder, tensor_parallel_size=2, pipeline_parallel_size=2)
+    llm = make(engines.folder, tensor_parallel_size=2, pipeline_parallel_size=2, enable_fault_tolerance=False)
     llm.generate([[3, 4, 5]], SamplingParams(max_tokens=2), use_tqdm=False)
     executor: Any = llm.llm_engine.executor  # Any: its threads are private
     runner = executor._ranks[3].loop._worker.runner

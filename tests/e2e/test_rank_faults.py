@@ -1,4 +1,7 @@
-"""`inflight serve` with two ranks: one fails in a step, or hangs. The server says so, at once, and ends."""
+"""`inflight serve` with two ranks: one dies, hangs, or fails in a step. The engine recovers, and the tokens are the same.
+
+Without fault tolerance the server says at once what has failed, and ends.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from tests.e2e.faulty_executor import UNLUCKY
 from tests.e2e.faulty_executor import __name__ as faulty
-from tests.e2e.serve_process import MODEL, ServeProcess, assert_nothing_left, events_of, serving, tree_of
+from tests.e2e.serve_process import MODEL, ServeProcess, Stream, assert_nothing_left, events_of, serving, tree_of
 
 TWO_RANKS = ["--tensor-parallel-size", "2", "--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 24)]
+NO_RECOVERY = "--no-enable-fault-tolerance"
 FAULTY = f"{faulty}:FaultyExecutor"
 
 
@@ -42,8 +48,63 @@ def assert_dead(server: ServeProcess, summary: str) -> None:
     assert len(server.text_of_log()) < 20_000
 
 
-def test_a_step_that_fails_on_one_rank_ends_the_server_and_is_named() -> None:
+def text_of(stream: Stream) -> str:
+    """The text of a stream, which must not have ended with an error."""
+    events = events_of(stream.rest())
+    return "".join(event["choices"][0]["text"] for event in events if event["choices"])
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("layout", "victim"),
+    [
+        ("--tensor-parallel-size", "worker tp1 pp0"),
+        ("--tensor-parallel-size", "worker tp0 pp0"),
+        ("--pipeline-parallel-size", "worker tp0 pp1"),
+    ],
+)
+def test_a_lost_rank_is_replaced_and_the_streams_go_on(layout: str, victim: str, fault: signal.Signals) -> None:
+    with serving(layout, "2", "--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 24)) as server:
+        truth = text_of(server.start_stream(300))
+        pids = server.children()
+        streams = [server.start_stream(300) for _ in range(3)]
+        os.kill(pids[victim], fault)
+        assert [text_of(stream) for stream in streams] == [truth] * 3
+        assert complete(server, 3)[0] == 200
+        now = server.children()
+        changed = [title for title in pids if title.startswith("worker") and now[title] != pids[title]]
+        assert changed == [victim]
+        log = server.text_of_log()
+        assert "the engine has recovered in" in log
+        assert "ranks 1 are new" in log or "ranks 0 are new" in log
+
+
+def test_a_request_that_fails_each_step_ends_alone_with_status_500() -> None:
     with serving(*TWO_RANKS, "--distributed-executor-backend", FAULTY) as server:
+        truth = text_of(server.start_stream(300))
+        pids = server.children()
+        stream = server.start_stream(300)
+        status, body = complete(server, UNLUCKY)
+        assert status == 500
+        assert "secret" not in json.dumps(body)
+        assert text_of(stream) == truth
+        assert complete(server, 3)[0] == 200
+        assert server.children() == pids
+
+
+def test_a_spare_process_takes_the_place_of_a_rank() -> None:
+    with serving(*TWO_RANKS, "--fault-tolerance-config", '{"spare_workers": 1}') as server:
+        truth = text_of(server.start_stream(300))
+        spare = server.wait_for_child("worker spare")
+        stream = server.start_stream(300)
+        os.kill(server.children()["worker tp1 pp0"], signal.SIGKILL)
+        assert text_of(stream) == truth
+        assert server.children()["worker tp1 pp0"] == spare
+        assert server.wait_for_child("worker spare") != spare
+
+
+def test_without_fault_tolerance_a_step_that_fails_on_one_rank_ends_the_server_and_is_named() -> None:
+    with serving(*TWO_RANKS, NO_RECOVERY, "--distributed-executor-backend", FAULTY) as server:
         assert complete(server, 3)[0] == 200
         stream = server.start_stream(2000)
         status, body = complete(server, UNLUCKY)
@@ -57,9 +118,9 @@ def test_a_step_that_fails_on_one_rank_ends_the_server_and_is_named() -> None:
         assert "error: the engine has failed: step " in log.splitlines()[-1]
 
 
-def test_a_rank_that_hangs_is_found_within_the_budget_and_is_named() -> None:
+def test_without_fault_tolerance_a_rank_that_hangs_is_found_within_the_budget_and_is_named() -> None:
     budget = 3.0
-    with serving(*TWO_RANKS, INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS=str(budget)) as server:
+    with serving(*TWO_RANKS, NO_RECOVERY, INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS=str(budget)) as server:
         assert complete(server, 3)[0] == 200
         pid = server.children()["worker tp1 pp0"]
         with ThreadPoolExecutor(1) as pool:

@@ -70,8 +70,8 @@ def test_sigterm_while_starting_leaves_nothing() -> None:
         assert_nothing_left(pids, set())
 
 
-def test_the_death_of_the_engine_is_told_to_every_stream_and_ends_the_command() -> None:
-    with serving() as server:
+def test_without_fault_tolerance_the_death_of_the_engine_ends_every_stream_and_the_command() -> None:
+    with serving("--no-enable-fault-tolerance") as server:
         streams = [server.start_stream(2000) for _ in range(4)]
         os.kill(server.children()["engine"], signal.SIGKILL)
         for stream in streams:

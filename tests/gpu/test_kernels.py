@@ -70,7 +70,6 @@ class Arena:
             seq_lens=seq_lens,
             num_computed_tokens=seq_lens - lengths,
             block_table=block_table,
-            block_size=BLOCK_SIZE,
         )
         self.num_tokens = int(lengths.sum())
         self.bytes = torch.full((1 + len(ids), 2 * self.spec.block_bytes), 0xFF, dtype=torch.uint8, device=DEVICE)

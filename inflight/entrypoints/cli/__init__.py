@@ -1,1 +1,1 @@
-"""The command `inflight`. Nothing that is slow to import is loaded before a command runs."""
+"""The command `inflight`. Modules that are slow to import are loaded only when a command runs."""

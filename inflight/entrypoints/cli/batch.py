@@ -1,4 +1,4 @@
-"""Runs the requests of any number of rows through one engine. A row is read only when the engine has room for its request.
+"""Runs any number of rows (requests) through one engine. A row is read only when the engine has room for its request.
 
 rows ──▶ RequestMaker ──▶ engine: running requests, and at most LOOKAHEAD waiting ──▶ on_output
                ╰─ a wrong row ──────────────────────────────────────────────────────▶ on_error, and the next row is read
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from inflight.entrypoints.cli.options import Options
@@ -22,31 +23,34 @@ if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
     from inflight.engine.prompt import Prompt
 
-LOOKAHEAD = 256  # requests that wait in the engine, so that the next one starts when another ends
+LOOKAHEAD = 256  # requests that wait in the engine, so that when a request ends, another one can start at once
 DEFAULT_MAX_TOKENS = 256
 
 GivenSampling = Annotated[dict[str, Any], Options(SamplingParams, only_given=True)]  # fields of `SamplingParams`
 
-_LOWEST = -9999.0  # written for a log-probability of minus infinity, which JSON cannot express
+_LOWEST = (
+    -9999.0
+)  # written instead of minus infinity, which JSON cannot express, and instead of lower log-probabilities
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 _KEYS = (*_PROMPT_KEYS, "tools", "params")
 
 
 class RequestMaker:
-    """Makes requests from rows. A sampling parameter has the value that the row gives. If the row gives none, the command's
-    option is used. If this is not given either, the model's default is used."""
+    """Makes requests from rows. A sampling parameter gets its value from the row's "params", or else from the command's option,
+    or else from the model's defaults. The defaults for `seed` and `max_tokens` differ: see `submit`."""
 
     def __init__(self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None) -> None:
-        """`as_chat`: whether to send a "prompt" as a user's message. If None, this is done if the model has a chat template."""
+        """`as_chat`: whether a row's "prompt" is sent as a user's message. None means: if the model has a chat template."""
         self._engine = engine
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
         self._params = dataclasses.replace(unbounded(engine.default_params), **options)
 
     def submit(self, row: Row) -> None:
-        """Add the row to the engine as a request. The id of the request is the row's number.
+        """Add the row to the engine as a request. The id of the request is the row's number. If no `seed` is given, the seed is
+        derived from this number. If no `max_tokens` is given, the limit is DEFAULT_MAX_TOKENS.
 
         Raises:
-            InvalidRequestError, ConfigError: the row is wrong. The engine has not changed.
+            InvalidRequestError, ConfigError: the row is wrong. Nothing was added to the engine.
         """
         if row.problem:
             raise InvalidRequestError(row.problem)
@@ -55,8 +59,10 @@ class RequestMaker:
         own = {} if row.fields.get("params") is None else row.fields["params"]
         params = params_from_json(self._params, own)
         if params.seed is None and not params.greedy:
-            # The seed depends only on the row's number, so that a resumed run draws the same tokens.
-            params = dataclasses.replace(params, seed=_row_seed(row.number))
+            from inflight.sample.seeds import derive_seed  # loads numpy
+
+            # Because the seed depends only on the row's number, a resumed run draws the same tokens as an uninterrupted run.
+            params = dataclasses.replace(params, seed=derive_seed(0, row.number) & MAX_SEED)
         request_id, prompt = str(row.number), self._prompt(row.fields)
         params = self._engine.with_strict_tools(params, row.fields.get("tools")) or params
         if params.max_tokens is None and "max_tokens" not in own:
@@ -94,9 +100,10 @@ def run_batch(
     on_output: Callable[[Row, RequestOutput], None],
     on_error: Callable[[Row, str], None],
 ) -> None:
-    """Run until all rows have ended, `interrupt` is set, or an error is raised. Then requests that still run are aborted.
+    """Run until all rows have ended, `interrupt` is set, or an error is raised. Requests that still run then are aborted.
 
-    `on_output` is called after every change of a request. In the last call the output is `finished`.
+    `on_output` is called with every output of a request. The last output of a request is `finished`. `on_error` is called with
+    each wrong row and the reason.
 
     Raises:
         EngineError: a step failed.
@@ -125,29 +132,23 @@ def has_chat_template(engine: LLMEngine) -> bool:
     if engine.tokenizer is None:
         return False
     try:
-        engine.render_chat([{"role": "user", "content": "Hello"}])
+        with suppress(InvalidRequestError):  # this error means that there is a template, but it refuses these messages
+            engine.render_chat([{"role": "user", "content": "Hello"}])
     except TokenizerError:
         return False
-    except InvalidRequestError:  # there is a template, but it refuses these messages
-        return True
     return True
 
 
 def unbounded(params: SamplingParams) -> SamplingParams:
-    """The model's sampling defaults. If the model sets no `max_tokens`, the result has None (no limit) instead of 16."""
+    """Returns the model's sampling defaults, but with `max_tokens` None (no limit) instead of 16, the default of
+    `SamplingParams`."""
     if params.max_tokens != SamplingParams().max_tokens:
         return params
     return dataclasses.replace(params, max_tokens=None)
 
 
-def _row_seed(number: int) -> int:
-    from inflight.sample.seeds import derive_seed  # loads numpy
-
-    return derive_seed(0, number) & MAX_SEED
-
-
 def to_json(row: Row, output: RequestOutput, *, with_token_ids: bool) -> dict[str, Any]:  # Any: JSON
-    """The result, as one row of the output, for a request that has finished."""
+    """Returns the output row of a request that has finished."""
     completions = []
     for completion in output.outputs:
         entry: dict[str, Any] = {
@@ -172,13 +173,8 @@ def to_json(row: Row, output: RequestOutput, *, with_token_ids: bool) -> dict[st
     return result
 
 
-def error_to_json(row: Row, message: str) -> dict[str, Any]:
-    """The result for an input row that could not be run."""
-    return {**row_key(row), "error": message}
-
-
 def row_key(row: Row) -> dict[str, Any]:
-    """The fields that identify the input row of a result: its line number, and its id if it has one."""
+    """The fields of an output row that identify the input row: its line number, and its id if it has an id."""
     return {"row": row.number} if row.id is None else {"row": row.number, "id": row.id}
 
 
@@ -190,7 +186,7 @@ def _logprobs_to_json(logprobs: dict[int, Logprob]) -> list[dict[str, Any]]:
 
 
 def check_sampling(given: GivenSampling) -> None:
-    """Check the options as far as this is possible before the model is loaded.
+    """Check the sampling options before the model is loaded. Limits that depend on the model are checked later.
 
     Raises:
         InvalidRequestError: an option is out of bounds, or contradicts another one.

@@ -56,7 +56,8 @@ def chat(
         params = dataclasses.replace(unbounded(running.default_params), **sampling)
         conversation = Conversation(running, params, system)
         if sys.stdin.isatty():
-            _enable_line_editing()
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  optional; once imported, input() has history and editing
             typer.echo(HELP, err=True)
         while (line := _read_line()) is not None and line.strip() != "/exit":
             _take_turn(conversation, line)
@@ -84,11 +85,11 @@ class Conversation:
         self._messages = list(self._opening)
 
     def answer(self, text: str, stream: TextStream) -> bool:
-        """Stream the answer to a user's message. Returns False if Ctrl-C has stopped the answer. Then the part of the answer
-        that was shown stays in the conversation.
+        """Stream the answer to the user's message `text`. Returns False if Ctrl-C has stopped the answer. The part of a stopped
+        answer that was shown stays in the conversation.
 
         Raises:
-            InvalidRequestError: the message cannot be answered. The message does not stay in the conversation.
+            InvalidRequestError: the message cannot be answered. It is left out of the conversation.
         """
         messages = [*self._messages, {"role": "user", "content": text}]
         request_id, answer, finished = next(self._request_ids), "", False
@@ -122,7 +123,7 @@ def _take_turn(conversation: Conversation, line: str) -> None:
 
 
 def _read_line() -> str | None:
-    """The next line that the user types, or None at the end of the input. At a terminal, Ctrl-C drops the line."""
+    """The next line of the input, or None at the end of the input. At a terminal, Ctrl-C drops what was typed in the line."""
     while True:
         try:
             return input("> " if sys.stdin.isatty() else "")
@@ -132,8 +133,3 @@ def _read_line() -> str | None:
             if not sys.stdin.isatty():
                 raise
             typer.echo(f"\n{HELP}", err=True)
-
-
-def _enable_line_editing() -> None:
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  optional; once imported, input() has history and editing

@@ -1,11 +1,11 @@
-"""`command` and `GroupedHelp` give every command its options, its help and its errors of one line.
+"""`command` and `GroupedHelp` give every command its options, its help and its one-line errors.
 
 A parameter whose type is a class of settings is replaced by an option for each of its settings:
 
     @command
     def generate(prompt: list[str], engine: EngineArgs) -> None: ...     # --prompt, --model, --dtype, ...
 
-If two such classes have a setting of the same name, the option is made only once, from the first class.
+If two such classes have a setting of the same name, only one option is made, from the first class. Both classes get its value.
 
 Exit codes: 0 done, 1 the engine or the machine failed, 2 the user's mistake, 130 interrupted.
 """
@@ -85,10 +85,11 @@ def _group(hint: Any) -> Options | None:  # Any: a type
 
 class GroupedHelp(TyperCommand):
     """A command whose help is plain text, with the options listed under the titles of their groups. Typer's own help is not
-    used, because it is slower than the rest of the command. Errors name what was given, and what to do.
+    used, because making it takes longer than the rest of the command. An error says what the user gave, and what to do.
 
     Attributes:
-        argument_hint: what to give instead, as the end of the error about an argument that the command does not allow.
+        argument_hint: what the user can give instead of an argument that is not allowed. The error about the argument ends
+            with this text.
         ends_at_problems: whether a wrong value ends the command before its body runs.
     """
 
@@ -108,7 +109,7 @@ class GroupedHelp(TyperCommand):
         return rest
 
     def read_value(self, ctx: Any, parameter: Any, given: dict[str, Any], rest: list[str]) -> None:  # Any: as above
-        """Put the parameter's value into the context. If it is wrong, add a problem and use the default instead."""
+        """Put the parameter's value into the context. If the value is wrong, add a problem, and use the default instead."""
         try:
             parameter.handle_parse_result(ctx, given, rest)
         except typer.BadParameter as error:
@@ -143,7 +144,8 @@ class GroupedHelp(TyperCommand):
             given, rest, _ = self.make_parser(ctx).parse_args(args=list(arguments))
         except Exception as error:
             name = getattr(error, "option_name", None)
-            # typer's error for an unknown option has both attributes. Its class is named differently in each version of typer.
+            # Typer's error for an unknown option has both attributes. Its class cannot be named here, because each version of
+            # typer names it differently.
             if name is None or not hasattr(error, "possibilities"):
                 raise
             known = [name for option in self.params for name in (*option.opts, *option.secondary_opts)]
@@ -205,7 +207,7 @@ def set_log_level(level: str) -> None:
 
 
 def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLMEngine:
-    """Start an engine, which the caller must close. A test may set `context.obj` to a function that makes the engine."""
+    """Start an engine, which the caller must close. A test can set `context.obj` to a function, which then makes the engine."""
     if verbose:
         set_log_level("DEBUG")
     if context.obj is not None:
@@ -214,5 +216,6 @@ def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLM
 
     engine = LLMEngine.from_args(args)
     gc.collect()
-    gc.freeze()  # otherwise every garbage collection scans all loaded objects: 100 ms, every 200 steps
+    # Garbage collections then leave out the objects loaded so far. Scanning them would take 100 ms about every 200 steps.
+    gc.freeze()
     return engine

@@ -1,6 +1,7 @@
 """`inflight env`: shows versions, processor, memory, GPUs, the torch build and the supported models, for bug reports.
 
-Facts are read from /proc and /sys. If the machine does not report a fact, the fact is None. Facts are never guessed.
+Most facts come from /proc, /sys, the GPU's driver and torch. If the machine does not report a fact, its value is None, and the
+text shows "unknown". Facts are never guessed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CPU_FLAGS = (
     *("avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve"),
 )
 _VARIABLES = ("INFLIGHT_", "VLLM_EXECUTE_MODEL_TIMEOUT", "OMP_", "MKL_", "KMP_", "HF_", "CUDA_VISIBLE_DEVICES")
-_SECRETS = ("TOKEN", "API_KEY")  # the value of a variable with one of these in its name is not shown
+_SECRETS = ("TOKEN", "API_KEY")  # if the name of a variable contains one of these, its value is not shown
 
 Report = dict[str, dict[str, Any]]  # section -> fact -> JSON value
 
@@ -128,7 +129,7 @@ def _memory(meminfo: str) -> dict[str, Any]:
 
 
 def gpu_facts(read_facts: Callable[[], CudaFacts]) -> dict[str, Any]:
-    """The facts that the driver reports, and an "obstacle": the reason why device="cuda" cannot be used, or "none"."""
+    """The GPUs, CUDA versions, and the "obstacle": the reason why device="cuda" cannot be used, or "none"."""
     try:
         facts = read_facts()
     except ConfigError as error:

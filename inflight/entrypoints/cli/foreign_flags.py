@@ -1,7 +1,7 @@
 """Accepts flags of other engines, mostly vLLM's: renames them to our options, ignores them with a note, or refuses them.
 
-The tables are the source of docs/from-vllm.md. In them `=` after a flag means that it has a value, `+` that it has one or more
-values, and `*` matches any text. Each boolean flag --name also has the form --no-name.
+docs/from-vllm.md is made from the tables of this file. In the tables `=` after a flag means that the flag has a value, and `+`
+that it has one or more values. `*` matches any text. Each boolean flag --name also has the form --no-name.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from inflight.errors import ConfigError
 
-# Flag of another engine -> our flag with the same meaning. If [] follows a flag, its value is a JSON list, and our flag is
-# repeated for each entry.
+# Flag of another engine -> our flag with the same meaning. If [] follows a flag, its value is a JSON list, and our flag is used
+# once for each entry.
 SAME = {
     "-q": "--quantization",
     "-n": "--nnodes",
@@ -151,8 +151,6 @@ REFUSED = {
     "the engine does not sleep, and its weights stay as they are": """
         --enable-sleep-mode --sleep-mode-backend --sleep-mode-offload-cudagraph --sleep-preserve-parameter-names
         --weight-transfer-config""",
-    "a failed step or rank ends the engine: let a supervisor start the server again": """
-        --enable-fault-tolerance --fault-tolerance-config""",
     "TLS uses Python's default ciphers": "--ssl-ciphers",
     "the only protocol is HTTP": "--grpc --grpc-port",
     "the server runs no tools": "--tool-server",
@@ -185,11 +183,11 @@ _FOREIGN = _read(NO_EFFECT, False) | _read(REFUSED, True)
 
 
 def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Returns the command line with our flags only, and a note for each flag that was left out.
+    """Returns the command line with our flags only, and a note for each foreign flag that was left out.
 
     Args:
         arguments: the arguments of a command line.
-        own: our flags, with "" for a flag without a value, "=" for one with a value, "+" for one that may be repeated.
+        own: our flag -> "" if it has no value, "=" if it has a value, "+" if it has a value and may be repeated.
 
     Raises:
         ConfigError: one of the flags is refused.
@@ -212,7 +210,7 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
             argument = f"--optimization-level={argument.removeprefix('-O')}".removesuffix("=")
         flag, equals, value = argument.partition("=")
         flag = _translate(flag.replace("_", "-") if flag.startswith("--") else flag, own)
-        if "=" in flag:  # a flag without a value that means the same as our option with this value
+        if "=" in flag:  # the foreign flag has no value; it has the same meaning as our flag with a certain value
             flag, equals, value = flag.partition("=")
         is_list = flag.endswith("[]")
         flag = flag.removesuffix("[]")
@@ -242,7 +240,8 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
 
 
 def _translate(flag: str, own: Collection[str]) -> str:
-    """Our flag with the same meaning, with "[]" if the value is a JSON list. Without such a flag, `flag` is returned."""
+    """Returns our flag with the same meaning as `flag`, or `flag` itself if we have none. "[]" follows our flag if the foreign
+    value is a JSON list, and "=" and a value if `flag` has the meaning of our flag with this value."""
     if flag in own:
         return flag
     for theirs, ours in SAME.items():
@@ -255,7 +254,7 @@ def _translate(flag: str, own: Collection[str]) -> str:
 
 
 def _foreign(flag: str, own: Collection[str]) -> _Flag | None:
-    """What is known about a flag that has no effect here. None if the flag is not a known flag of another engine.
+    """Returns the table's entry for a flag that has no effect here. None if no table has the flag.
 
     Raises:
         ConfigError: the flag is refused.

@@ -1,4 +1,4 @@
-"""`inflight generate`: runs the prompts of the command line, or those of a JSON-lines file. A file's run can be resumed."""
+"""`inflight generate`: runs the prompts of the command line, or of a JSON-lines file. The run of a file can be resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inflight.entrypoints.cli.batch import (
     GivenSampling,
     RequestMaker,
     check_sampling,
-    error_to_json,
+    row_key,
     run_batch,
     to_json,
 )
@@ -29,7 +29,7 @@ from inflight.outputs import RequestOutput
 if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
 
-INTERRUPTED = 130  # the exit code that a shell reports for a process that SIGINT ended
+INTERRUPTED = 130  # a shell reports the same exit code for a process that SIGINT has ended
 NOTHING_RUN = 2  # the exit code if no row of the input could be run
 
 EPILOG = """\b
@@ -176,7 +176,7 @@ def _run_file(
         def on_error(row: Row, message: str) -> None:
             nonlocal num_errors
             num_errors += 1
-            results.write(error_to_json(row, message))
+            results.write({**row_key(row), "error": message})
             bar.update()
 
         run_batch(engine, undone(), maker, interrupt, on_output=on_output, on_error=on_error)

@@ -1,7 +1,7 @@
 """`LayeredCommand`: reads options from flags, the environment and a file, and reports all problems at once.
 
-The value of an option comes from the first of these that has one: the command line, the environment (PREFIX_ and the option's
-name in capitals), the file of `--config`, the default. A value has the same format in all of them.
+The value of an option comes from the first of these places that has a value for it: the command line, the environment (PREFIX_
+and the option's name in capitals), the file of `--config`, the default. The same code parses the values of the first three.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _T = TypeVar("_T")
 
 # The part of a ConfigError's message that names a wrong value, such as "port=70000" in "port=70000 is not ...".
 _ASSIGNMENT = re.compile(r"(?:^|(?<=; ))(\w+)=(?:'[^']*'|\S+)")
-NOT_IN_ENVIRONMENT = frozenset({"check"})  # unlike all others, this option does not change how the server runs
+NOT_IN_ENVIRONMENT = frozenset({"check"})  # all other options change how the server runs; this one prevents its start
 NOT_IN_FILE = NOT_IN_ENVIRONMENT | {"config"}
 
 
 class LayeredCommand(GroupedHelp):
-    """The command must have an option `config`. If a value is wrong, a message is added to `problems_of`, and the option gets
-    its default. So the command's body must check `problems_of`."""
+    """The command must have an option `config`. If a value is wrong, a message is added to the list that `problems_of` returns,
+    and the option gets its default. So the command's body must check this list before it uses the options."""
 
     ends_at_problems = False
 
@@ -39,7 +39,7 @@ class LayeredCommand(GroupedHelp):
         super().__init__(*args, **kwargs)
         for parameter in self.params:
             if parameter.param_type_name == "option":
-                parameter.show_envvar = False  # type: ignore[attr-defined]  # the help states one rule for all variables
+                parameter.show_envvar = False  # type: ignore[attr-defined]  # the help's epilog gives the rule for all variables
                 parameter.allow_from_autoenv = parameter.name not in NOT_IN_ENVIRONMENT  # type: ignore[attr-defined]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: this type is private to typer
@@ -79,7 +79,7 @@ class LayeredCommand(GroupedHelp):
 
 
 def _where(context: Any, name: str) -> str:  # Any: as above
-    """Where the value of an option was given: the variable, the key in the config file, or the option."""
+    """The place where the value of an option was given: the name of the variable, the key and the config file, or the flag."""
     source = source_of(context, name)
     if source == "ENVIRONMENT":
         return f"{context.auto_envvar_prefix}_{name.upper()}"
@@ -87,7 +87,8 @@ def _where(context: Any, name: str) -> str:  # Any: as above
 
 
 def source_of(context: typer.Context, name: str) -> str:
-    """COMMANDLINE, ENVIRONMENT, DEFAULT_MAP (the config file) or DEFAULT; "" if the command has no such option."""
+    """The place of an option's value, as typer names it: COMMANDLINE, ENVIRONMENT, DEFAULT_MAP (the config file) or DEFAULT. ""
+    if the command has no such option."""
     source = context.get_parameter_source(name)
     return "" if source is None else source.name
 
@@ -95,10 +96,11 @@ def source_of(context: typer.Context, name: str) -> str:
 def checked(
     context: typer.Context, kind: Callable[..., _T], values: Mapping[str, Any]
 ) -> _T | None:  # Any: checked here
-    """Make an object of class `kind` from these values. Problems are added to `problems_of`, with the place of each value.
+    """Make an object of class `kind` from these values. A message about wrong values is added to the list that `problems_of`
+    returns. For each value from the environment or the config file, the message names the place.
 
-    If values are wrong, the result has only the right ones, so that later checks can use it. If the right values contradict
-    each other, the result is None.
+    If values are wrong, the result has defaults instead of them, so that later checks can use the result. If the right values
+    contradict each other, the result is None.
     """
 
     def add_source(match: re.Match[str]) -> str:

@@ -9,7 +9,7 @@ import typer
 
 import inflight
 from inflight import envs
-from inflight.entrypoints.cli import bench, bench_serve, chat, env, generate, serve, trace, worker
+from inflight.entrypoints.cli import bench, chat, env, generate, serve, trace, worker
 from inflight.entrypoints.cli.command import (
     HELP_SETTINGS,
     GenerateCommand,
@@ -57,8 +57,8 @@ app.command("trace", cls=ModelCommand, epilog=trace.EPILOG)(trace.trace)
 app.command("worker", cls=ModelCommand, epilog=worker.EPILOG)(worker.worker)
 app.command("env", cls=GroupedHelp)(env.env)
 app.add_typer(bench_app, name="bench", help="Measure how fast a model runs here.")
-bench_app.command("offline", cls=ModelCommand, epilog=bench.EPILOG)(bench.offline)
-bench_app.command("serve", cls=GroupedHelp, epilog=bench_serve.EPILOG)(bench_serve.serve)
+bench_app.command("offline", cls=ModelCommand, epilog=bench.OFFLINE_EPILOG)(bench.offline)
+bench_app.command("serve", cls=GroupedHelp, epilog=bench.SERVE_EPILOG)(bench.serve)
 
 
 def _print_version(wanted: bool) -> None:

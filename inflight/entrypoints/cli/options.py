@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
+from inflight.bench_serve.options import OPTION
 from inflight.setting import Setting, parse_json_object, settings_of
 
 NO_BOUND = "none"
@@ -16,13 +17,13 @@ NO_BOUND = "none"
 
 @dataclass(frozen=True)
 class Options:
-    """Marks a parameter of a command that is replaced by options. The command gets a dictionary as its value. It maps the name
-    of a field to the value of the option, which is not checked.
+    """Marks a parameter of a command that is replaced by options. The value of the parameter is a dictionary that maps the name
+    of each field to the value of its option. Bounds are not checked yet.
 
     Attributes:
         kind: a class of settings (see `inflight.setting`). Each setting that has a group is an option. If the class has no
-            settings, each of its fields is an option, and the field's annotation describes the option to typer.
-        only: the names of the fields to use. If empty, all fields are used.
+            settings, each of its fields is an option (see `option` in `bench_serve/options.py`).
+        only: the names of the fields that become options. If empty, all fields become options.
         required: the names of the fields whose options the user must give.
         only_given: if set, the dictionary contains only the options that the user has given.
     """
@@ -38,24 +39,25 @@ class Options:
 
     def names(self) -> dict[str, str]:
         """Returns a dictionary from the name of a field to the name of its option."""
-        if settings := self.settings():
-            return {each.name: _option_name(each) for each in settings}
-        return {each.name: each.name for each in fields(self.kind)}
+        return {name: parameter.name for name, parameter in self.parameters().items()}
 
     def parameters(self) -> dict[str, inspect.Parameter]:
         """Returns a dictionary from the name of a field to the parameter from which typer makes the option."""
         if settings := self.settings():
             return {each.name: self._parameter(each) for each in settings}
-        hints = get_type_hints(self.kind, include_extras=True)
+        hints = get_type_hints(self.kind)
         return {
             each.name: inspect.Parameter(
-                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=each.default,
+                annotation=Annotated[hints[each.name], each.metadata[OPTION]],
             )
             for each in fields(self.kind)
         }
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:  # Any: the settings' values
-        """Returns a dictionary from the name of a field to its value. `given` has the same values by the names of options."""
+        """Returns the values of `given` by the names of the fields. In `given` the keys are the names of the options."""
         found = {name: given[option] for name, option in self.names().items() if option in given}
         lists = {each.name for each in self.settings() if each.element is not None}
         return {
@@ -94,19 +96,15 @@ class Options:
         if setting.name in self.required:
             default = inspect.Parameter.empty
         return inspect.Parameter(
-            _option_name(setting),
+            setting.option or setting.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=default,
             annotation=Annotated[hint, option],
         )
 
 
-def _option_name(setting: Setting) -> str:
-    return setting.option or setting.name
-
-
 def _or_none(setting: Setting) -> Callable[[str], object]:
-    """Returns a parser that accepts a number, or "none" for no bound."""
+    """Returns a parser that accepts a number, or "none" for None."""
 
     def parse(text: str) -> object:
         if text.strip().lower() == NO_BOUND:

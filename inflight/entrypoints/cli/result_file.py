@@ -1,8 +1,8 @@
 """`ResultFile`: the JSON-lines output of a run, from which the run can be resumed.
 
-Owns the file, and holds an advisory lock on it. Each row is written and flushed at once. So if the process is killed, the file
-has whole rows, and at most one incomplete row at its end. When the file is opened again, the incomplete row is removed, and the
-whole rows tell which input rows are done.
+`ResultFile` opens and closes the file, and holds an advisory lock on it. Each row is written and flushed at once. So if the
+process is killed, the file has whole rows, and at most one incomplete row at its end. When the file is opened again, the
+incomplete row is removed, and the whole rows tell which input rows are done.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from inflight.entrypoints.cli.rows import STANDARD_STREAM, Row, RowId
@@ -20,16 +19,12 @@ from inflight.errors import ConfigError
 
 
 class ResultFile:
-    """A context manager. If the path is "-", results go to standard output, and the run cannot be resumed.
-
-    Attributes:
-        num_done: the number of results that the file held when it was opened.
-    """
+    """A context manager. If the path is "-", results go to standard output, and the run cannot be resumed."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         """
         Raises:
-            ConfigError: the file cannot be written, another run writes to it, or it holds something other than results.
+            ConfigError: the file cannot be written, another run writes to it, or it contains a line that is not a result.
         """
         self._done_ids: set[RowId] = set()
         self._done_rows: set[int] = set()  # the numbers of rows without an id
@@ -43,22 +38,19 @@ class ResultFile:
             except BaseException:
                 self._file.close()
                 raise
-        self.num_done = len(self._done_ids) + len(self._done_rows)
 
     def is_done(self, row: Row) -> bool:
         return row.number in self._done_rows if row.id is None else row.id in self._done_ids
 
     def write(self, result: dict[str, Any]) -> None:  # Any: JSON
-        """Append one row, and flush it to the operating system."""
+        """Append one row, and hand it to the operating system at once."""
         self._file.write(json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
         self._file.flush()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._is_stream:
             self._file.close()
 
@@ -111,7 +103,7 @@ def _open_locked(path: Path) -> IO[bytes]:
         file.close()
         raise ConfigError(
             f"--output {path} is in use by another run; wait until that run ends, or choose another file"
-        ) from (error)
-    except OSError:  # this file system has no locks, so two runs at once are not noticed
+        ) from error
+    except OSError:  # this file system has no locks; if two runs write to the file, nobody notices
         pass
     return file

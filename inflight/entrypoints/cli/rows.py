@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +24,7 @@ RowId = str | int
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line. If `problem` is not empty, it says why `fields` cannot be used."""
+    """One line of the input. `problem` says why the row cannot be run; it is empty if the line could be read."""
 
     number: int
     id: RowId | None
@@ -32,22 +32,16 @@ class Row:
     problem: str = ""
 
 
-@contextmanager
-def open_input(path: Path) -> Iterator[IO[bytes]]:
+def open_input(path: Path) -> AbstractContextManager[IO[bytes]]:
     """Open the file, or standard input if the path is "-".
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    if path == STANDARD_STREAM:
-        yield sys.stdin.buffer
-        return
     try:
-        file = path.open("rb")
+        return nullcontext(sys.stdin.buffer) if path == STANDARD_STREAM else path.open("rb")
     except OSError as error:
         raise ConfigError(f"--input {path} cannot be read: {error.strerror}") from error
-    with file:
-        yield file
 
 
 def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
@@ -59,7 +53,7 @@ def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
         row = parse_row(number, line)
         if row.id is not None:
             first = rows_by_id.setdefault(row.id, number)
-            if first != number:  # without the id, which belongs to the result of the first row
+            if first != number:  # the wrong row gets no id, so that its result does not count as that of the first row
                 row = Row(number, None, {}, f"row {first} has the id {row.id!r} already; give each row its own id")
         yield row
 
@@ -78,7 +72,7 @@ def parse_row(number: int, line: bytes) -> Row:
 
 
 def count_rows(path: Path) -> int | None:
-    """The number of rows, for a progress bar. None if the input can be read only once, like standard input."""
+    """The number of rows, for a progress bar. None if the input is not a file, because then it can be read only once."""
     if not path.is_file():
         return None
     with path.open("rb") as file:

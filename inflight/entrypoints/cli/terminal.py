@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self, TextIO
 
 from inflight.outputs import RequestOutput
@@ -31,18 +31,20 @@ class CompletionPrinter:
     """Prints the completions of several prompts in the order of the prompts, even if completions of later prompts end first.
 
     If a prompt has one completion, the completion is printed while it grows. If there are several prompts, each prompt is
-    printed as a header.
+    printed before its completions.
     """
 
     def __init__(self, file: TextIO, prompts: Sequence[str]) -> None:
         self._file = file
         self._prompts = prompts
-        self._outputs: dict[int, RequestOutput] = {}  # prompt index -> its newest output, until this is printed
-        self._turn = 0
+        self._outputs: dict[
+            int, RequestOutput
+        ] = {}  # prompt index -> newest output, until all of the prompt is printed
+        self._turn = 0  # the index of the prompt whose completions are printed now
         self._stream: TextStream | None = None
 
     def update(self, index: int, output: RequestOutput) -> None:
-        """`index` is the index of the prompt. `output` has the whole text so far."""
+        """`index` is the index of the prompt. `output` has the whole texts of the completions so far."""
         self._outputs[index] = output
         while (current := self._outputs.get(self._turn)) is not None:
             if len(current.outputs) == 1:
@@ -71,8 +73,8 @@ class CompletionPrinter:
 
 
 class InterruptFlag:
-    """A context manager. Inside it the first SIGINT sets `is_set`, so that a loop can stop between two steps. The second SIGINT
-    raises KeyboardInterrupt, as usual."""
+    """A context manager. In its `with` block the first SIGINT sets `is_set`, so that a loop can stop between two steps. Each
+    further SIGINT raises KeyboardInterrupt, as usual."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -86,9 +88,7 @@ class InterruptFlag:
             self._previous = signal.signal(signal.SIGINT, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._can_handle:
             signal.signal(signal.SIGINT, self._previous)
 
@@ -99,9 +99,10 @@ class InterruptFlag:
 
 
 def open_standard_streams() -> None:
-    """Open /dev/null for each standard stream that is closed, which happens if some daemons start the command.
+    """Open /dev/null for each standard stream that is closed. Some daemons start commands with closed standard streams.
 
-    Otherwise the next file or socket would get the number of a standard stream, and child processes would write into it.
+    If a stream stayed closed, the next file or socket would get its descriptor, and child processes would write to this file or
+    socket.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)

@@ -1,4 +1,7 @@
-"""`inflight worker`: runs the ranks of one machine, if an engine is split over several machines. Node 0 runs the engine."""
+"""`inflight worker`: runs the ranks of one machine, if an engine is split over several machines (nodes).
+
+Node 0 runs the engine and its own ranks, for example with `inflight generate`. Every other node runs this command.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ The model must be in the same folder on all nodes. Node 0 sends all other settin
 @command
 def worker(*, sizes: Annotated[dict[str, Any], Options(EngineArgs, only=_SIZES, required=_SIZES[:3])]) -> None:
     """Run this node's ranks of an engine that is split over several machines."""
-    # Check the bounds of all sizes. `node_rank` is replaced, because `NodeArgs` checks it, and `EngineArgs` accepts only 0.
+    # `EngineArgs` raises if a size is out of bounds. It accepts only node_rank=0; `run_node` checks the real `node_rank`.
     EngineArgs(**{**sizes, "node_rank": 0})
     from inflight.executor.node import NodeArgs, run_node  # loads numpy, which `--help` does not need
 

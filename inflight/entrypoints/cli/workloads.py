@@ -1,8 +1,8 @@
 """The workloads of `bench offline`: fixed batch sizes, lengths and token ids, so that engines and versions can be compared.
 
-Tokens are chosen greedily, end tokens are ignored, and there is no prefix caching. The result is output tokens per second, but
-for the workloads `prefill*` it is prompt tokens per second. The results of the workloads `decode*` in `LONG` include the time
-for the prompts. So compare these results between engines, not with other workloads.
+Tokens are chosen greedily, end tokens are ignored, and there is no prefix caching. The result of a workload is in output tokens
+per second, and that of a workload `prefill*` in prompt tokens per second. The measured time includes the prompts, which take
+long in the workloads `decode*` of `LONG`. So compare their results between engines, not with those of other workloads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inflight.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
 
-MAX_TOKEN_ID = 3900  # token ids are smaller than this, or than the size of the vocabulary if that is smaller
+MAX_TOKEN_ID = 3900  # all token ids are smaller than this number, and smaller than the size of the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,6 @@ class Workload:
 
     @property
     def num_counted_tokens(self) -> int:
-        """The number of tokens from which tokens per second are computed."""
         return self.batch_size * (self.input_len if self.name.startswith("prefill") else self.output_len)
 
     def prompts(self, seed: int = 0, max_token_id: int = MAX_TOKEN_ID) -> list[list[int]]:
@@ -61,7 +60,8 @@ BY_NAME = {workload.name: workload for workload in (*STANDARD, *LONG)}
 
 
 def select(names: str) -> list[Workload]:
-    """The workloads for a text such as "decode1,prefill", "all" (the standard ones) or "long". Each workload comes once.
+    """The workloads for a text such as "decode1,prefill", "all" (`STANDARD`) or "long" (`LONG`). A workload that is named twice
+    comes once.
 
     Raises:
         ValueError: the text names no workload, or an unknown one.

@@ -21,12 +21,12 @@ def build_app(
     engine: AsyncLLM,
     settings: ServerSettings,
     *,
-    metrics: ServingMetrics | None = None,
+    metrics: ServingMetrics,
     templates: TemplateProcesses | None = None,
     request_log: RequestLog | None = None,
 ) -> FastAPI:
-    """The caller must start and close `engine` and `templates`. If `metrics` is None, there is no /metrics. If `templates` is
-    None, a request must not contain a chat template.
+    """The caller must start and close `engine` and `templates`. If `templates` is None, a request must not contain a chat
+    template.
 
     Raises:
         ConfigError: the settings name a parser that does not exist.

@@ -19,7 +19,7 @@ from inflight.parsers.selector import create_output_parser, prompt_ends_in_reaso
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import SamplingParams
 
-_REASONING_TAIL = 8  # the tag that opens the reasoning is looked for in so many last tokens of a prompt
+_REASONING_TAIL = 8  # number of tokens at the prompt's end that may contain the tag that opens the reasoning
 
 
 async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> ValidatedRequest:
@@ -37,7 +37,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
     token_ids = body.truncate_prompt(token_ids, server.engine.model.max_model_len)
     default = server.engine.default_max_tokens
     if params.max_tokens is None and default is not None:
-        # As in vLLM, the generation config sets a default. Without a default an answer may fill the context.
+        # As in vLLM, max_tokens of generation_config.json is the default. Without it an answer may fill the context.
         params = replace(params, max_tokens=default)
     make_parser = await _parser_factory(server, body, tools, token_ids)
     if make_parser is not None and make_parser().needs_special_tokens:
@@ -55,7 +55,8 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
 def _constrain(
     server: ApiServer, body: ChatCompletionRequest, tool_choice: ToolChoice
 ) -> tuple[SamplingParams, list[dict[str, Any]] | None]:
-    """The parameters, and the tools as JSON or None. Call it in a thread, because schemas may have megabytes."""
+    """Returns the sampling parameters, and the tools as JSON objects or None. Call it in a thread, because the schemas of tools
+    may have megabytes."""
     tools = None if tool_choice == "none" else plain_tools(body.tools)
     params = _sampling_params(server, body)
     if tools:
@@ -101,15 +102,16 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
 
 
 def _thinks_first(server: ApiServer, body: ChatCompletionRequest) -> bool:
-    """Whether the model may think before it answers. It may not if the chat continues an answer. It may not either if the
-    request's own template does not contain the tag that ends the thinking."""
+    """Whether the model can think before it answers. It cannot if it continues an answer, or if the request has a template of
+    its own that does not contain the tag with which thinking ends."""
     if body.continue_final_message:
         return False
     return body.chat_template is None or reasoning_end(server.parsers.reasoning) in body.chat_template
 
 
 def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
-    """The variables that the templates of gpt-oss and Qwen need for `reasoning_effort`, overridden by the request's own."""
+    """The variables for the template: the request's chat_template_kwargs, and those that the templates of gpt-oss and Qwen read
+    for `reasoning_effort`. If both set a variable, chat_template_kwargs has precedence."""
     effort: dict[str, Any] = {}
     if body.reasoning_effort is not None:
         effort["reasoning_effort"] = body.reasoning_effort
@@ -121,7 +123,8 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
 async def _parser_factory(
     server: ApiServer, body: ChatCompletionRequest, tools: list[dict[str, Any]] | None, token_ids: list[int]
 ) -> Callable[[], OutputParser] | None:
-    """Returns a function that makes a parser for the text of one choice, or None if all text is content."""
+    """Returns a function that makes a parser for the text of one choice. None if the model's text needs no parser, because it
+    is all content."""
     tool_parser = server.parsers.tool if tools else None
     reasoning_parser = server.parsers.reasoning
     if tool_parser is None and reasoning_parser is None:

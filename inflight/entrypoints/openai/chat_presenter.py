@@ -19,7 +19,7 @@ from inflight.entrypoints.openai.responses import (
 )
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.outputs import CompletionOutput, RequestOutput
-from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.parsers.output_parser import OutputParser
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -64,15 +64,16 @@ class ChatPresenter(Presenter):
         return self._chunk(choice)
 
     def _choice_chunks(self, choice: CompletionOutput, parser: OutputParser | None) -> list[bytes]:
-        """One chunk for each event of the parser. The first of these chunks has the log-probabilities and token ids. The last
-        chunk of the whole choice has its finish reason."""
+        """The chunks for one output: one for each event of the parser. The first of these chunks has the log-probabilities and
+        token ids of the output. The last chunk of the last output has the finish reason. If there is no event, but one of these
+        values, the chunk that carries it is empty otherwise."""
         finished = choice.finish_reason is not None
         deltas: list[MessageDelta] = []
         if parser is not None:
             parsed = parser.push(choice.text) if choice.text else []
             parsed += parser.finish() if finished else []
             deltas = [_delta(event) for event in parsed]
-        elif choice.text or (choice.token_ids and not finished):  # a token without text also makes a chunk
+        elif choice.text or (choice.token_ids and not finished):  # even a token without text gets a chunk
             deltas = [{"content": choice.text}]
         logprobs = self._logprobs(choice.logprobs) if choice.logprobs else None
         shows_ids = self._presentation.return_token_ids and bool(choice.token_ids)
@@ -139,7 +140,6 @@ def _delta(event: Event) -> MessageDelta:
 def _message(events: Iterable[Event]) -> AnswerMessage:
     content, reasoning = "", ""
     calls: list[AnsweredToolCall] = []
-    arguments: list[list[str]] = []
     for event in events:
         if isinstance(event, ContentDelta):
             content += event.text
@@ -147,12 +147,8 @@ def _message(events: Iterable[Event]) -> AnswerMessage:
             reasoning += event.text
         elif isinstance(event, ToolCallStart):
             calls.append({"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}})
-            arguments.append([])
         else:
-            assert isinstance(event, ToolArgumentsDelta)
-            arguments[event.index].append(event.text)
-    for call, pieces in zip(calls, arguments, strict=True):
-        call["function"]["arguments"] = "".join(pieces)
+            calls[event.index]["function"]["arguments"] += event.text
     message: AnswerMessage = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
         message["reasoning_content"] = message["reasoning"] = reasoning

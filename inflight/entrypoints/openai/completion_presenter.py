@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from inflight.entrypoints.openai.logprobs import CompletionLogprobs, Row, prompt_logprobs
 from inflight.entrypoints.openai.presenter import Presenter, finish_reason_of
 from inflight.entrypoints.openai.responses import CompletionChoice
-from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
+from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -25,7 +25,8 @@ class CompletionPresenter(Presenter):
         super().__init__(answer_id, request, fingerprint, tokenizer)
         self._prompts, self._n = request.prompts, request.params.n
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice number; made at the choice's first output
-        self._prompt_rows: dict[int, Sequence[Row | None]] = {}  # by prompt index; a stream sends them only once
+        # The log-probabilities of prompts, by prompt index. The engine sends them only once, but every choice may need them.
+        self._prompt_rows: dict[int, Sequence[Row | None]] = {}
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         choices = self._choices(prompt_index, output)
@@ -64,7 +65,8 @@ class CompletionPresenter(Presenter):
         if self._top_logprobs is not None:
             rows = [*(self._prompt_rows.get(prompt_index, ()) if echoes else ()), *(choice.logprobs or ())]
             if rows or not shown.stream:
-                presented["logprobs"] = logprobs.columns(rows, self._first_token(prompt))
+                first_token = "" if self._tokenizer is None else self._tokenizer.decode_token(prompt.token_ids[0])
+                presented["logprobs"] = logprobs.columns(rows, first_token)
         if shown.return_token_ids:
             presented["token_ids"] = choice.token_ids
             if is_first:
@@ -73,10 +75,8 @@ class CompletionPresenter(Presenter):
             presented["prompt_logprobs"] = prompt_logprobs(self._prompt_rows.get(prompt_index, ()))
         return presented
 
-    def _first_token(self, prompt: TokenPrompt) -> str:
-        return "" if self._tokenizer is None else self._tokenizer.decode_token(prompt.token_ids[0])
-
 
 def _is_new(choice: CompletionOutput, shown: CompletionChoice) -> bool:
-    """Whether to send a chunk. A token without text also makes a chunk, because clients use chunks to measure token times."""
+    """Whether the choice needs a chunk. Even a token without text gets a chunk, because clients measure token times by
+    chunks."""
     return bool(choice.token_ids or shown["text"] or shown["logprobs"] or choice.finish_reason)

@@ -14,7 +14,8 @@ from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
-# Each family of models that can fill in the middle has three tokens: before the prefix, the suffix and the answer.
+# Models that can fill in a text between a prefix and a suffix. Each family has three special tokens: one before the prefix, one
+# before the suffix, and one before the answer.
 _FIM_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
@@ -22,7 +23,7 @@ _FIM_TOKENS = (
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),  # DeepSeek-Coder
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
 )
-_MARK = "\N{WHITE SMILING FACE}"
+_MARK = "\N{WHITE SMILING FACE}"  # see `_encode_suffix`
 
 
 async def validate_completion(server: ApiServer, body: CompletionRequest) -> ValidatedRequest:
@@ -83,7 +84,7 @@ async def _prompt(engine: AsyncLLM, body: CompletionRequest, given: str | list[i
 
 
 async def _encode(engine: AsyncLLM, body: CompletionRequest, text: str) -> list[int]:
-    """The tokens of a prompt. If there is a suffix, the tokens ask the model for the text between `text` and the suffix."""
+    """The tokens of a prompt. If the request has a suffix, they ask the model for the text between `text` and the suffix."""
     adds_special_tokens = body.add_special_tokens is not False
     if not body.suffix:
         return await engine.encode(text, add_special_tokens=adds_special_tokens)
@@ -109,8 +110,8 @@ def find_fim_tokens(tokenizer: Tokenizer) -> tuple[int, ...] | None:
 
 
 async def _encode_suffix(engine: AsyncLLM, suffix: str) -> list[int]:
-    """Tokenise the suffix without a blank before it. Tokenizers of sentencepiece put a blank before each text. So a mark is put
-    before the suffix, and then the tokens of the mark are dropped. Code Llama's own code does the same."""
+    """Tokenise the suffix without a blank before it. A sentencepiece tokenizer puts a blank before each text. So this function
+    puts a mark before the suffix, and drops the tokens of the blank and the mark. Code Llama's own code does the same."""
     mark = await engine.encode(_MARK, add_special_tokens=False)
     if engine.tokenizer is None or not (engine.tokenizer.id_to_piece(mark[0]) or "").startswith("\u2581"):
         return await engine.encode(suffix, add_special_tokens=False)

@@ -1,6 +1,6 @@
 """Turns each exception into an answer with OpenAI's form of errors: {"error": {"message", "type", "param", "code"}}.
 
-An answer names the client's mistake, or it says that the server failed. It never contains a file's path, a traceback or an
+The answer names the client's mistake, or it says that the server failed. It never contains a file's path, a traceback or an
 address in memory.
 """
 
@@ -24,6 +24,7 @@ from inflight.errors import (
     ContextLengthExceededError,
     EngineClosedError,
     EngineDeadError,
+    EngineRecoveringError,
     InflightError,
     InvalidRequestError,
     OverloadedError,
@@ -39,7 +40,7 @@ _KEPT_END = 200  # characters kept at the end of a message that is cut, because 
 MAX_PARAM = 256  # characters of `param`, which may contain names that the client chose
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MAX_VALIDATION_ERRORS = 3
-_WORDS = {  # type of pydantic's error -> our message, where pydantic's is about Python or does not help
+_WORDS = {  # type of pydantic's error -> our message, if pydantic's message is about Python or does not help the client
     "model_attributes_type": "input should be a JSON object",
     "model_type": "input should be a JSON object",
     "dict_type": "input should be a JSON object",
@@ -52,7 +53,7 @@ _KEY = re.compile(r"\['(\w+)'\]")
 _OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
 # the fields with which a request constrains the text
 _CONSTRAINING = "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
-_MAX_COMPARED = 100  # errors of a request that are read; the limit is needed because each is compared with all others
+_MAX_COMPARED = 100  # pydantic's errors that are read for one answer; each of them is compared with all others
 
 
 class ApiError(HTTPException):
@@ -80,7 +81,8 @@ class ApiError(HTTPException):
         self.code = code
 
     def body(self) -> bytes:
-        """The JSON of the answer, in ASCII. Text of the client is escaped, so even lone surrogates cause no error."""
+        """The JSON of the answer, in ASCII. All other characters are escaped, so even a lone surrogate in a client's text
+        causes no error."""
         message = _ADDRESS.sub("", str(self.detail))
         if len(message) > MAX_MESSAGE:
             message = message[: -_KEPT_END + MAX_MESSAGE - 1] + "…" + message[-_KEPT_END:]
@@ -102,10 +104,10 @@ class FieldError(InvalidRequestError):
 
 
 def to_api_error(error: Exception, field: str | None = None) -> ApiError:
-    """The answer for an exception. If the server is the cause, the details go to the log, not into the answer.
+    """Returns the answer for an exception. If the server is the cause, the details go to the log, not into the answer.
 
     Args:
-        field: the `param` of the answer, if the request is wrong and the error itself does not name a field.
+        field: the `param` of the answer if the request is wrong and `error` does not name the wrong field itself.
     """
     if isinstance(error, ApiError):
         return error
@@ -121,6 +123,8 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
     if isinstance(error, EngineClosedError):
         message = "the server is shutting down and accepts no new requests"
         return ApiError(503, message, type="server_error", code="shutting_down", headers={"Retry-After": "1"})
+    if isinstance(error, EngineRecoveringError):
+        return ApiError(500, str(error), type="server_error", code="engine_recovering")
     if isinstance(error, EngineDeadError):
         message = f"the engine has failed: {error.summary}" if error.summary else "the engine is not running"
         return ApiError(503, message, type="server_error", code="engine_dead")
@@ -130,11 +134,12 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
 
 
 def named_field(error: Exception, body: BaseModel) -> str | None:
-    """The field of the request that an error of the engine is about, as a path such as messages[0], or None.
+    """Returns the field of the request that an error of the engine is about, as a path such as messages[0]. None if the field
+    is not known.
 
-    The engine does not know the fields of requests. Its messages begin with the name of the wrong parameter, such as
-    "min_tokens=10 is more than max_tokens=3", and the field has the same name. But several fields can constrain the text. If
-    a constraint is wrong, the result is the first of these fields that the request has.
+    The engine does not know the fields of requests. But its messages begin with the name of the wrong parameter, as in
+    "min_tokens=10 is more than max_tokens=3", and usually the field has the same name. A constraint of the text can come from
+    several fields. If a constraint is wrong, the result is the first of `_CONSTRAINING` that the request has.
     """
     prompt_field = "messages" if _has(body, "messages") else "prompt"
     if isinstance(error, ContextLengthExceededError):
@@ -175,7 +180,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _http_error(request: Request, error: HTTPException) -> ApiError:
-    """The answer for an error of the router: the server has no such path, or the path does not support the method."""
+    """Returns the answer for an error of the router: the server has no such path, or the path does not support the method."""
     if error.status_code == 404:
         return ApiError(
             404,
@@ -195,11 +200,13 @@ def _validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: 
     """Make one answer from all of pydantic's errors. `param` is the first field that is wrong."""
     told: dict[str, dict[str, None]] = {}
     compared = errors[:_MAX_COMPARED]
-    # If a list is too long, report only that. The other errors are then about types of the field that the client did not mean.
+    # If a field may have several types, pydantic reports errors for each type. If a list is too long, the client meant this
+    # type, so errors about other types would only confuse.
     too_long = [error for error in compared if error["type"] == "too_long"]
     for error in too_long or compared:
         told.setdefault(_where(error, body), {})[_what(error)] = None
-    # If a field may have several types, report the type that fits most of the value. If all fail at one place, report all.
+    # Of the errors about several types, report those deepest in the value: they are about the type that fits best. If several
+    # types fail at the same place, report all of them.
     furthest = [where for where in told if not any(other.startswith((f"{where}.", f"{where}[")) for other in told)]
     furthest = _without_wrong_type(furthest)
     whats = {where: " or ".join(told[where]) for where in furthest[:_MAX_VALIDATION_ERRORS]}
@@ -217,14 +224,15 @@ def _what(error: Mapping[str, Any]) -> str:
 
 
 def _without_wrong_type(places: Sequence[str]) -> list[str]:
-    """If the "type" of an object is wrong, drop the object's other errors, because they are about fields of another type."""
+    """If the "type" of an object is wrong, drop the object's other errors, because they are about another type's fields."""
     wrong = [place.removesuffix("type") for place in places if place.endswith(".type")]
     return [place for place in places if place.endswith(".type") or not place.startswith(tuple(wrong))]
 
 
 def _where(error: Mapping[str, Any], body: object) -> str:
     """The path of an error, such as "messages[0].role" for ("body", "messages", 0, "role"). If a field may have several types,
-    pydantic puts the name of a type into the path. If a part is not a key of the object at this place, it is such a name."""
+    pydantic's path also contains the name of a type, which is left out here. A part of the path is the name of a type if the
+    object at this place has no such key."""
     loc: Sequence[str | int] = error["loc"]
     path, value = "", body
     for i, part in enumerate(loc[1:] if loc and loc[0] in ("body", "path", "query") else loc, 1):

@@ -1,4 +1,4 @@
-"""Starts a validated request in the engine and sends its answer, for chats and completions."""
+"""Starts a validated request (a chat or a completion) in the engine, and sends its answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_LOGPROBS_OF_ANSWER = 2**19  # log-probabilities that one answer may hold in 
 async def submit(
     server: ApiServer, http_request: Request, request: ValidatedRequest, answer_id: str
 ) -> list[OutputStream]:
-    """Start generating. Returns a stream for every prompt. If the caller stops reading a stream, it must abort the stream.
+    """Start generating. Returns one stream of outputs for each prompt. A caller that stops reading a stream must abort it.
 
     Raises:
         InflightError: the request is refused, and nothing has been started.
@@ -62,7 +62,8 @@ async def whole_answer(streams: Sequence[OutputStream], presenter: Presenter) ->
         InflightError: a request has failed.
     """
     outputs = [await _last(stream) for stream in streams]
-    if any(_shows_logprobs(stream.request) for stream in streams):
+    params = streams[0].request.params  # all prompts have the same parameters
+    if params.logprobs is not None or params.prompt_logprobs is not None:
         return await asyncio.to_thread(presenter.body, outputs)  # in a thread, so that other streams need not wait
     return presenter.body(outputs)
 
@@ -94,16 +95,9 @@ async def send_events(streams: Sequence[OutputStream], presenter: Presenter, eve
     await events.finish(presenter.usage_chunk() + DONE)
 
 
-def _shows_logprobs(request: ProcessedRequest) -> bool:
-    return request.params.logprobs is not None or request.params.prompt_logprobs is not None
-
-
 def _check_logprobs(requests: Sequence[ProcessedRequest], is_stream: bool) -> None:
-    """Refuse an answer that would hold too many log-probabilities at once. Each needs about 200 bytes. A stream holds few.
-
-    Raises:
-        InvalidRequestError: the answer may hold too many log-probabilities.
-    """
+    """Refuse an answer that might hold too many log-probabilities at once. Each needs about 200 bytes. In a stream only those
+    of the prompt count, because the others are sent as they come."""
     total = 0
     for request in requests:
         params, num_sequences = request.params, len(request.children)
@@ -147,7 +141,7 @@ def _check(output: RequestOutput) -> None:
     for choice in output.outputs:
         if choice.finish_reason != "error":
             continue
-        # A request cannot forbid every token. So if no token can be drawn, the logits are wrong.
+        # No request can forbid all tokens. So if there is no token to draw, the logits are wrong, which is the engine's fault.
         if output.engine_failed or output.error == NOTHING_TO_DRAW:
             raise EngineError(output.error)
         if output.error == TOO_MANY_GRAMMARS:

@@ -1,7 +1,7 @@
 """`GenerationFields`: the fields that chats and completions have in common, and how they become `SamplingParams`.
 
-The bounds of `SamplingParams` are repeated here, so that the OpenAPI document has them. The input processor checks the limits
-that depend on the model.
+The fields have the bounds of `SamplingParams`, so that the OpenAPI document shows these bounds. The engine's input processor
+checks the limits that depend on the model.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from inflight.sampling_params import (
     MAX_CHOICES,
     MAX_GRAMMAR_LENGTH,
     MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
-    MAX_N,
-    MAX_SEED,
     MAX_STOP_STRING_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
     StructuredOutputsParams,
 )
+from inflight.setting import settings_of
 
 MAX_INT = 2**31 - 1
 MAX_PRIORITY = 2**31 - 1
@@ -36,6 +34,15 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_LENGTH)]
 GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_LENGTH)]
 Schema = dict[str, Any]  # Any: a JSON schema, checked where it is compiled
+
+
+def sampling_field(name: str, description: str) -> Any:  # Any: as pydantic's own `Field`
+    """A field for a number, with the bounds of the field `name` of `SamplingParams`."""
+    declared = settings_of(SamplingParams)[name]
+    low, high = declared.bounds
+    if declared.excludes_low:
+        return Field(None, gt=low, le=high, description=description)
+    return Field(None, ge=low, le=high, description=description)
 
 
 class StreamOptions(StrictModel):
@@ -107,7 +114,6 @@ class StructuralTagFormat(StrictModel):
     format: TriggeredTags | None = None
 
     def document(self) -> Schema:
-        """The value of `StructuredOutputsParams.structural_tag`."""
         tags = self.format
         if (tags is None) == (self.structures is None) or (tags is None) == (self.triggers is None):
             raise FieldError(
@@ -144,30 +150,27 @@ class GenerationFields(StrictModel):
 
     model: str | None = Field(None, description="One of the names in /v1/models; the first of them if left out.")
     # how tokens are drawn
-    n: int | None = Field(None, ge=1, le=MAX_N, description="The number of answers to each prompt.")
-    temperature: float | None = Field(None, ge=0, le=1e4, description="0 is greedy.")
-    top_p: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="Only the smallest set of most probable tokens with this total probability is kept.",
+    n: int | None = sampling_field("n", "The number of answers to each prompt.")
+    temperature: float | None = sampling_field("temperature", "0 is greedy.")
+    top_p: float | None = sampling_field(
+        "top_p", "Only the smallest set of most probable tokens with this total probability is kept."
     )
-    top_k: int | None = Field(
-        None, ge=-1, le=MAX_INT, description="Only this number of the most probable tokens is kept; 0 and -1 keep all."
+    top_k: int | None = sampling_field(
+        "top_k", "Only this number of the most probable tokens is kept; 0 and -1 keep all."
     )
-    min_p: float | None = Field(
-        None, ge=0, le=1, description="Tokens with less than this share of the best token's probability are dropped."
+    min_p: float | None = sampling_field(
+        "min_p", "Tokens with less than this share of the best token's probability are dropped."
     )
-    presence_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Subtracted from the logit of each token that was emitted."
+    presence_penalty: float | None = sampling_field(
+        "presence_penalty", "Subtracted from the logit of each token that was emitted."
     )
-    frequency_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Subtracted from the logit of a token for each time that it was emitted."
+    frequency_penalty: float | None = sampling_field(
+        "frequency_penalty", "Subtracted from the logit of a token for each time that it was emitted."
     )
-    repetition_penalty: float | None = Field(
-        None, gt=0, le=1e4, description="Lowers the logits of tokens that are in the prompt or the output."
+    repetition_penalty: float | None = sampling_field(
+        "repetition_penalty", "Lowers the logits of tokens that are in the prompt or the output."
     )
-    seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED, description="Makes the draws repeatable.")
+    seed: int | None = sampling_field("seed", "Makes the draws repeatable.")
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, max_length=MAX_LOGIT_BIAS, description="Token id -> added to its logit."
     )
@@ -185,9 +188,7 @@ class GenerationFields(StrictModel):
         None, max_length=MAX_STOP_TOKEN_IDS, description="Tokens that end the text."
     )
     ignore_eos: bool | None = Field(None, description="Go on past the model's own end tokens.")
-    min_tokens: int | None = Field(
-        None, ge=0, le=MAX_INT, description="The answer does not end before this number of tokens."
-    )
+    min_tokens: int | None = sampling_field("min_tokens", "The answer does not end before this number of tokens.")
     include_stop_str_in_output: bool | None = Field(None, description="The stop string stays in the text.")
     skip_special_tokens: bool | None = Field(None, description="False leaves special tokens in the text.")
     # what form the text must have
@@ -218,11 +219,9 @@ class GenerationFields(StrictModel):
         le=MAX_INT,
         description="Keep only this number of tokens at the end of the prompt; -1 keeps as many as fit.",
     )
-    prompt_logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_LOGPROBS,
-        description="Log-probabilities of this number of tokens at each place of the prompt; not supported in a stream.",
+    prompt_logprobs: int | None = sampling_field(
+        "prompt_logprobs",
+        "Log-probabilities of this number of tokens at each place of the prompt; not supported in a stream.",
     )
     # fields that change nothing
     user: Annotated[str | None, no_effect("Data of the caller; nothing is stored.")] = None
@@ -252,16 +251,11 @@ class GenerationFields(StrictModel):
         Raises:
             InvalidRequestError: values are out of bounds, or contradict each other.
         """
-        given = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
-        return replace(
-            defaults,
-            **given,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            logit_bias=self._logit_bias(),
-            structured_outputs=self._structured_outputs(),
-        )
+        same = settings_of(SamplingParams).keys() & type(self).model_fields.keys()
+        given: dict[str, Any] = {name: value for name in same if (value := getattr(self, name)) is not None}
+        given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        given |= {"logit_bias": self._logit_bias(), "structured_outputs": self._structured_outputs()}
+        return replace(defaults, **given)
 
     def presentation(self, model: str) -> Presentation:
         """How the answer is written, according to these fields. `model` is the name that the client used."""
@@ -276,7 +270,7 @@ class GenerationFields(StrictModel):
         )
 
     def truncate_prompt(self, token_ids: list[int], max_model_len: int) -> list[int]:
-        """`truncate_prompt_tokens` keeps only the end of the prompt. Returns this end."""
+        """Returns the part of the prompt that `truncate_prompt_tokens` keeps, which is its end."""
         wanted = self.truncate_prompt_tokens
         if wanted is None:
             return token_ids
@@ -287,7 +281,7 @@ class GenerationFields(StrictModel):
         return token_ids[-(max_model_len - 1 if wanted == -1 else wanted) :]
 
     def check_stream(self) -> None:
-        """Refuse an option that only a stream has, if there is no stream. Refuse an option that a stream does not have."""
+        """Refuse `stream_options` if the answer is not a stream, and `prompt_logprobs` if it is a stream."""
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options needs a stream: set stream to true")
         if self.stream and self.prompt_logprobs is not None:
@@ -305,17 +299,21 @@ class GenerationFields(StrictModel):
         return biases
 
     def _structured_outputs(self) -> StructuredOutputsParams | None:
-        """The constraint of the text, or None. Several fields can express it, but a request may use only one of them."""
+        """The constraint of the text, or None. Several fields can express a constraint, but a request must not use more than
+        one of these fields."""
         found: dict[str, StructuredOutputsParams] = {}
+        given: dict[str, Any]
         if isinstance(self.response_format, JsonObjectFormat):
-            found["response_format"] = _json_constraint(self.response_format.schema_, is_strict=False)
+            schema = self.response_format.schema_
+            given = {"json_object": True} if schema is None else {"json": schema, "lenient": True}
+            found["response_format"] = StructuredOutputsParams(**given)
         elif isinstance(self.response_format, JsonSchemaResponseFormat):
             wanted = self.response_format.json_schema
             if wanted.schema_ is None:
                 raise FieldError(
                     "response_format.json_schema.schema", "response_format.json_schema has no schema; add one"
                 )
-            found["response_format"] = _json_constraint(wanted.schema_, is_strict=bool(wanted.strict))
+            found["response_format"] = StructuredOutputsParams(json=wanted.schema_, lenient=not wanted.strict)
         elif isinstance(self.response_format, StructuralTagFormat):
             document = self.response_format.document()
             found["response_format"] = StructuredOutputsParams(structural_tag=document)
@@ -329,15 +327,3 @@ class GenerationFields(StrictModel):
             names = list(found)
             raise FieldError(names[1], f"{' and '.join(names)} each constrain the text; give one of them")
         return next(iter(found.values()), None)
-
-
-def _json_constraint(schema: Schema | None, *, is_strict: bool) -> StructuredOutputsParams:
-    if schema is None:
-        return StructuredOutputsParams(json_object=True)
-    return StructuredOutputsParams(json=schema, lenient=not is_strict)
-
-
-_SAME_NAMES = (
-    "n temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed stop stop_token_ids "
-    "ignore_eos min_tokens bad_words allowed_token_ids skip_special_tokens include_stop_str_in_output"
-).split()

@@ -61,7 +61,8 @@ def _respond(
     validate: Callable[[], Awaitable[ValidatedRequest]],
     presenter_type: type[Presenter],
 ) -> Response:
-    """All work is done inside the response, even rendering and tokenising. If the client disconnects, it is cancelled."""
+    """Returns a response that does all the work when it is sent, even rendering and tokenising. `WorkResponse` cancels the work
+    if the client disconnects."""
     ignored = server.ignored_fields.take_out(body)
 
     async def start() -> tuple[list[OutputStream], Presenter, bool]:
@@ -89,7 +90,7 @@ def _respond(
         except (InvalidRequestError, TokenizerError) as error:
             raise to_api_error(error, named_field(error, body)) from error
         except OverloadedError:
-            if server.metrics is not None and not streams:
+            if not streams:
                 server.metrics.request_refused("queue_full")
             raise
         finally:
@@ -100,10 +101,11 @@ def _respond(
 
 
 def _streamed_or_not(whole: type, chunk: type) -> dict[str, Any]:
-    """FastAPI adds the schema of `whole` to application/json. The description mentions the events of a stream."""
+    """The OpenAPI description of an answer that may be a stream. FastAPI adds the schema of `whole` for application/json. The
+    text of the description names the events of a stream."""
     return {
         "model": whole,
         "description": f"A {whole.__name__}; with stream, events of {chunk.__name__}, then [DONE].",
-        # there is no schema, because OpenAPI 3.1 cannot describe events
+        # no schema, because OpenAPI 3.1 cannot describe events
         "content": {"text/event-stream": {}},
     }

@@ -9,9 +9,10 @@ from inflight.outputs import Logprob
 from inflight.tokenizer.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # written instead of minus infinity, which JSON does not have
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoded text has it, if a token is only a part of a character
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoded text of a token that is only a part of a character contains it
 
-Row = Mapping[int, Logprob]  # the log-probabilities at one position, by token id; the token at this position is first
+# The log-probabilities at one position, by token id. The first entry is that of the token that is at this position in the text.
+Row = Mapping[int, Logprob]
 
 
 def chat_logprobs(rows: Sequence[Row], top: int, tokenizer: Tokenizer | None) -> list[TokenLogprob]:
@@ -34,7 +35,8 @@ def _token(token_id: int, found: Logprob, tokenizer: Tokenizer | None) -> TopLog
 
 
 def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes:
-    """The token's bytes in UTF-8. If the token is only a part of a character, they cannot be read from its decoded text."""
+    """The token's bytes in UTF-8. If the token is only a part of a character, its decoded text does not contain these bytes, so
+    they come from the tokenizer."""
     if _REPLACEMENT not in text or tokenizer is None:
         return text.encode("utf-8")
     byte = tokenizer.byte_fallback(token_id)
@@ -42,13 +44,14 @@ def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of one choice of a completion. Text offsets go on from chunk to chunk of the choice."""
+    """Makes `choices[].logprobs` for one choice of a completion. Text offsets count from the beginning of the choice, also in
+    later chunks."""
 
     def __init__(self) -> None:
         self._offset = 0
 
     def columns(self, rows: Sequence[Row | None], first_token: str = "") -> LogprobColumns:
-        """The columns of the next tokens. The row of the prompt's first token is None, and `first_token` is its text."""
+        """The columns of the next tokens. The row of the prompt's first token is None, so `first_token` gives its text."""
         columns: LogprobColumns = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for row in rows:
             found = None if row is None else next(iter(row.values()))
@@ -61,7 +64,8 @@ class CompletionLogprobs:
         return columns
 
     def _best(self, row: Row) -> dict[str, float]:
-        """Token text -> log-probability, for the best tokens and the drawn one. Of equal texts the higher value is kept."""
+        """Token text -> log-probability, for the most probable tokens and the token in the text. If several tokens have the
+        same text, the highest value is kept."""
         best: dict[str, float] = {}
         drawn, *others = row.values()
         for entry in [drawn, *sorted(others, key=lambda entry: entry.rank)]:

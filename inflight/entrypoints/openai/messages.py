@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -104,26 +103,21 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages for the template, with only the fields that are given. The arguments of calls become objects, because
-    templates write objects as JSON. Arguments that are not a JSON object stay text. A model may have made a mistake in them, or
-    `max_tokens` may have cut them."""
+    """The messages for the template, with only the fields that the request gives. The arguments of calls become objects,
+    because templates write objects as JSON. Arguments that are not a JSON object stay text: the model may have made a mistake,
+    or `max_tokens` may have cut them off."""
     return [_template_message(message) for message in messages]
 
 
 def malformed_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The called functions whose arguments are still text, because `template_messages` could not parse them."""
+    """The called functions whose arguments `template_messages` could not parse, so that they are still text."""
     functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
     return [function for function in functions if isinstance(function["arguments"], str)]
 
 
 def read_arguments(text: str) -> dict[str, Any]:
     """The readable part of malformed arguments: {"city": ""} for '{"city": "', and {} for text that is not JSON at all."""
-    try:
-        value = from_json(text, allow_partial="trailing-strings")
-        json.dumps(value, allow_nan=False)  # raises ValueError if a number is infinite
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return _parse_object(text, allow_partial="trailing-strings") or {}
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
@@ -134,30 +128,21 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
         call.pop("index", None)
         call.setdefault("type", "function")
         arguments = call["function"].get("arguments") or {}
-        call["function"]["arguments"] = _arguments(arguments) if isinstance(arguments, str) else arguments
+        if isinstance(arguments, str):
+            found = _parse_object(arguments)
+            arguments = arguments if found is None else found
+        call["function"]["arguments"] = arguments
     return plain
 
 
-def _arguments(text: str) -> dict[str, Any] | str:
+def _parse_object(
+    text: str, allow_partial: Literal[False, "trailing-strings"] = False
+) -> dict[str, Any] | None:  # Any: JSON
+    """The JSON object in `text`, or None if `text` is not a JSON object. NaN, infinite numbers and lone surrogates are not
+    JSON."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-        if "\\ud" in text.lower():  # half of a surrogate pair is not valid text; encoding it fails
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError):  # a UnicodeEncodeError is a ValueError
-        return text
-    return value if isinstance(value, dict) else text
-
-
-def _refuse_constant(constant: str) -> float:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
-def _finite(number: str) -> float:
-    """
-    Raises:
-        ValueError: the number is infinite as a float, like 1e999. JSON has no such value.
-    """
-    value = float(number)
-    if not math.isfinite(value):
-        raise ValueError(f"{number} is not a finite number")
-    return value
+        value = from_json(text, allow_partial=allow_partial)
+        json.dumps(value, allow_nan=False)  # raises ValueError for NaN and for an infinite number, such as 1e999
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

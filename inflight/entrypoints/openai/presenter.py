@@ -22,10 +22,11 @@ _SLOW_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allo
 
 @dataclass(slots=True)
 class UsageCount:
-    """Counts the tokens so far. Each prompt counts once, even if it has several choices."""
+    """Counts the tokens of an answer so far. Each prompt counts once, even if it has several choices."""
 
     completion_tokens: int = 0
-    prompts: dict[int, tuple[int, int]] = field(default_factory=dict)  # prompt index -> tokens, cached tokens
+    # prompt index -> the number of the prompt's tokens, and how many of them were in the prefix cache
+    prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         self.prompts[prompt_index] = (len(output.prompt_token_ids), output.num_cached_tokens)
@@ -43,7 +44,8 @@ class UsageCount:
 
 
 class Presenter(ABC):
-    """Each request has its own presenter. Its methods must be called in the order in which the outputs come."""
+    """Each request has its own presenter. For a stream, call `chunks` for each output in the order in which the outputs come,
+    and then `usage_chunk`. For one body, call only `body`."""
 
     id_prefix: str  # the beginning of an answer's id
     chunk_object: str
@@ -62,14 +64,14 @@ class Presenter(ABC):
             "model": presentation.model,
             "system_fingerprint": fingerprint,
         }
-        # the part that all chunks of a request have in common is encoded only once
+        # all chunks of a request begin with the same JSON, which is encoded only once
         self._head = b"data: " + to_json({**self._shared, "object": self.chunk_object})[:-1] + b',"choices":['
         has_null_usage = presentation.include_usage and not presentation.continuous_usage
         self._end = b',"usage":null}\n\n' if has_null_usage else b"}\n\n"
 
     @abstractmethod
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
-        """The events for `output`, which holds only what is new. The list may be empty."""
+        """The events for `output`, which contains only what is new since the output before it. The list may be empty."""
 
     @abstractmethod
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
@@ -100,10 +102,11 @@ class Presenter(ABC):
         }
         if self._top_logprobs is None and not self._presentation.prompt_logprobs:
             return to_json(answer)
-        # A body with log-probabilities may be large. This encoder is written in Python, so other threads can run in between.
+        # A body with log-probabilities may be large. pydantic's encoder would hold the GIL until the whole body is encoded.
+        # This encoder is written in Python, so other threads can run in between.
         return "".join(_SLOW_ENCODER.iterencode(answer)).encode("utf-8")
 
 
 def finish_reason_of(choice: CompletionOutput) -> FinishReason | None:
-    """The choice's finish reason. It is never "error", because a request that ends so gets an error as its answer."""
+    """The choice's finish reason. It is never "error", because a presenter never gets the outputs of a failed request."""
     return cast("FinishReason | None", choice.finish_reason)

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from inflight.entrypoints.openai.generation_fields import MAX_INT, GenerationFields, TokenId
+from inflight.entrypoints.openai.generation_fields import MAX_INT, GenerationFields, TokenId, sampling_field
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool, ToolChoice
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
-from inflight.sampling_params import MAX_LOGPROBS, MAX_N
+from inflight.sampling_params import MAX_N
 
 MAX_PROMPTS = 256  # per completion request
 MAX_TEMPLATE_LENGTH = 2**18
@@ -54,11 +54,8 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="The most tokens of an answer.")
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="Older name of max_completion_tokens.")
     logprobs: bool | None = Field(None, description="The log-probability of each token.")
-    top_logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_LOGPROBS,
-        description="Log-probabilities of this number of the most probable tokens at each place; needs logprobs.",
+    top_logprobs: int | None = sampling_field(
+        "logprobs", "Log-probabilities of this number of the most probable tokens at each place; needs logprobs."
     )
     tool_choice: ToolChoice | None = Field(None, description="none, auto, required, or one function by name.")
     parallel_tool_calls: bool | None = Field(None, description="False: at most one call.")
@@ -91,11 +88,8 @@ class CompletionRequest(GenerationFields):
     max_tokens: int | None = Field(
         None, ge=0, le=MAX_INT, description="The most tokens of a completion; 16 if left out. 0 only with echo."
     )
-    logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_LOGPROBS,
-        description="Log-probabilities of each token and of this number of the most probable ones.",
+    logprobs: int | None = sampling_field(
+        "logprobs", "Log-probabilities of each token and of this number of the most probable ones."
     )
     echo: bool | None = Field(None, description="The answer has the prompt before the completion, also in logprobs.")
     add_special_tokens: bool | None = Field(

@@ -23,7 +23,8 @@ async def render_messages(
     """Returns the prompt's token ids. `body` must have messages. `tools` is the result of `plain_tools`.
 
     Raises:
-        InvalidRequestError: the template refuses the messages, or the server does not allow the request's own template.
+        InvalidRequestError: the template refuses the messages, the request has a chat template and the server does not allow
+            this, or the engine has no tokenizer.
         TokenizerError: the request's own template is not valid Jinja, or needs too much time or memory.
     """
     engine, chat_template = server.engine, body.chat_template
@@ -61,9 +62,9 @@ async def render_messages(
 async def _render_calls(
     render: Callable[[list[dict[str, Any]]], Awaitable[str]], messages: list[dict[str, Any]]
 ) -> str:
-    """Render `messages`. Arguments that are not a JSON object are first given to the template as text. If the rendered prompt
-    does not contain this text unchanged, the template gets the readable part of the arguments, as an object, instead. Most
-    templates convert arguments to JSON, so they would write the text as a quoted string."""
+    """Render `messages`. If the arguments of a call are not a JSON object, the template first gets them as text. Most templates
+    convert arguments to JSON, and so write the text as a quoted string. If the rendered prompt does not contain the text
+    unchanged, `messages` are rendered again, with an object that contains the readable part of the arguments."""
 
     def read_malformed() -> None:
         for function in malformed:
@@ -71,7 +72,7 @@ async def _render_calls(
 
     malformed = await asyncio.to_thread(malformed_calls, messages)
     if malformed:
-        # if arguments are text, a template that iterates over their members fails
+        # if a template iterates over the members of arguments, it fails if they are text
         with suppress(InvalidRequestError):
             text = await render(messages)
             if all(function["arguments"] in text for function in malformed):
@@ -81,5 +82,6 @@ async def _render_calls(
 
 
 def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
-    """Tools as JSON, with the fields that the request gave, because a template writes all fields. None if empty."""
+    """The tools as JSON objects, or None if there are no tools. They contain only the fields that the request gave, because a
+    template writes all fields into the prompt."""
     return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None

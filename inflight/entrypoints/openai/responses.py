@@ -1,6 +1,6 @@
 """The JSON objects of answers, as typed dicts. Endpoints return them, and /openapi.json describes them.
 
-A member that may be absent is `NotRequired`. Every other member is always present, but may be null.
+A member that may be absent is `NotRequired`. Every other member is always present, and may be null if its type contains None.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RankedLogprob(Body):
     decoded_token: str | None
 
 
-# One entry for each position of the prompt; None at the first. The keys are token ids, as text.
+# One entry for each position of the prompt. The first entry is None. The keys of the others are token ids, as text.
 PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 

@@ -30,20 +30,20 @@ class ApiServer:
     """Immutable, except that `ignored_fields` remembers the names that it has logged.
 
     Attributes:
-        metrics: counts requests; None if nothing is counted.
-        model_names: all names of the one model. If a request has no model name, its answer has the first one.
+        model_names: all names of the one model. The answer to a request without a model name has the first of these names.
         request_log: writes a line when a request begins or ends; None if requests are not logged.
         templates: renders chat templates that requests contain; None if requests must not contain any.
         parsers: the parsers of tool calls and reasoning that the settings or the chat template choose.
         ignored_fields: removes and reports unknown fields.
-        fingerprint: a text that changes when the version, the model or the dtype changes, and so answers may change.
+        fingerprint: a text for clients. It changes when the version, the model or the dtype changes, because then the answers
+            to the same requests may change, too.
     """
 
     def __init__(
         self,
         engine: AsyncLLM,
         settings: ServerSettings,
-        metrics: ServingMetrics | None = None,
+        metrics: ServingMetrics,
         templates: TemplateProcesses | None = None,
         request_log: RequestLog | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class ApiServer:
         self.parsers = resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, engine.chat_template)
 
     def check_model(self, name: str | None) -> str:
-        """Returns the model name for the answer to a request whose model name is `name`.
+        """Returns the model name for the answer. `name` is the model name in the request, or None.
 
         Raises:
             ApiError: there is no such model. The status is 404, as in OpenAI's API.
@@ -92,8 +92,8 @@ def answer_id(request: Request, prefix: str) -> str:
 
 
 def arrival_time(request: Request) -> float:
-    """The `time.monotonic()` at which a middleware received the request's head. If there is no such middleware, the current
-    time."""
+    """The `time.monotonic()` at which the middleware `AccessLog` received the request's head, or the current time if the app
+    runs without this middleware."""
     return float(request.scope.get("state", {}).get("arrival_time", time.monotonic()))
 
 
@@ -102,7 +102,7 @@ async def within_deadline(request: Request) -> AsyncIterator[None]:
     """Limits the time for the work before a request's first token: reading its body, rendering, tokenising.
 
     Raises:
-        RequestTimeoutError: the app's `request_timeout` has passed since the request came.
+        RequestTimeoutError: the app's `request_timeout` has passed since `arrival_time`.
     """
     timeout: float | None = request.app.state.request_timeout
     try:

@@ -20,10 +20,10 @@ _COMMENT = b": keep-alive\n\n"
 
 
 class WorkResponse(Response):
-    """Runs `work(send)`. If the client disconnects, the work is cancelled, and the response waits until the work has ended.
+    """A response that runs `work(send)`. If the client disconnects, it cancels the work, and waits until the work has ended.
 
-    `work` returns the response, or None if it has sent the response by itself. If it raises before it has sent anything, the
-    app's error handlers make the response.
+    `work` returns the response, or None if it has sent the response itself. If `work` raises an error before it has sent
+    anything, the app's error handlers make the response.
     """
 
     def __init__(self, work: Callable[[Send], Awaitable[Response | None]]) -> None:
@@ -44,14 +44,14 @@ class WorkResponse(Response):
 
 
 class EventStream:
-    """Sends events. The status line is sent with the first event, so before it the answer can still be an error with a status
-    of its own.
+    """Sends events. Status and headers are sent only with the first event or comment. Until then the answer can still become an
+    error with another status.
 
     Args:
         headers: further headers of the response.
         keep_alive: after this number of seconds without an event a comment is sent, so that no proxy closes the stream of a
-            request that waits in the queue. Clients ignore comments (HTML, section 9.2.6). If a comment comes before all
-            events, it sends the status 200. If None, no comments are sent.
+            request that waits in the queue. Clients ignore comments (HTML standard, section 9.2.6). If None, no comments are
+            sent.
     """
 
     def __init__(self, send: Send, keep_alive: float | None = None, headers: Mapping[str, str] | None = None) -> None:
@@ -63,9 +63,9 @@ class EventStream:
         self._start_lock = asyncio.Lock()
 
     async def send(self, events: bytes) -> None:
-        """Send events. This returns when the server accepts more data, so a slow client delays only its own stream.
+        """Send events. Returns when uvicorn accepts more data, so the task of a slow client waits here.
 
-        Several tasks may call this method, because the server writes each message as a whole.
+        Several tasks may call this method at the same time, because uvicorn writes each message as a whole.
         """
         if not self.has_started:
             async with self._start_lock:
@@ -82,7 +82,7 @@ class EventStream:
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
-        """Send comments while the body of the `with` block waits for events. Call `finish` after the block."""
+        """Send comments while the `with` block waits for events. Call `finish` after the block."""
         if self._keep_alive is None:
             yield
             return

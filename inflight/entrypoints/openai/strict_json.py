@@ -16,16 +16,16 @@ from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.server import within_deadline
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that other requests need not wait
-# While a body is parsed and pydantic checks it, the GIL is held. These limits bound this time.
+# The GIL is held while a body is parsed and while pydantic checks it. The next two limits bound this time.
 MAX_VALUES = 2**18  # per body
 MAX_KEYS = 4096  # per object
-_SLICE = 2**18  # bytes that are searched in one call
+_SLICE = 2**18  # bytes that one call of `count` searches
 # A JSON string. A string without an end is matched up to the end of the body, so that the search takes linear time.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 class JsonRoute(APIRoute):
-    """The state of the app must have `request_timeout`, which `within_deadline` reads."""
+    """Used by an app whose `state` has `request_timeout`, because `within_deadline` reads it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -35,7 +35,7 @@ class JsonRoute(APIRoute):
             if not has_body:
                 return await handle(request)
             _check_content_type(request)
-            # This deadline is for receiving, parsing and checking the body. The response checks the deadline again later.
+            # Here the deadline limits receiving, parsing and checking the body. Later the response checks the deadline again.
             async with within_deadline(request):
                 return await handle(_StrictRequest(request.scope, request.receive))
 
@@ -57,10 +57,10 @@ def _check_content_type(request: Request) -> None:
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse strict JSON. A byte-order mark before it is ignored, as RFC 8259, section 8.1 allows.
+    """Parse strict JSON. A byte-order mark before the JSON is ignored, as RFC 8259, section 8.1 allows.
 
     Raises:
-        ApiError: the body is wrong. The status is 400, and the message says why.
+        ApiError: the body is not strict JSON, or is too large. The status is 400, and the message says why.
     """
     _check_size(body)
     try:
@@ -83,7 +83,8 @@ def parse_json(body: bytes) -> Any:
 
 
 def _check_size(body: bytes) -> None:
-    """Refuse a body with too many values. To count the values, commas and opening brackets outside strings are counted."""
+    """Refuse a body with too many values. The number of values is estimated by the number of commas and opening brackets
+    outside strings."""
     num_values = _count_values(body)
     if num_values > MAX_VALUES:
         num_values -= sum(_count_values(string[0]) for string in _STRING.finditer(body))

@@ -1,12 +1,13 @@
 """`StrictModel`: a JSON object of a request. `IgnoredFields`: removes unknown fields from a request, and reports them.
 
-A field that no model declares may belong to another engine, be newer than this server, or be data that a client library adds.
-So the request is answered as if the field were not there. The log names each unknown field once, and a header of the answer
-names the unknown fields of its request. If `strict_fields` is set, a request with unknown fields is refused.
+An unknown field is a field that no model of this package declares. It may belong to another engine, be newer than this server,
+or be data that a client library adds. So the request is answered as if the field were not there. The log names each unknown
+field once, and a header of the answer names the unknown fields of its request. If the setting `strict_fields` is set, a request
+with unknown fields is refused.
 
-The description of a field says what the field does. A field that does nothing is made with `no_effect`. If a
-field accepts only the value that changes nothing, it is made with `neutral`. docs/server-api.md and the field test use
-these marks, which are in the OpenAPI document.
+The description of a field says what the field does. A field that does nothing is made with `no_effect`. A field that accepts
+only the value that changes nothing is made with `neutral`. Both functions mark the field in the OpenAPI document.
+docs/server-api.md and a test of all fields use these marks.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _PLAIN = " !#$&'()*+-./:;=?@[]^_`{|}~<>"  # characters that a header holds uncha
 
 
 class StrictModel(BaseModel):
-    """Each known field must have exactly its declared type. A bool is not accepted as an integer. "5", NaN and infinity are not
-    accepted as numbers. If a field is None, the request has left it out, or has given null."""
+    """Values are not converted to the declared type: a bool is not accepted as an integer, and "5" is not accepted as a number.
+    NaN and infinity are not accepted either. If a field is None, the request has left it out, or has given null."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -45,27 +46,25 @@ def no_effect(why: str, **bounds: Any) -> Any:  # Any: as pydantic's own `Field`
 
 
 def neutral(why: str, **bounds: Any) -> Any:
-    """A field that accepts only the neutral value, because the server does not support what other values ask for."""
+    """A field that accepts only the value that changes nothing, because the server does not support what other values ask for.
+    `why` is the field's description."""
     return Field(description=why, json_schema_extra={EFFECT: "neutral"}, **bounds)
 
 
 class IgnoredFields:
-    """A server has one of these. Only the event loop's thread uses it.
-
-    Args:
-        is_strict: whether requests with unknown fields are refused.
-    """
+    """Removes and reports unknown fields. Each server has one object of this class, for the thread of its event loop. If
+    `is_strict`, unknown fields are refused."""
 
     def __init__(self, *, is_strict: bool) -> None:
         self._is_strict = is_strict
         self._logged: set[str] = set()
 
     def take_out(self, body: StrictModel) -> list[str]:
-        """Remove unknown fields from `body`, at every level. Returns the names of the removed fields that are not null,
-        such as `messages[].parsed`.
+        """Remove unknown fields from `body`, at every level. Returns the names of the removed fields that are not null, such as
+        `messages[].parsed`.
 
         Raises:
-            FieldError: there are such fields, and the server is strict.
+            FieldError: an unknown field is not null, and unknown fields are refused.
         """
         found: dict[str, None] = {}
         for path, extra in _take_unknown(body, ""):
@@ -75,7 +74,7 @@ class IgnoredFields:
                     message = f"{where}: this field is not known here, and --strict-fields is set: leave it out"
                     raise FieldError(where, message)
                 if len(found) > MAX_NAMES:
-                    # The header shows one name less, and then "and more".
+                    # `header` shows MAX_NAMES names. From one name more it sees that it must add "and more".
                     break
                 found[_INDEX.sub("[]", path) + key[:MAX_NAME_LENGTH]] = None
         return list(found)
@@ -106,7 +105,8 @@ def _plain(name: str) -> str:
 
 
 def _take_unknown(value: object, path: str) -> Iterator[tuple[str, list[str]]]:
-    """Remove the unknown fields. Yields a pair such as ("messages[0].", ["parsed"]) for each object that had unknown fields."""
+    """Remove the unknown fields of `value`, which is at `path` in the request. For each object that had unknown fields that are
+    not null, yields a pair such as ("messages[0].", ["parsed"])."""
     if isinstance(value, StrictModel):
         dot = f"{path}." if path else ""
         if extra := value.__pydantic_extra__:

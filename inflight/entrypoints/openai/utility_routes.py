@@ -1,4 +1,4 @@
-"""The endpoints that do not generate text: models, tokens, version, health, metrics, the prefix cache."""
+"""The endpoints that do not generate text: models, tokens, version, health, faults, metrics, the prefix cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from inflight.entrypoints.openai.responses import (
 )
 from inflight.entrypoints.openai.server import ApiServer, within_deadline
 from inflight.entrypoints.openai.sse import WorkResponse
-from inflight.errors import EngineError, InvalidRequestError, TokenizerError
+from inflight.errors import EngineError, EngineRecoveringError, InvalidRequestError, TokenizerError
+from inflight.interface.statistics import FaultStatus
 
 
 def add_model_routes(app: FastAPI, server: ApiServer) -> None:
@@ -63,7 +64,7 @@ def add_model_routes(app: FastAPI, server: ApiServer) -> None:
         }
 
     app.add_api_route("/v1/models", list_models, methods=["GET"], responses=ERRORS)
-    # `:path`, because a model's name may contain a slash, as on the hub
+    # the name of a model may contain a slash, as on the hub, and only `:path` matches a slash
     app.add_api_route("/v1/models/{model:path}", retrieve_model, methods=["GET"], responses=ERRORS)
     app.add_api_route("/tokenizer_info", tokenizer_info, methods=["GET"], responses=ERRORS)
 
@@ -155,9 +156,15 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
             raise ApiError(503, "the server is shutting down", type="server_error", code="shutting_down")
         try:
             await engine.check_ready()
+        except EngineRecoveringError as error:
+            raise ApiError(503, str(error), type="server_error", code="engine_recovering") from error
         except EngineError as error:
             raise ApiError(503, "the engine makes no steps", type="server_error", code="not_ready") from error
         return {"status": "ready"}
+
+    async def fault_tolerance_status() -> FaultStatus:
+        """Whether the engine recovers from a fault, and which recoveries there were."""
+        return engine.fault_status
 
     async def reset_prefix_cache() -> Status:
         """Forget the KV blocks of earlier prompts."""
@@ -166,11 +173,10 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
 
     for path, endpoint in (("/version", version), ("/health", health), ("/ready", ready)):
         app.add_api_route(path, endpoint, methods=["GET"], responses=ERRORS)
-    # not in the OpenAPI document, because there both methods would have the same operation id
+    app.add_api_route("/fault_tolerance/status", fault_tolerance_status, methods=["GET"], responses=ERRORS)
+    # /ping is not in the OpenAPI document, because its two methods would have the same operation id there
     app.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
     app.add_api_route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"], responses=ERRORS)
-    if metrics is None:
-        return
 
     async def show_metrics(request: Request) -> Response:
         """Metrics for Prometheus."""

@@ -11,7 +11,8 @@ from inflight.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt as token ids. `text` is None if the prompt was given as token ids and its text is not needed."""
+    """A prompt as token ids. `text` is the prompt's text, which only an answer with `Presentation.echo` shows. It may be None
+    if the answer does not show it."""
 
     token_ids: list[int]
     text: str | None
@@ -27,10 +28,10 @@ class Presentation:
         continuous_usage: whether every chunk of a stream has the usage so far.
         prompt_logprobs: whether the answer has the prompt's log-probabilities, in vLLM's form.
         return_token_ids: whether the answer has the token ids of the prompt and of the completions.
-        echo: whether the prompt's text and log-probabilities come before the completion's text and log-probabilities.
-        prompt_only: whether the answer shows only the prompt, without the one token that the engine draws.
-        make_parser: makes a parser for the text of one choice, if the text may contain tool calls or reasoning. If None, all
-            text is content.
+        echo: whether the answer shows the prompt before the completion, in the text and in the log-probabilities.
+        prompt_only: whether the answer shows only the prompt. The engine draws at least one token, which is then left out.
+        make_parser: makes a parser for the text of one choice, which may contain tool calls or reasoning. None if all text is
+            content.
     """
 
     model: str
@@ -46,11 +47,12 @@ class Presentation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedRequest:
-    """A request that is rendered, tokenised and checked, except for the limits that the engine checks.
+    """A request that is rendered, tokenised and checked. Only the engine checks limits that depend on the model.
 
     Attributes:
         params: the sampling parameters, which are the same for all prompts.
-        thinks_first: whether the model may think before it answers. If so, a grammar starts only after the thinking.
+        thinks_first: whether the model can think before it answers. If so, a grammar constrains only the text after the
+            thinking.
     """
 
     prompts: tuple[TokenPrompt, ...]

@@ -1,1 +1,1 @@
-"""`inflight serve` around the app: settings, checks, middlewares, sockets, signals and shutdown. Nothing here loads torch."""
+"""What `inflight serve` has around the HTTP app: settings, checks, middlewares, sockets, signals, shutdown. Loads no torch."""

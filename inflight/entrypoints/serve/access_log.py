@@ -1,8 +1,9 @@
 """`AccessLog`: when a request has ended, writes a line about it and counts it in the metrics.
 
-A line has the method, the path without its query, status, seconds, bytes, request id and client. It never has headers, bodies
-or queries, because they contain keys and prompts. There is no line for a health check or a read of /metrics that is answered
-with 200, because such requests come every few seconds.
+A line has the time, the client's address, the method, the path without its query, the status, the seconds until the response
+has ended, the bytes of the response's body, and the request id. It never has headers, bodies or queries, because they may
+contain keys and prompts. There is no line for a health check or a read of /metrics that is answered with 200, because such
+requests come every few seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from inflight.entrypoints.serve.asgi import PROBES, ASGIApp, Message, Receive, Scope, Send
-from inflight.entrypoints.serve.spellings import SENT_METHOD
+from inflight.entrypoints.serve.asgi import PROBES, SENT_METHOD, ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
+_TEXT = '{time} {client} "{method} {path}" {status} {seconds}s {bytes}B {request_id}'
 _MAX_PATH = 256
 MAX_LINES = 10_000  # lines that may wait to be written: a few seconds of a busy server
 STDOUT = 1
@@ -34,16 +35,16 @@ class AccessLog:
     """
     Args:
         kind: "text", "json", or "off".
-        observe: called with route, status and seconds of each request. The route is the app's pattern, such as
-            /v1/models/{model}, or "unmatched". So the number of different routes is bounded.
-        lines: writes the lines. None if `kind` is "off".
+        observe: called with route, status and seconds of each request. The route is the app's pattern for the path, such as
+            /v1/models/{model}, or "unmatched" if no pattern fits. So the number of different routes is bounded.
+        lines: writes the lines. If None, no lines are written.
     """
 
     def __init__(
         self, app: ASGIApp, kind: str, observe: Observe | None = None, lines: LineWriter | None = None
     ) -> None:
         self._app = app
-        self._format = {"text": _as_text, "json": json.dumps, "off": None}[kind]
+        self._format = {"text": _TEXT.format_map, "json": json.dumps, "off": None}[kind]
         self._observe = observe
         self._lines = lines
 
@@ -88,11 +89,11 @@ class AccessLog:
 
 
 class LineWriter:
-    """Writes lines in a thread of its own, so that no request waits for a slow reader of the log. If MAX_LINES wait, or if
-    a line cannot be written, the line is dropped. The first drop is logged, and `close` logs the number of dropped lines.
+    """Writes lines in a thread of its own, so that no request waits for a slow reader of the log. A line is dropped if too many
+    lines wait (MAX_LINES), or if it cannot be written. The first drop is logged, and `close` logs how many lines were dropped.
 
-    The thread writes to the file descriptor, not to sys.stdout. While a pipe is full, such a write would hold the lock of
-    sys.stdout, and every other print would wait for it.
+    The thread writes to the file descriptor, not to sys.stdout. While a pipe is full, a write to sys.stdout would wait and hold
+    the lock of sys.stdout, and every `print` of other threads would wait for this lock.
     """
 
     def __init__(self, fd: int = STDOUT) -> None:
@@ -111,7 +112,7 @@ class LineWriter:
             self._drop()
 
     def close(self, timeout: float) -> None:
-        """Write the lines that are left, for at most `timeout` seconds. Blocks. Call it once."""
+        """Wait at most `timeout` seconds until all lines are written. Call it once."""
         self._queue.put(None)
         self._thread.join(timeout)
         if self.num_dropped:
@@ -135,10 +136,6 @@ class LineWriter:
             )
 
 
-def _as_text(entry: dict[str, object]) -> str:
-    return '{time} {client} "{method} {path}" {status} {seconds}s {bytes}B {request_id}'.format(**entry)
-
-
 def _printable(path: str) -> str:
-    """The path, shortened, without line breaks, terminal sequences and quotes."""
+    """A path or an address for the log: shortened, and without line breaks, terminal sequences and quotation marks."""
     return "".join(c if c.isprintable() and c != '"' else "?" for c in path[:_MAX_PATH])

@@ -16,7 +16,7 @@ def read_key_file(path: Path) -> tuple[str, ...]:
     """Read a file with one key on each line. Empty lines and lines that begin with # are left out.
 
     Raises:
-        ConfigError: the file cannot be read, has an unusable key, or has no key at all, with which the server would let
+        ConfigError: the file cannot be read, has an unusable key, or has no key at all. A server without keys would let
             everybody in. No message contains a key.
     """
     try:
@@ -42,7 +42,8 @@ def key_problems(keys: Sequence[str]) -> Iterator[str]:
 
 
 class ApiKeys:
-    """Holds only digests of the keys. How long `accepts` takes depends only on the number of keys and the length of `shown`.
+    """The keys that are valid now, as digests. The time of `accepts` depends only on the number of keys and the length of
+    `shown`.
 
     Args:
         keys: keys that are valid until the process ends.
@@ -55,7 +56,7 @@ class ApiKeys:
     def __init__(self, keys: Sequence[str], file: str | None = None) -> None:
         self._file = file
         self._given = [_digest(key.encode()) for key in keys]
-        self._digests = self._given + self._read_file()
+        self.read_file_again()
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -71,14 +72,11 @@ class ApiKeys:
         """Read the file again. Returns how many keys are valid now.
 
         Raises:
-            ConfigError: see `read_key_file`. The keys stay as they are.
+            ConfigError: see `read_key_file`. The same keys as before are valid.
         """
-        self._digests = self._given + self._read_file()
-        return len(self._digests)
-
-    def _read_file(self) -> list[bytes]:
         keys = () if self._file is None else read_key_file(Path(self._file).expanduser())
-        return [_digest(key.encode()) for key in keys]
+        self._digests = [*self._given, *(_digest(key.encode()) for key in keys)]
+        return len(self._digests)
 
 
 def _digest(key: bytes) -> bytes:

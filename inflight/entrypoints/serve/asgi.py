@@ -12,9 +12,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Operators and load balancers probe these paths. They need no key, accept any host name, and leave no line in the access log.
+# The paths of health checks. Their requests need no key, and may have any host name. The access log has no line for a health
+# check that is answered with 200.
 PROBES = frozenset({"/health", "/live", "/ping", "/ready"})
 RETRY_AFTER_SECONDS = 5
+SENT_METHOD = "sent_method"  # key in scope["state"]: the method that the client sent, if it was HEAD
 
 
 async def send_error(
@@ -26,7 +28,7 @@ async def send_error(
     code: str,
     headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Send an error object as OpenAI defines it. `kind` is its `type`. With status 503, `Retry-After` is sent, too."""
+    """Send an error object as OpenAI defines it, with the type `kind`. With status 503, `Retry-After` is sent, too."""
     error = {"message": message, "type": kind, "param": None, "code": code}
     retry = [(b"retry-after", b"%d" % RETRY_AFTER_SECONDS)] if status == 503 else []
     await send_json(send, status, {"error": error}, [*headers, *retry])
@@ -40,5 +42,5 @@ async def send_json(send: Send, status: int, value: object, headers: Iterable[tu
 
 
 def header_of(scope: Scope, name: bytes) -> bytes | None:
-    """The value of the first header that has this (lower-case) name, or None."""
+    """The value of the first header with this name, which must be in lower case. None if there is no such header."""
     return next((value for known, value in scope["headers"] if known == name), None)

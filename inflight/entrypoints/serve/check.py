@@ -24,8 +24,8 @@ _INDEX = "model.safetensors.index.json"
 
 
 def server_problems(settings: ServerSettings) -> list[str]:
-    """Returns a message for each problem with the address, the TLS files, the names of parsers, or missing packages. To test
-    the address, it listens there for a moment."""
+    """Returns a message for each problem with the address, the TLS files, the names of parsers, or missing packages. The test
+    of the address listens there for a moment."""
     found = _problems_of(lambda: Listener(settings).close())
     found += _problems_of(lambda: make_ssl_context(settings))
     found += _problems_of(lambda: resolve_parsers(settings.tool_call_parser, NONE, None))
@@ -43,25 +43,23 @@ def model_problems(args: EngineArgs) -> list[str]:
     try:
         source = _find_model(args)
     except ConfigError as error:
-        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())  # --tokenizer needs no model
+        # The model's folder is unknown, but a tokenizer that --tokenizer names can be checked without it.
+        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())
         return [str(error), *own]
     found = _tokenizer_problems(args, source)
     found += _problems_of(lambda: _check_generation_config(args, source))
     found += _problems_of(lambda: _check_weight_files(args, source))
     try:
         architecture = parse_architecture(read_model_config(source, args.hf_overrides))
+        machine = detect_machine(args.device)  # raises ConfigError if an environment variable is wrong
     except ConfigError as error:
-        return [*found, str(error)]
-    try:
-        machine = detect_machine(args.device)
-    except ConfigError as error:  # an environment variable is wrong
         return [*found, str(error)]
     return found + find_conflicts(args, folder=source, architecture=architecture, machine=machine)
 
 
 def _find_model(args: EngineArgs) -> Path:
-    """Returns the model's folder or GGUF file. For a model on the hub, it downloads only the GGUF file if `args.model` names
-    one, and otherwise only the small files."""
+    """Returns the model's folder or GGUF file. If `args.model` names a GGUF file on the hub, this file is downloaded. If
+    `args.model` is a hub id, only the small files are downloaded, without the weights."""
     if args.model is None or Path(args.model).expanduser().exists() or ":" in args.model:
         return resolve_model_folder(args.model, args.revision)
     folder = resolve_tokenizer_folder(args.model, args.revision)
@@ -77,7 +75,7 @@ def _check_generation_config(args: EngineArgs, source: Path) -> None:
 
 
 def _check_weight_files(args: EngineArgs, source: Path) -> None:
-    """Raises ConfigError if a weight file is missing. The files are not read, so a damaged file is not noticed."""
+    """Raises ConfigError if a weight file is missing. Does not read the files, so it does not notice a damaged file."""
     if args.load_format == "dummy" or source.is_file() or (args.model is not None and not Path(args.model).exists()):
         return
     files = {path.name for path in source.glob("*.safetensors")}

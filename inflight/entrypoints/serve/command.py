@@ -35,7 +35,8 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
         EngineError: the engine or a front end could not start, or has died.
     """
     if reads_files_again(settings):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler; front ends inherit it
+        # Until a handler is installed, SIGHUP must not end the process. Front ends inherit that it is ignored.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     clock = StartUpClock()
     ssl_context = make_ssl_context(settings)
     listener = Listener(settings)
@@ -47,7 +48,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
             if settings.api_server_count == 1:
                 code = runner.run(_serve(settings, args, listener, ssl_context, clock))
             else:
-                # imported only if there are several front ends
+                # a server with one front end does not need this module
                 supervisor = importlib.import_module("inflight.entrypoints.serve.supervisor")
                 code = runner.run(supervisor.supervise(settings, args, listener, clock))
             # All child processes have ended. Exit without waiting for threads that still run.

@@ -20,8 +20,8 @@ def read_config_file(path: Path, options: Collection[str]) -> tuple[dict[str, Op
     """Returns the options in the file, and a message for each wrong entry. `options` has the names of all options,
     in the form `max_model_len`.
 
-    Numbers, booleans and mappings become JSON, lists stay lists, and null means that the option is not given. So the code that
-    parses the command line can also parse these values.
+    Numbers, booleans and mappings become JSON text. A list stays a list, whose entries become text. If a value is null, the
+    option is not given. So the code that parses the command line can also parse the values of the file.
 
     Raises:
         ConfigError: the file cannot be read, or is not a YAML mapping.
@@ -75,7 +75,7 @@ def _read(path: Path) -> object:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A safe loader that refuses a repeated key. It also refuses aliases, because they let a small file make a huge value."""
+    """A safe loader that refuses a repeated key. It also refuses aliases, with which a small file can make a huge value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         keys = [key.value for key, _ in node.value]

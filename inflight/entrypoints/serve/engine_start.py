@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
-import socket
-from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.engine_sockets import EngineSockets
 from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.server import StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -41,7 +40,6 @@ class ServedModel:
 
     @property
     def description(self) -> str:
-        """The model in a few words, for the log."""
         model = self.engine.model
         return f"{self.name}, max_model_len {model.max_model_len}, {model.num_kv_cache_tokens} KV tokens"
 
@@ -58,12 +56,12 @@ async def start(
     args: EngineArgs,
     clock: StartUpClock,
     *,
-    engine_socket: Awaitable[socket.socket] | None = None,
+    engine_sockets: EngineSockets | None = None,
     records_engine: bool = True,
 ) -> ServedModel:
     """
     Args:
-        engine_socket: a socket to an engine that another process starts. If None, this process starts an engine.
+        engine_sockets: the sockets to an engine that another process starts. If None, this process starts an engine.
         records_engine: whether to count and log the engine's statistics. Only one front end does so.
 
     Raises:
@@ -84,10 +82,10 @@ async def start(
     args = await asyncio.to_thread(with_reasoning_end, args, settings)
     # fastapi takes the longest to import, and is not needed before the engine is ready
     app_module = asyncio.create_task(asyncio.to_thread(importlib.import_module, "inflight.entrypoints.openai.app"))
-    if engine_socket is None:
+    if engine_sockets is None:
         engine = await AsyncLLM.from_args(args, limits=limits, observers=observers)
     else:
-        engine = await AsyncLLM.attach(args, await engine_socket, limits=limits, observers=observers)
+        engine = await AsyncLLM.attach(args, engine_sockets, limits=limits, observers=observers)
     clock.mark("engine")
     templates = TemplateProcesses(settings.template_timeout) if settings.enable_request_chat_template else None
     try:

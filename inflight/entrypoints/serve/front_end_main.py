@@ -5,7 +5,7 @@
 START_FD is a file in memory with a `FrontEndStart` as JSON, which includes API keys. CONTROL_FD is one end of a socket pair.
 The process of `inflight serve` (the command) has the other end. The messages are
 
-command    -- an order, a byte; with ENGINE comes the socket to the engine -->    front end
+command    -- an order, a byte; with each ENGINE comes a socket to a new process of the engine -->    front end
 front end  -- a line of JSON: {"ready": description} or {"failed": [class name, message]} -->  command
 
 If the socket is closed, the process at the other end has ended. If the command has ended, the front end ends at once. A
@@ -31,26 +31,35 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import uvloop
 
 from inflight.config.engine_args import EngineArgs
+from inflight.engine.engine_sockets import EngineSockets
 from inflight.entrypoints.serve.server import Server, StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import SIGNALS, Shutdown
 from inflight.entrypoints.serve.tls import make_ssl_context
-from inflight.errors import InflightError
+from inflight.errors import EngineDeadError, InflightError
 from inflight.executor.process import name_process
 
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
 
-# The orders. ENGINE brings the socket to the engine. After OPEN, requests are answered.
-ENGINE, OPEN, DRAIN, CUT = b"e", b"o", b"d", b"c"
+# The orders. ENGINE brings a socket to the engine; GONE: the engine is given up. After OPEN, requests are answered.
+ENGINE, GONE, OPEN, DRAIN, CUT = b"e", b"g", b"o", b"d", b"c"
 EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontEndStart:
+    """
+    Attributes:
+        records_engine: whether to count and log the engine's statistics.
+        is_replacement: whether this front end replaces a dead one. Then it accepts connections only when it is ready, because
+            the server does not start, and clients expect answers.
+    """
+
     settings: ServerSettings
     args: EngineArgs
     records_engine: bool
+    is_replacement: bool
 
     def to_file(self) -> TextIO:
         """A file in memory, so that no other process sees the keys."""
@@ -70,6 +79,7 @@ class FrontEndStart:
             settings=ServerSettings(**settings),
             args=EngineArgs(**values["args"]),
             records_engine=values["records_engine"],
+            is_replacement=values["is_replacement"],
         )
 
 
@@ -77,13 +87,13 @@ class Control:
     """The front end's end of the socket, used on the event loop. It passes the orders DRAIN and CUT to `shutdown`.
 
     Attributes:
-        engine_socket: the socket to the engine, once the command has sent it.
+        engine_sockets: the sockets to the engine that the command has sent.
         opened: set when the command has sent OPEN.
     """
 
     def __init__(self, control: socket.socket, shutdown: Shutdown) -> None:
         loop = asyncio.get_running_loop()
-        self.engine_socket: asyncio.Future[socket.socket] = loop.create_future()
+        self.engine_sockets = EngineSockets()
         self.opened = asyncio.Event()
         self._socket = control
         self._shutdown = shutdown
@@ -92,7 +102,9 @@ class Control:
     def _read(self) -> None:
         orders, fds, _, _ = socket.recv_fds(self._socket, 64, 1)
         for fd in fds:
-            self.engine_socket.set_result(socket.socket(fileno=fd))
+            self.engine_sockets.put(socket.socket(fileno=fd))
+        if GONE in orders:
+            self.engine_sockets.fail(EngineDeadError("the engine's process is gone, and it is not started again"))
         if OPEN in orders:
             self.opened.set()
         if DRAIN in orders:
@@ -138,7 +150,7 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
             start.settings,
             start.args,
             clock,
-            engine_socket=control.engine_socket,
+            engine_sockets=control.engine_sockets,
             records_engine=start.records_engine,
         )
         _report(control_socket, {"ready": model.description})
@@ -150,7 +162,14 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
         return model
 
     try:
-        return await Server(start.settings, make_ssl_context(start.settings), start_model, shutdown).run(listener)
+        server = Server(
+            start.settings,
+            make_ssl_context(start.settings),
+            start_model,
+            shutdown,
+            accepts_early=not start.is_replacement,
+        )
+        return await server.run(listener)
     finally:
         control.close()
 

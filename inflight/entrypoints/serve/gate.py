@@ -3,8 +3,8 @@
     STARTING --open--> READY --drain--> DRAINING
         \\________________|_________________|--fail--> DEAD
 
-/live is answered with 200 in every phase, because the process runs. In READY the app answers all other paths. In DRAINING and
-DEAD the app still answers the paths in `_WHILE_DRAINING`. The gate refuses all other requests with status 503.
+In every phase the gate answers /live with 200, because the process runs. In READY the app answers all other paths. In DRAINING
+and DEAD the app still answers the paths in `_WHILE_DRAINING`. The gate refuses all other requests with status 503.
 """
 
 from __future__ import annotations
@@ -12,16 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from inflight.entrypoints.serve.asgi import (
-    PROBES,
-    ASGIApp,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    send_error,
-    send_json,
-)
+from inflight.entrypoints.serve.asgi import PROBES, ASGIApp, Message, Receive, Scope, Send, send_error, send_json
 
 
 class Phase(enum.Enum):
@@ -41,7 +32,8 @@ _WHILE_DRAINING = frozenset({"/health", "/metrics", "/ping", "/version"})
 
 
 class Gate:
-    """Used by one event loop. `on_refusal` is called for each refused request, with the name of the phase."""
+    """Used by one event loop. `on_refusal` is called with the name of the phase for each refused request, but not for a refused
+    health check."""
 
     def __init__(self, on_refusal: Callable[[str], None]) -> None:
         self.phase = Phase.STARTING

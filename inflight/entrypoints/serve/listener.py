@@ -1,4 +1,4 @@
-"""`Listener`: the socket that the server listens on. It is bound first, so that a wrong address is reported at once."""
+"""`Listener`: the socket of the server. It is bound before the model is loaded, so a wrong address is reported at once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _OTHER_FILES = 256  # files that a front end may open in addition to its connect
 class Listener:
     """
     Args:
-        settings: if `uds` is None, `host` and `port` are used.
+        settings: the socket listens on `uds`, or on `host` and `port` if `uds` is None.
 
-    The constructor raises the limit of open files to the number that `max_connections` needs, if the machine allows it.
+    The constructor raises the process's limit of open files to the number that `max_connections` needs, or as far as the
+    machine allows.
 
     Raises:
-        ConfigError: the address is in use, does not belong to this machine, or may not be used by this user.
+        ConfigError: the address is in use, does not belong to this machine, or is not allowed for this user.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -56,7 +57,7 @@ class Listener:
         return None if self._path is not None else int(self.socket.getsockname()[1])
 
     def close(self) -> None:
-        """Close the socket. Idempotent. The file of a unix socket is removed, unless another server has replaced it."""
+        """Close the socket. Idempotent. Also removes the file of a unix socket, unless another server has replaced the file."""
         self.socket.close()
         if self._path is not None:
             with contextlib.suppress(OSError):
@@ -65,8 +66,8 @@ class Listener:
 
 
 def _allow_files(count: int) -> None:
-    """Raise the limit of open files, which is 1024 on many systems. A connection beyond the limit is not refused, but waits
-    until a file is closed."""
+    """Raise the limit of open files, which is 1024 on many systems. At the limit the server cannot accept a connection. The
+    connection then waits in the kernel until the server closes a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return
@@ -84,7 +85,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     )[0]
     listener = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only if the protocol is given
     try:
-        # connections of an earlier server may still exist on the address
+        # without this option, `bind` fails while connections of an earlier server still exist on the address
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError:
@@ -94,7 +95,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def _bind_unix(path: Path) -> socket.socket:
-    """Bind a unix socket. If its file exists and nobody listens on it, a killed server has left the file, which is replaced."""
+    """Bind a unix socket. If the file exists and nobody listens on it, a killed server has left it, and it is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):

@@ -2,15 +2,15 @@
 
 A request passes them in this order. Its response passes them in the reverse order, from the middleware or app that sends it.
 
-ProxyHeaders     uvicorn's own: replaces the client's address by the address that trusted proxies give
+ProxyHeaders     uvicorn's: replaces the address of a trusted proxy by the client's address, which the proxy names
 Spellings        removes a last slash and a proxy's prefix from the path, and turns HEAD into GET
-RequestIds       gives each request and its response an id, also if the request is refused
+RequestIds       gives each request and its response an id, even if the request is refused
 AccessLog        writes a line for each request and counts the request in the metrics
 SizeLimits       limits headers and bodies, before any other part reads the body
 AllowedHosts     refuses host names that are not allowed; comes before CORS, because CORS answers preflights itself
 CORS             adds the headers that let web pages read a response, even a refusal; answers preflights
 Authentication   refuses a client without a key, before the app could show which routes exist
-Gate             answers with 503 while the engine starts, drains or is dead
+Gate             answers with 503 while the engine starts, while the server drains (shuts down), and when the engine is dead
 the app
 """
 
@@ -25,13 +25,22 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from inflight.entrypoints.serve.access_log import AccessLog, LineWriter, Observe
 from inflight.entrypoints.serve.api_keys import ApiKeys
-from inflight.entrypoints.serve.asgi import PROBES, ASGIApp, Message, Receive, Scope, Send, header_of, send_error
+from inflight.entrypoints.serve.asgi import (
+    PROBES,
+    SENT_METHOD,
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    header_of,
+    send_error,
+)
 from inflight.entrypoints.serve.settings import ServerSettings, is_loopback
 from inflight.entrypoints.serve.size_limits import SizeLimits
-from inflight.entrypoints.serve.spellings import Spellings
 
 REQUEST_ID_HEADER = b"x-request-id"
-# The id is written to logs, traces and the response's header. So it must be short, and have no character that is special there.
+# The id is written to logs, traces and the response's header. So it must be short, without characters that are special there.
 _ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _MAX_SHOWN = 100  # characters of a refused name
 
@@ -43,12 +52,21 @@ def wrap(
     lines: LineWriter | None = None,
     keys: ApiKeys | None = None,
 ) -> ASGIApp:
-    """Returns the app with all middlewares around it. If `lines` is None, there is no access log, even if the settings ask for
-    one. If `keys` is None, the keys of the settings are used."""
+    """Returns `app`, which is the `Gate` in a server, with all other middlewares around it. If `lines` is None, there is no
+    access log, even if the settings ask for an access log. If `keys` is None, the keys of the settings are used."""
     keys = keys or ApiKeys(settings.api_keys, settings.api_key_file)
     app = Authentication(app, keys, metrics_public=settings.metrics_public)
     if settings.allowed_origins:
-        app = _cors(app, settings)
+        from starlette.middleware.cors import CORSMiddleware  # the import delays the first answer
+
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.allowed_origins,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            allow_credentials=settings.allow_credentials,
+            expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
+        )
     app = AllowedHosts(app, settings.accepted_hosts)
     app = SizeLimits(app, settings)
     app = AccessLog(app, settings.access_log, observe, lines)
@@ -58,25 +76,35 @@ def wrap(
     )  # Any: uvicorn's own types
 
 
-def _cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
-    # imported only if CORS is used, because the import delays the first answer
-    from starlette.middleware.cors import CORSMiddleware
+class Spellings:
+    """Removes a last slash and the prefix `root_path` from paths, and shows HEAD to the app as GET. uvicorn keeps the original
+    scope, in which the method is HEAD, so it does not send the body of the app's response.
 
-    middleware = CORSMiddleware(
-        app,
-        allow_origins=settings.allowed_origins,
-        allow_methods=settings.allowed_methods,
-        allow_headers=settings.allowed_headers,
-        allow_credentials=settings.allow_credentials,
-        expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
-    )
-    return cast("ASGIApp", middleware)
+    Only uvicorn's ProxyHeaders comes before this middleware, so all other middlewares see the same path and method as the app.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str = "") -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if self._root_path and path.startswith(f"{self._root_path}/"):
+            path = path.removeprefix(self._root_path)
+        if len(path) > 1 and path.endswith("/"):
+            path = path[:-1]
+        if path != scope["path"]:
+            scope = {**scope, "path": path}
+        if method == "HEAD":
+            scope = {**scope, "method": "GET", "state": {**scope.get("state", {}), SENT_METHOD: method}}
+        await self._app(scope, receive, send)
 
 
 class RequestIds:
-    """Every request has an id in scope["state"]["request_id"], and every response has it in X-Request-Id.
+    """Puts the id of each request into scope["state"]["request_id"], and into the header X-Request-Id of the response.
 
-    The client may give the id. If its id is too long or has characters that are not accepted, another id is used.
+    A client may choose the id with the same header. If the client's id is too long or has characters that are not accepted, a
+    random id is used instead.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -101,11 +129,12 @@ class AllowedHosts:
 
     Args:
         allowed: names without a port. "*.example.com" allows every name below example.com, and "*" allows every name. Loopback
-            addresses are always allowed, because DNS rebinding, the attack that this class prevents, needs a host name.
+            addresses are always allowed. The attack that this class prevents is DNS rebinding (see
+            `ServerSettings.accepted_hosts`), and this attack needs a host name.
 
-    A request without `Host` (HTTP/1.0) is allowed, because browsers always send `Host`. A health check is allowed, because its
-    answer has nothing that a web page could use. If there are several `Host` headers, all of them must be allowed, because a
-    proxy may have checked only one of them.
+    A request without `Host` (HTTP/1.0) is allowed, because browsers, which the attack needs, always send `Host`. A health check
+    is allowed, because its answer contains nothing that a web page could use. If there are several `Host` headers, all of them
+    must be allowed, because a proxy may have checked only one of them.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
@@ -143,10 +172,10 @@ def _without_port(host: str) -> str:
 
 
 class Authentication:
-    """A request needs `Authorization: Bearer KEY`, except for health checks and, if `metrics_public`, for /metrics. Preflights
-    have no key, but the CORS middleware answers them before they come here.
+    """If the server has keys, a request needs `Authorization: Bearer KEY`. Health checks need no key, and if `metrics_public`,
+    /metrics needs none. CORS preflights have no key, but the CORS middleware answers them before they come here.
 
-    A request without a valid key does not reach the app, so its client cannot find out whether a route exists.
+    A request without a valid key does not reach the app, so its client cannot find out which routes exist.
     """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, *, metrics_public: bool) -> None:

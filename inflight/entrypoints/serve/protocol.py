@@ -1,15 +1,16 @@
 """`BoundedProtocol`: uvicorn's HTTP protocol with limits on connections, on slow or large requests, and on slow readers.
 
 httptools, uvicorn's parser, accepts a head (request line and headers) of any size. uvicorn waits for the head and the body
-without a time limit. A middleware cannot set these limits, because it sees a head only when the head is complete, and it never
+without a time limit. No middleware could set these limits: a middleware sees a head only when the head is complete, and never
 sees the part of a body that arrives after the response.
 
 Further differences from uvicorn:
 
 1. When a connection is lost, its running request ends, even if further requests wait on the connection (pipelining). uvicorn
-   ends only the newest request. uvicorn also stops reading while requests wait, so it does not see that a connection is lost.
-2. `Upgrade` is ignored, which RFC 9110, section 7.8 allows. The request is answered in HTTP/1.1. By itself, httptools would
-   stop after the head of such a request, because it expects data of the other protocol there.
+   ends only the request that came last. While requests wait, uvicorn also stops reading, so it notices no lost connection.
+2. `Upgrade` is ignored, which RFC 9110, section 7.8 allows. The request is answered in HTTP/1.1. httptools stops after the
+   head of such a request, because it expects data of another protocol there. So `_feed` gives httptools the head once more,
+   without `Upgrade`.
 3. Trailers (headers after the body) are ignored, which RFC 9110, section 6.5.1 allows. uvicorn adds them to the headers.
 """
 
@@ -27,15 +28,16 @@ from uvicorn.server import ServerState
 from inflight.entrypoints.serve.asgi import RETRY_AFTER_SECONDS
 from inflight.entrypoints.serve.settings import ServerSettings
 
-# The largest number of requests, and of bytes, that may wait on a connection while an earlier request runs. If there are more,
-# the connection is closed. RFC 9112, section 9.3.2: a client that pipelines must be able to send its requests again.
+# The largest numbers of requests and of bytes that may wait on a connection while an earlier request runs. If more arrive, the
+# connection is closed. A client can bear this: RFC 9112, section 9.3.2 lets it send pipelined requests again.
 MAX_PIPELINED_REQUESTS = 32
 MAX_PIPELINED_BYTES = 256 * 2**10
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Bytes outside bodies (heads, trailers, extensions of chunks) are counted after each read from the socket. So they may
-    exceed `max_header_bytes` by the size of one read. `SizeLimits` counts the bytes of a complete head exactly."""
+    """`settings.max_header_bytes` also limits the bytes outside bodies: heads, trailers and extensions of chunks. They are
+    counted after each read from the socket, so they may exceed the limit by the size of one read. `SizeLimits` counts the bytes
+    of a complete head exactly."""
 
     settings: ServerSettings
 
@@ -47,14 +49,14 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        # bytes read since the last one of these: a piece of a body, the end of a head, the end of a request
+        # bytes read since the last read that contained a piece of a body, or the end of a head or of a request
         self._num_bodiless_bytes = 0
         self._num_waiting_bytes = 0  # bytes read since a request began to wait behind the running one
         self._is_in_head = False
         self._is_moving = False  # the last read contained a piece of a body, or the end of a head or of a request
         self._running: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None  # limits the time for the head or body that is being received
-        self._write_timer: asyncio.TimerHandle | None = None  # limits how long a client may leave all sent bytes unread
+        self._write_timer: asyncio.TimerHandle | None = None  # limits the time in which a client reads nothing
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -83,7 +85,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._would_be_misread():
                 self._close()
             else:
-                self._refuse(_TOO_LARGE)
+                self._refuse(b"431 Request Header Fields Too Large")
         self._num_waiting_bytes = self._num_waiting_bytes + len(data) if self.pipeline else 0
         if self._num_waiting_bytes > MAX_PIPELINED_BYTES:
             self._close()
@@ -149,7 +151,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _go_on_reading(self) -> None:
-        """Continue to read while requests wait, to see when the connection is lost. uvicorn would stop reading."""
+        """Continue to read while requests wait, so that a lost connection is noticed. uvicorn has just stopped reading."""
         if self.pipeline:
             self.flow.resume_reading()
 
@@ -203,14 +205,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch_client()
 
     def _watch_client(self) -> None:
-        """Start the write timer. The transport's buffer is full, or the transport is closing, so nothing is added to it.
-        If the buffer has not become smaller when the timer ends, the client has read nothing."""
+        """Start the write timer. Nothing is added to the transport's buffer now, because the buffer is full or the transport is
+        closing. So if the buffer has the same size when the timer ends, the client has read nothing."""
         self._cancel_write_timer()
         num_unsent = self.transport.get_write_buffer_size()
         self._write_timer = self.loop.call_later(self.settings.write_timeout, self._check_client, num_unsent)
 
     def _check_client(self, num_unsent_before: int) -> None:
-        """If the client has read something since the timer started, start the timer again. Otherwise end the connection."""
+        """End the connection if the client has read nothing since the timer started, or if everything has been sent. Otherwise
+        start the timer again."""
         self._write_timer = None
         if 0 < self.transport.get_write_buffer_size() < num_unsent_before:
             self._watch_client()
@@ -230,8 +233,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch_client()
 
     def _would_be_misread(self) -> bool:
-        """Whether a client would misread a refusal that is sent now. It could look like a part of the running response, or like
-        the response to another request."""
+        """Whether a client would misread a refusal that is sent now, as a part of the running response or as the response to an
+        earlier request."""
         running = self._running
         if running is None:
             return False
@@ -245,9 +248,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._close()
 
 
-_TOO_LARGE = b"431 Request Header Fields Too Large"
-
-
 def bounded_protocol(settings: ServerSettings) -> type[BoundedProtocol]:
-    """Returns a class that has these settings, because uvicorn constructs the protocols and passes no settings to them."""
+    """Returns a subclass of `BoundedProtocol` with these settings. uvicorn constructs the protocols, and cannot pass settings
+    to them."""
     return type("BoundedProtocolOfSettings", (BoundedProtocol,), {"settings": settings})

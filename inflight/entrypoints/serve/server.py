@@ -81,6 +81,9 @@ class Server:
         ssl_context: None for plain HTTP.
         start: starts the engine, and builds the app. If it is cancelled, it must leave nothing running.
         shutdown: tells the server when to end.
+        accepts_early: whether to accept connections while the engine starts, and to refuse their requests with status 503. If
+            not, the kernel keeps new connections, with their requests, until this server or another one at the same listener
+            accepts them.
     """
 
     def __init__(
@@ -89,8 +92,11 @@ class Server:
         ssl_context: ssl.SSLContext | None,
         start: Callable[[], Awaitable[ServedModel]],
         shutdown: Shutdown,
+        *,
+        accepts_early: bool = True,
     ) -> None:
         self._settings = settings
+        self._accepts_early = accepts_early
         self._start = start
         self._shutdown = shutdown
         self._gate = Gate(self._count_refusal)
@@ -110,21 +116,27 @@ class Server:
         """
         if reads_files_again(self._settings):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_files_again)
-        http = asyncio.create_task(self._http.serve(sockets=[listener]))
-        http.add_done_callback(lambda _: self._shutdown.begin())  # if uvicorn ends early, it has failed
+        http = self._accept(listener) if self._accepts_early else None
         try:
             self._model = await self._unless(self._shutdown.begun, self._start())
             if self._model is not None:
                 self._gate.open(self._model.app)
+                http = http or self._accept(listener)
                 await self._serve(self._model)
         finally:
             self._gate.drain()
-            await self._end_connections(http)
+            if http is not None:
+                await self._end_connections(http)
             if self._model is not None:
                 await self._close(self._model)
             if self._lines is not None:
                 await asyncio.to_thread(self._lines.close, LOG_SECONDS)
         return self._shutdown.exit_code
+
+    def _accept(self, listener: socket.socket) -> asyncio.Task[None]:
+        http = asyncio.create_task(self._http.serve(sockets=[listener]))
+        http.add_done_callback(lambda _: self._shutdown.begin())  # if uvicorn ends early, it has failed
+        return http
 
     def _read_files_again(self) -> None:
         """Read the certificate, its private key and the API keys again. If a file is wrong, its old contents stay in use."""

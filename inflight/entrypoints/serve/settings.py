@@ -33,7 +33,7 @@ class ServerSettings:
     """The settings of the HTTP server. Each field is also an option of `inflight serve`.
 
     Raises:
-        ConfigError: settings are wrong. The message names all of them, not only the first one.
+        ConfigError: settings are wrong. The message names all wrong settings, not only the first one.
     """
 
     host: str = _server("127.0.0.1", "Address to listen on; 0.0.0.0 for all.", metavar="HOST")
@@ -180,7 +180,7 @@ class ServerSettings:
     disable_fastapi_docs: bool = _answer(False, "Serve neither the page /docs nor /openapi.json.")
 
     def __post_init__(self) -> None:
-        # Combinations are checked only if each value by itself is right.
+        # Whether settings fit together is checked only if each value by itself is right.
         if problems := list(check_values(ServerSettings, vars(self)).values()) or list(self._conflicts()):
             raise ConfigError("; ".join(problems))
 
@@ -195,7 +195,6 @@ class ServerSettings:
 
     @property
     def trusted_proxies(self) -> list[str]:
-        """`forwarded_allow_ips` as a list."""
         if self.forwarded_allow_ips == "none":
             return []
         return [entry for part in self.forwarded_allow_ips.split(",") if (entry := part.strip())]
@@ -209,16 +208,16 @@ class ServerSettings:
 
     @property
     def asks_for_key(self) -> bool:
-        """Whether requests need an API key. A file of keys is never empty."""
+        """Whether requests need an API key. A file of keys always has a key, because a file without keys is an error."""
         return bool(self.api_keys) or self.api_key_file is not None
 
     @property
     def accepted_hosts(self) -> tuple[str, ...]:
-        """`allowed_hosts`, or its default if it is empty.
+        """The names that the `Host` header may have: `allowed_hosts`, or a default if `allowed_hosts` is empty.
 
         A web page can make its own host name resolve to 127.0.0.1 (DNS rebinding), and then read what a local server answers.
-        The requests of such a page have no key, and `Host` is the page's own name. So by default a local server without keys
-        accepts only local names.
+        The `Host` header of such a page's requests contains the page's own name. So by default a local server that asks for
+        neither a key nor a certificate accepts only local names. If it asks for one of these, the page cannot give it.
         """
         if self.allowed_hosts:
             return self.allowed_hosts

@@ -1,7 +1,7 @@
 """`Shutdown`: the first signal lets running requests end, and the second signal cuts the connections.
 
-If the shutdown hangs, a thread of faulthandler prints the stack of every thread and ends the process with exit code 1. That
-thread needs neither the event loop nor the GIL.
+If the shutdown hangs, faulthandler prints the stack of every thread and ends the process with exit code 1. faulthandler does
+this in a thread of its own, which needs neither the event loop nor the GIL.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CUT_SECONDS = 5.0  # time for the engine to end after connections are cut
-END_SECONDS = 35.0  # time from the last request to the end: 5 for the connections, 25 for the engine, 5 for the rest
+# time from the end of the last request to the end of the process: 5 for the connections, 25 for the engine, 5 for the rest
+END_SECONDS = 35.0
 _STDERR = 2
 
 
 class Shutdown:
-    """Used by one event loop. A shutdown that hangs ends the process, so the process must have no other task than serving.
+    """Used by one event loop. If the shutdown hangs, the whole process ends, so the process must have no other task than
+    serving.
 
     Args:
         shutdown_timeout: seconds in which running requests must end.
-        end_seconds: seconds in which the process must end after that.
+        end_seconds: further seconds, in which the process must end.
 
     Attributes:
-        begun: set when new requests are to be refused.
-        cut: set when all connections are to be cut.
-        exit_code: the exit code of the process, once one of the events is set.
+        begun: set when the server must refuse new requests.
+        cut: set when the server must cut all connections.
+        exit_code: the exit code with which the process must end; 0 unless `cut_now` was called.
     """
 
     def __init__(self, shutdown_timeout: float, end_seconds: float = END_SECONDS) -> None:

@@ -12,11 +12,12 @@ LINGER_SECONDS = 2.0  # time for a client to send the rest of a body that is ref
 
 
 class SizeLimits:
-    """Headers that are too large get status 431. A body that is too large gets 413, at once if its Content-Length is too large,
-    otherwise when it exceeds the limit. If the bodies of all requests together are too large, the status is 503. After a
-    refusal the app receives a disconnect, and what it sends is dropped.
+    """Refuses a request with status 431 if its request line and headers are too large, and with 413 if its body is too large. A
+    Content-Length that is too large is refused at once. A body without Content-Length is refused when it exceeds the limit. If
+    the bodies of all requests together are too large, the status is 503. If the app has already begun to read a refused body,
+    it receives a disconnect, and what it sends after that is dropped.
 
-    The bytes of a body count until its request is answered, because the app may hold them until then.
+    The bytes of a body count until the app has answered the request, because the app may hold them until then.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -24,7 +25,7 @@ class SizeLimits:
         self._max_header_bytes = settings.max_header_bytes
         self._max_body_bytes = settings.max_body_bytes
         self._max_total = settings.max_total_body_bytes
-        self._total = 0  # bytes of bodies that are held now
+        self._total = 0  # bytes of the bodies of all running requests
         headers = f"the request line and headers are larger than the {self._max_header_bytes} bytes allowed"
         body = f"the request body is larger than the {self._max_body_bytes} bytes allowed"
         total = f"the bodies of all running requests together would exceed {self._max_total} bytes; try again later"
@@ -82,8 +83,8 @@ class SizeLimits:
 
 def _lingering(receive: Receive, send: Send) -> Send:
     """Wraps `send`, so that the response and its connection end only when the client has sent its whole body, or after
-    LINGER_SECONDS. If the connection were closed while bytes are unread, the kernel would reset it, and the client might
-    never see the response."""
+    LINGER_SECONDS. If the server closed the connection while bytes are unread, the kernel would reset the connection, and the
+    client might never see the response."""
 
     async def send_last(message: Message) -> None:
         if message["type"] == "http.response.body":

@@ -7,8 +7,11 @@
 
 All front ends accept connections on the same listener. They answer requests once all of them are ready. After the first signal
 to this process, the front ends drain: they refuse new requests, and let running requests end. After the second signal, they cut
-their connections. If a front end fails or dies, the others drain and `inflight serve` fails, so that systemd or Kubernetes
-starts it again.
+their connections.
+
+If a front end dies, its requests are lost with its connections, and another front end takes its place. If the engine dies,
+`EngineKeeper` starts it again. If the engine or a front end may not be started again (`FaultToleranceConfig`), or if a front
+end reports a failure, the remaining front ends drain, and `inflight serve` fails. Then systemd or Kubernetes starts it again.
 """
 
 from __future__ import annotations
@@ -25,16 +28,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, ENGINE, OPEN, FrontEndStart
+from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, ENGINE, GONE, OPEN, FrontEndStart
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.server import StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
-from inflight.errors import EngineError, InflightError, error_by_name
-from inflight.executor.process import ChildProcess, stop_processes
+from inflight.errors import EngineDeadError, EngineError, InflightError, error_by_name
+from inflight.executor.process import STOPPED_CHECK_SECONDS, ChildProcess, stop_processes
 
 if TYPE_CHECKING:
-    from inflight.engine.core_client import EngineProcess
+    from inflight.engine.engine_keeper import EngineKeeper
+    from inflight.executor.recovery import RecoveryLimits
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +53,8 @@ class FrontEndProcess:
         ready: the description of the model, once the front end can serve it. This future never gets an exception.
         ended: done when the process has closed its end of the socket.
         failure: why the process has ended, if it was not asked to end.
+        has_died: whether the process has ended without a report, and was not asked to end.
+        number: its number in the `EngineKeeper`; -1 before it has one.
     """
 
     def __init__(self, index: int, listener: socket.socket, start: FrontEndStart, variables: dict[str, str]) -> None:
@@ -56,6 +62,8 @@ class FrontEndProcess:
         self.ready: asyncio.Future[str] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.failure: InflightError | None = None
+        self.has_died = False
+        self.index, self.number = index, -1
         self._is_asked_to_end = False
         self._received = b""
         self._socket, theirs = socket.socketpair()
@@ -76,6 +84,15 @@ class FrontEndProcess:
         self._is_asked_to_end |= order in (DRAIN, CUT)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._socket, [order], list(fds))
+
+    def put(self, engine_socket: socket.socket) -> None:
+        """Hand over the socket to a new process of the engine."""
+        with engine_socket:
+            self.send(ENGINE, [engine_socket.fileno()])
+
+    def fail(self, error: EngineDeadError) -> None:
+        """Tell the front end that the engine is given up."""
+        self.send(GONE)
 
     def close(self) -> None:
         """End the process if it still runs, and close its socket. Call it once."""
@@ -102,6 +119,7 @@ class FrontEndProcess:
             asyncio.get_running_loop().remove_reader(self._socket)
             if self.failure is None and not self._is_asked_to_end:
                 stop_processes([self.process], LAST_SECONDS)
+                self.has_died = True
                 self.failure = EngineError(f"a front end has died ({self.process.state}); the others were drained")
             self.ended.set_result(None)
 
@@ -114,88 +132,160 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
     """
     # the front ends have END_SECONDS to end; after that the engine has the same time
     shutdown = Shutdown(settings.shutdown_timeout, 2 * END_SECONDS)
-    front_ends: list[FrontEndProcess] = []
-    engine: EngineProcess | None = None
-
-    async def start() -> None:
-        nonlocal engine
-        # These imports take long. The front ends run already, and answer health checks in the meantime.
-        core_client = await asyncio.to_thread(importlib.import_module, "inflight.engine.core_client")
-        engine_front_end = await asyncio.to_thread(importlib.import_module, "inflight.engine.front_end")
-        config = await asyncio.to_thread(engine_front_end.resolve_config, args)
-        clock.mark("importing")
-        engine = core_client.EngineProcess(args, config, settings.api_server_count)
-        assert engine is not None
-        for front_end in front_ends:
-            with engine.sockets.pop(0) as engine_socket:
-                front_end.send(ENGINE, [engine_socket.fileno()])
-        descriptions = [await front_end.ready for front_end in front_ends]
-        clock.mark("engine and front ends")
-        for front_end in front_ends:
-            front_end.send(OPEN)
-        text = "ready: %s serves %s, %d front ends, after %s"
-        logger.info(text, settings.url, descriptions[0], len(front_ends), clock.summary())
-
     with (
         shutdown.on_signals(),
         tempfile.TemporaryDirectory(prefix="inflight-metrics-", ignore_cleanup_errors=True) as folder,
     ):
+        supervisor = Supervisor(settings, args, listener, shutdown, folder)
         try:
-            for index in range(settings.api_server_count):
-                front_end_start = FrontEndStart(settings=settings, args=args, records_engine=index == 0)
-                variables = {"PROMETHEUS_MULTIPROC_DIR": folder}
-                front_ends.append(FrontEndProcess(index, listener.socket, front_end_start, variables))
-            if reads_files_again(settings):
-                # A front end inherits that SIGHUP is ignored, so the signal cannot end it before it has a handler.
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _pass_on_sighup, front_ends)
-            listener.socket.close()  # only front ends accept; when all of them have ended, the kernel refuses clients
-            await _serve(asyncio.ensure_future(start()), front_ends, shutdown)
+            supervisor.start_front_ends()
+            await supervisor.serve(clock)
         finally:
-            await _end(front_ends, engine, shutdown)
-    if failed := [front_end.failure for front_end in front_ends if front_end.failure is not None]:
+            await supervisor.end()
+    if failed := [front_end.failure for front_end in supervisor.front_ends if front_end.failure is not None]:
         raise failed[0]
     return shutdown.exit_code
 
 
-def _pass_on_sighup(front_ends: Sequence[FrontEndProcess]) -> None:
-    for front_end in front_ends:
-        front_end.process.send_signal(signal.SIGHUP)
+class Supervisor:
+    """Owns the processes. `folder` is for the metrics of all front ends. Call each method once, in this order."""
 
+    def __init__(
+        self, settings: ServerSettings, args: EngineArgs, listener: Listener, shutdown: Shutdown, folder: str
+    ) -> None:
+        self.front_ends: list[FrontEndProcess] = []
+        self._settings, self._args = settings, args
+        self._listener = listener
+        self._shutdown = shutdown
+        self._folder = folder
+        self._keeper: EngineKeeper | None = None
+        self._limits: RecoveryLimits | None = None  # None if no front end may be replaced
+        self._opening: set[asyncio.Task[None]] = set()
 
-async def _serve(start: asyncio.Future[None], front_ends: Sequence[FrontEndProcess], shutdown: Shutdown) -> None:
-    """Return when the shutdown begins or a front end ends, also during the start.
+    def start_front_ends(self) -> None:
+        for index in range(self._settings.api_server_count):
+            self.front_ends.append(self._start_front_end(index))
+        if reads_files_again(self._settings):
+            # A front end inherits that SIGHUP is ignored, so the signal cannot end it before it has a handler.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._pass_on_sighup)
 
-    Raises:
-        ConfigError, EngineError: `start` has raised it.
-    """
-    begun: asyncio.Future[Any] = asyncio.ensure_future(shutdown.begun.wait())
-    ends: list[asyncio.Future[Any]] = [begun, *(front_end.ended for front_end in front_ends)]
-    try:
-        await asyncio.wait([start, *ends], return_when=asyncio.FIRST_COMPLETED)
-        if start.done():
-            start.result()
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        begun.cancel()
-        start.cancel()
-        await asyncio.wait([start])
+    async def serve(self, clock: StartUpClock) -> None:
+        """Start the engine. Return when the shutdown begins, or when a front end has ended and cannot be replaced.
 
+        Raises:
+            ConfigError, EngineError: the engine could not start, or was given up.
+        """
+        begun: asyncio.Future[Any] = asyncio.ensure_future(self._shutdown.begun.wait())
+        start = asyncio.ensure_future(self._start_engine(clock))
+        try:
+            ends = [front_end.ended for front_end in self.front_ends]
+            await asyncio.wait([start, begun, *ends], return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                start.result()
+                await self._keep_front_ends(begun)
+        finally:
+            begun.cancel()
+            start.cancel()
+            await asyncio.wait([start])
 
-async def _end(front_ends: Sequence[FrontEndProcess], engine: EngineProcess | None, shutdown: Shutdown) -> None:
-    """Drain the front ends, or cut them if `shutdown.cut` is set. When they have ended, end the engine."""
-    for front_end in front_ends:
-        front_end.send(DRAIN)
-    if front_ends:
-        ended: asyncio.Future[Any] = asyncio.ensure_future(asyncio.wait([front_end.ended for front_end in front_ends]))
-        cut: asyncio.Future[Any] = asyncio.ensure_future(shutdown.cut.wait())
-        await asyncio.wait([ended, cut], return_when=asyncio.FIRST_COMPLETED)
-        cut.cancel()
-        if not ended.done():
-            for front_end in front_ends:
-                front_end.send(CUT)
-        await asyncio.wait([ended], timeout=CUT_SECONDS + CUT_GRACE_SECONDS)
-    stop_processes([front_end.process for front_end in front_ends], LAST_SECONDS)
-    for front_end in front_ends:
-        front_end.close()
-    if engine is not None:
-        await asyncio.to_thread(engine.close, *([CUT_SECONDS] if shutdown.cut.is_set() else []))
+    async def end(self) -> None:
+        """Drain the front ends, or cut them if `shutdown.cut` is set. When they have ended, end the engine."""
+        self._listener.socket.close()  # when all front ends have ended, too, the kernel refuses clients
+        for task in self._opening:
+            task.cancel()
+        for front_end in self.front_ends:
+            front_end.send(DRAIN)
+        if self.front_ends:
+            ends = [front_end.ended for front_end in self.front_ends]
+            ended: asyncio.Future[Any] = asyncio.ensure_future(asyncio.wait(ends))
+            cut: asyncio.Future[Any] = asyncio.ensure_future(self._shutdown.cut.wait())
+            await asyncio.wait([ended, cut], return_when=asyncio.FIRST_COMPLETED)
+            cut.cancel()
+            if not ended.done():
+                for front_end in self.front_ends:
+                    front_end.send(CUT)
+            await asyncio.wait([ended], timeout=CUT_SECONDS + CUT_GRACE_SECONDS)
+        stop_processes([front_end.process for front_end in self.front_ends], LAST_SECONDS)
+        for front_end in self.front_ends:
+            front_end.close()
+        if self._keeper is not None:
+            await self._keeper.close(*([CUT_SECONDS] if self._shutdown.cut.is_set() else []))
+
+    async def _start_engine(self, clock: StartUpClock) -> None:
+        # These imports take long. The front ends run already, and answer health checks in the meantime.
+        engine_keeper = await asyncio.to_thread(importlib.import_module, "inflight.engine.engine_keeper")
+        recovery = await asyncio.to_thread(importlib.import_module, "inflight.executor.recovery")
+        engine_front_end = await asyncio.to_thread(importlib.import_module, "inflight.engine.front_end")
+        config = await asyncio.to_thread(engine_front_end.resolve_config, self._args)
+        clock.mark("importing")
+        keeper: EngineKeeper = engine_keeper.EngineKeeper(self._args, config)
+        for front_end in self.front_ends:
+            front_end.number = keeper.add(front_end)
+        keeper.start()
+        self._keeper = keeper
+        if config.fault_tolerance.enabled:
+            self._limits = recovery.RecoveryLimits(config.fault_tolerance)
+        descriptions = [await front_end.ready for front_end in self.front_ends]
+        clock.mark("engine and front ends")
+        for front_end in self.front_ends:
+            front_end.send(OPEN)
+        text = "ready: %s serves %s, %d front ends, after %s"
+        logger.info(text, self._settings.url, descriptions[0], len(self.front_ends), clock.summary())
+
+    async def _keep_front_ends(self, begun: asyncio.Future[Any]) -> None:
+        """Replace front ends that die or hang, until the shutdown begins or one cannot be replaced.
+
+        Raises:
+            EngineDeadError: the engine was given up.
+        """
+        assert self._keeper is not None
+        given_up = asyncio.ensure_future(self._keeper.failed())
+        try:
+            while not begun.done():
+                ends = [front_end.ended for front_end in self.front_ends]
+                await asyncio.wait(
+                    [begun, given_up, *ends], timeout=STOPPED_CHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if given_up.done():
+                    given_up.result()
+                for index, front_end in enumerate(self.front_ends):
+                    if front_end.ended.done():
+                        # another front end's start may fail because the engine dies meanwhile
+                        may_replace = front_end.has_died or front_end.number >= len(self.front_ends)
+                        if not may_replace or self._limits is None or self._limits.problem():
+                            return
+                        self._limits.note()
+                        self._replace(index)
+                    elif self._limits is not None:
+                        front_end.process.kill_if_stopped()
+        finally:
+            given_up.cancel()
+
+    def _replace(self, index: int) -> None:
+        assert self._keeper is not None
+        dead = self.front_ends[index]
+        logger.error("front end %d has died (%s); another one is started", index, dead.process.state)
+        dead.close()
+        self._keeper.remove(dead.number)
+        front_end = self.front_ends[index] = self._start_front_end(index, is_replacement=True)
+        front_end.number = self._keeper.add(front_end)
+        opening = asyncio.create_task(self._open(front_end))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, front_end: FrontEndProcess) -> None:
+        news: list[asyncio.Future[Any]] = [front_end.ready, front_end.ended]
+        await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+        if front_end.ready.done():
+            logger.info("front end %d is ready again", front_end.index)
+            front_end.send(OPEN)
+
+    def _start_front_end(self, index: int, *, is_replacement: bool = False) -> FrontEndProcess:
+        start = FrontEndStart(
+            settings=self._settings, args=self._args, records_engine=index == 0, is_replacement=is_replacement
+        )
+        return FrontEndProcess(index, self._listener.socket, start, {"PROMETHEUS_MULTIPROC_DIR": self._folder})
+
+    def _pass_on_sighup(self) -> None:
+        for front_end in self.front_ends:
+            front_end.process.send_signal(signal.SIGHUP)

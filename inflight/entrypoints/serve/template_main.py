@@ -1,9 +1,10 @@
 """The program of a process that renders the chat templates of requests.
 
-It is started as `python -m inflight.entrypoints.serve.template_main TITLE FD`. FD is a stream socket. A job is one template to
-render. Each job is one line of JSON, and so is each answer (see `template_process`). Before each job a timer is set to the
-processor time that the job may use. When this time is over, the kernel ends the process (SIGPROF), because nothing else can
-end an endless loop of a template. The kernel also limits the memory.
+`TemplateProcesses` (in `template_process`) starts it as `python -m inflight.entrypoints.serve.template_main TITLE FD`. FD is
+the descriptor of a stream socket. A job is one template to render. Each job and each answer is one line of JSON on this socket.
+Before each job a timer is set to the processor time that the job may use. When this time is used up, the kernel ends the
+process with SIGPROF, because nothing in the process can end an endless loop of a template. The kernel also limits the memory of
+the process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _NICENESS = 5  # the engine has priority
 
 def main() -> None:
     name_process(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process; this one ends with its socket
+    # A terminal sends SIGINT to all processes. This process must not end then, but when the server closes the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     limit = _address_space_bytes() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -55,7 +57,7 @@ def _error(error: InflightError) -> bytes:
 
 
 def _address_space_bytes() -> int:
-    """proc(5): the first field of /proc/self/statm is the size of the address space in pages."""
+    """The size of this process's address space, in bytes. In /proc/self/statm it is the first field, in pages (see proc(5))."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 

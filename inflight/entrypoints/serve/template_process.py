@@ -1,7 +1,8 @@
 """`TemplateProcesses`: renders chat templates of requests in other processes, which the kernel ends when they take too long.
 
-Jinja's sandbox limits what a template can access, but not how long it runs. One line of text can contain eight nested loops of
-a thousand rounds each. A thread that runs them cannot be stopped, but a process can, and then only its own request fails.
+Jinja's sandbox limits what a template can access, but not how long it runs. A template of one line can contain eight nested
+loops of a thousand rounds each. A thread that runs such a template cannot be stopped, but a process can. Then only the request
+with this template fails.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from inflight.entrypoints.serve.asgi import RETRY_AFTER_SECONDS
-from inflight.errors import InvalidRequestError, OverloadedError, TokenizerError
+from inflight.errors import OverloadedError, TokenizerError, error_by_name
 from inflight.executor.process import ChildProcess, stop_processes
 
 MAX_PROCESSES = 2
-MAX_WAITING = 64  # requests that may wait for a process
+MAX_WAITING = 64  # requests that may wait for a free process
 START_SECONDS = 30.0  # time for a process to start
-WALL_FACTOR = 5  # a busy machine may need this many times the processor time of a job (one template)
-MAX_ANSWER_BYTES = 2**31  # no answer is longer, because the process has less memory
+# A job is one template to render. On a busy machine it may take this many times its processor time, in wall-clock time.
+WALL_FACTOR = 5
+MAX_ANSWER_BYTES = 2**31  # an answer is always shorter, because the memory of the process is smaller
 _MODULE = "inflight.entrypoints.serve.template_main"
-_ERRORS = {error.__name__: error for error in (InvalidRequestError, TokenizerError)}
 
 
 class TemplateProcesses:
@@ -35,7 +36,8 @@ class TemplateProcesses:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # One entry for each process that may exist. None: the process does not run now. The process used last is used first.
+        # MAX_PROCESSES entries, except those in use. An entry is an idle process, or None if its process does not run now. The
+        # queue is last in, first out, so that a process that runs already is preferred.
         self._free: asyncio.LifoQueue[_Helper | None] = asyncio.LifoQueue()
         for _ in range(MAX_PROCESSES):
             self._free.put_nowait(None)
@@ -68,14 +70,16 @@ class TemplateProcesses:
             self._free.put_nowait(running)
         if "error" in answer:
             name, message = answer["error"]
-            raise _ERRORS[name](message)
+            error = error_by_name(name, message)
+            assert error is not None, name
+            raise error
         text: str = answer["text"]
         return text
 
     async def _ask(self, helper: _Helper | None, content: bytes) -> tuple[_Helper, dict[str, Any]]:
-        """Returns the process that has answered, and its answer. If `helper` is None or dead, a new process is started."""
+        """Returns the process that has answered, and its answer. This is a new process if `helper` is None or has ended."""
         seconds = WALL_FACTOR * self._seconds
-        if helper is not None and not helper.is_alive:  # for instance, the kernel ended it because memory ran short
+        if helper is not None and not helper.process.is_alive:  # for instance, the kernel ended it to free memory
             await helper.close()
             helper = None
         if helper is None:
@@ -90,12 +94,13 @@ class TemplateProcesses:
             if isinstance(error, TimeoutError) or ended_by == -signal.SIGPROF:
                 why = f"takes longer than the {self._seconds:g} s of --template-timeout"
             raise TokenizerError(f"chat_template: the template {why}") from None
-        except BaseException:  # the client has disconnected
+        except BaseException:  # the task was cancelled, for instance because the client has disconnected
             await helper.close()
             raise
 
     async def close(self) -> None:
-        """End the idle processes. A process that renders ends with its request, or when its time is over."""
+        """End the idle processes. A process that still renders ends when its request is cancelled, when its time is over, or
+        when the server's process ends and so closes the socket."""
         while not self._free.empty():
             if (helper := self._free.get_nowait()) is not None:
                 await helper.close()
@@ -107,12 +112,8 @@ class _Helper:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = ChildProcess("inflight: template", _MODULE, [theirs.fileno()])
+            self.process = ChildProcess("inflight: template", _MODULE, [theirs.fileno()])
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive
 
     async def ask(self, content: bytes) -> dict[str, Any]:
         """
@@ -133,8 +134,8 @@ class _Helper:
         if self._streams is not None:
             self._streams[1].transport.abort()
         self._socket.close()
-        self._process.send_signal(signal.SIGKILL)
-        await asyncio.to_thread(stop_processes, [self._process], 1.0)
-        code = self._process.exit_code
-        self._process.close()
+        self.process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(stop_processes, [self.process], 1.0)
+        code = self.process.exit_code
+        self.process.close()
         return code

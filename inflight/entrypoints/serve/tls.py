@@ -1,4 +1,4 @@
-"""`make_ssl_context`: makes a TLS context from the files in the settings. If a file is wrong, the error names it."""
+"""`make_ssl_context`: makes a TLS context from the files in the settings. If a file is wrong, the error names the file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def reload_certificate(context: ssl.SSLContext, settings: ServerSettings) -> Non
     Raises:
         ConfigError: a file is wrong. `context` is unchanged.
     """
-    # Test the files first. If `load_cert_chain` failed on `context`, it would leave the new certificate with the old key there.
+    # Test the files in another context first. If the new key is wrong, `load_cert_chain` fails, but leaves the new certificate
+    # in its context, together with the old key.
     make_ssl_context(settings)
     assert settings.ssl_certfile is not None
     context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)

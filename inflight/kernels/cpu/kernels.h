@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kFloat16 = 3 };
 
 struct AttentionStep {  // the rows of a step, as in attention/metadata.py
     int32_t num_rows;
@@ -73,6 +73,21 @@ struct DecoderStep {  // all buffers are contiguous rows, one for each token
     float qk_eps;
 };
 
+struct RankGroup {  // one rank's end of a group of ranks; only the memory is shared
+    void* memory;                  // inflight_group_memory_bytes(), zero at the beginning except for the first 64 bytes, which the
+                                   // collectives do not use
+    const int32_t* pidfds;         // for each rank, a descriptor of its process
+    int64_t piece_bytes;           // a multiple of 64
+    int64_t timeout_ns;            // the longest wait for a peer
+    int32_t size;
+    int32_t rank;
+    uint32_t num_pieces;           // how many pieces this rank has exchanged; 0 at the beginning
+    int32_t is_waiting;            // not 0 while this rank waits for a peer
+};
+
+// How a group ends. A collective returns 0, or such a number plus 256 times the rank that caused the end.
+enum EndOfGroup : int32_t { kLeft = 1, kDead = 2, kSilent = 3 };
+
 #define INFLIGHT_EXPORT __attribute__((visibility("default")))
 
 extern "C" {
@@ -128,6 +143,21 @@ INFLIGHT_EXPORT void inflight_paged_attention(
 // The most memory, in bytes, that `inflight_paged_attention` keeps from call to call, if one thread calls it whose
 // OpenMP pool has `num_threads` threads.
 INFLIGHT_EXPORT int64_t inflight_attention_scratch_bytes(int32_t head_dim, int32_t num_threads);
+
+// The size of the memory that the ranks of a group share, or 0 if the group has too many ranks.
+INFLIGHT_EXPORT int64_t inflight_group_memory_bytes(int32_t size, int64_t piece_bytes);
+
+// Collectives, which all ranks of a group call in the same order, from one thread at a time. After an error all fail.
+// x = the sum over the ranks, of `count` elements. It is computed in float, in rank order, so all ranks get the same bits.
+INFLIGHT_EXPORT int32_t inflight_all_reduce(RankGroup* group, void* x, int64_t count, int32_t dtype);
+// x: [num_rows, row_bytes]; out: [num_rows, size, row_bytes]
+INFLIGHT_EXPORT int32_t inflight_all_gather(
+    RankGroup* group, const void* x, void* out, int64_t num_rows, int64_t row_bytes);
+// x = the x of rank 0
+INFLIGHT_EXPORT int32_t inflight_broadcast(RankGroup* group, void* x, int64_t num_bytes);
+
+// Lets the collectives of all ranks fail, now and later. Any thread may call it.
+INFLIGHT_EXPORT void inflight_leave_group(const RankGroup* group);
 
 // Computes all layers, one after the other, with the functions above.
 INFLIGHT_EXPORT void inflight_decoder_layers(const DecoderLayer* layers, int64_t num_layers, const DecoderStep* step);

@@ -1,8 +1,8 @@
 """Loads the library of C++ kernels for the processor's best instruction set, and binds the kernels' threads to cores.
 
-There is one library per instruction set. `pip install` builds them (setup.py). They use neither Python nor torch: their
-functions have pointers as arguments and are called through ctypes, which releases the interpreter lock. They run in the OpenMP
-pool of torch, because two pools on the same cores would wait for each other.
+There is one library per instruction set. `pip install` builds the libraries (setup.py). They use neither Python nor torch:
+their functions have pointers as arguments and are called through ctypes, which releases the interpreter lock. The kernels run
+in the OpenMP pool of torch, because two pools on the same cores would wait for each other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import platform
 from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -119,6 +119,21 @@ class DecoderStep(ctypes.Structure):
     )
 
 
+class RankGroup(ctypes.Structure):
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
+
+    _fields_ = (
+        ("memory", c_void_p),
+        ("pidfds", POINTER(c_int32)),
+        ("piece_bytes", c_int64),
+        ("timeout_ns", c_int64),
+        ("size", c_int32),
+        ("rank", c_int32),
+        ("num_pieces", c_uint32),
+        ("is_waiting", c_int32),
+    )
+
+
 _ROWS = (c_void_p, c_int64)  # a pointer and the stride of its rows
 _SIGNATURES = {
     "inflight_bind_threads": [POINTER(c_int32), c_int32],
@@ -135,6 +150,11 @@ _SIGNATURES = {
     "inflight_decoder_layers": [POINTER(DecoderLayer), c_int64, POINTER(DecoderStep)],
     "inflight_apply_token_masks": [c_void_p, c_int64, c_void_p, c_void_p, c_int64],
     "inflight_attention_scratch_bytes": [c_int32, c_int32],
+    "inflight_group_memory_bytes": [c_int32, c_int64],
+    "inflight_all_reduce": [POINTER(RankGroup), c_void_p, c_int64, c_int32],
+    "inflight_all_gather": [POINTER(RankGroup), c_void_p, c_void_p, c_int64, c_int64],
+    "inflight_broadcast": [POINTER(RankGroup), c_void_p, c_int64],
+    "inflight_leave_group": [POINTER(RankGroup)],
     "inflight_paged_attention": [
         *(*_ROWS, *_ROWS, *_ROWS, c_void_p, c_void_p),
         *(POINTER(AttentionStep), POINTER(HeadLayout), c_float),
@@ -145,6 +165,10 @@ _SIGNATURES = {
 _RESULTS = {
     "inflight_bind_threads": c_int32,
     "inflight_attention_scratch_bytes": c_int64,
+    "inflight_group_memory_bytes": c_int64,
+    "inflight_all_reduce": c_int32,
+    "inflight_all_gather": c_int32,
+    "inflight_broadcast": c_int32,
 }  # the other functions return nothing
 
 
@@ -250,8 +274,9 @@ def _share_openmp_runtime() -> None:
 def bind_threads(kernels: ctypes.CDLL, cores: Sequence[int]) -> None:
     """Binds thread i of the calling thread's OpenMP pool to `cores[i]`. The calling thread is thread 0 and may use all `cores`.
 
-    OpenMP may end threads and later start new ones. New threads inherit the cores of the calling thread: if it were bound to
-    one core, they would all run on that core. While the other threads compute, only `cores[0]` is free for the calling thread.
+    OpenMP may end threads and later start new ones. New threads inherit the cores of the calling thread. If the calling thread
+    were bound to one core, all new threads would run on that core. While the other threads compute, only `cores[0]` is free for
+    the calling thread, so it runs there without being bound.
 
     Raises:
         ConfigError: the operating system refuses.

@@ -15,7 +15,7 @@ from inflight.kernels.cpu.library import DTYPES, LinearWeight
 from inflight.kernels.quantized_weight import QuantizedWeight
 
 IN_FEATURES_MULTIPLE = 4  # one instruction multiplies four bytes
-MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # so many products of a uint8 and an int8 fit an int32
+MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # the sum of so many products of a uint8 and an int8 fits an int32
 
 
 _HUGE_PAGE = 2 << 20
@@ -54,9 +54,20 @@ class PackedLinear:
         weight: describes the weight. Its pointers are not set yet; the constructor sets them.
         memory: allocates the memory of the packed weight.
         bias: [out_features] or None.
+        parts: stacked along the rows, they are [out_features, in_features]. Each part may have its own row stride.
+        scales, offsets: float32, as in `QuantizedWeight`.
     """
 
-    def __init__(self, kernels: ctypes.CDLL, weight: LinearWeight, memory: HugePages, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        kernels: ctypes.CDLL,
+        weight: LinearWeight,
+        memory: HugePages,
+        bias: Tensor | None,
+        parts: Sequence[Tensor],
+        scales: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> None:
         self._kernels, self.weight = kernels, weight
         num_bytes, num_lanes = ctypes.c_int64(), ctypes.c_int64()
         kernels.inflight_packed_size(weight, num_bytes, num_lanes)
@@ -69,16 +80,12 @@ class PackedLinear:
             self._bias = bias.float()[features.clamp(min=0)].contiguous()
             weight.bias = self._bias.data_ptr()
         self.num_columns = weight.out_features // 2 if weight.is_gated else weight.out_features
-
-    def pack(self, parts: Sequence[Tensor], scales: Tensor | None = None, offsets: Tensor | None = None) -> None:
-        """Packs the weight. `parts`, stacked along the rows, are [out_features, in_features]. Each part may have its own row
-        stride. `scales` and `offsets` are float32, as in `QuantizedWeight`."""
-        assert sum(len(part) for part in parts) == self.weight.out_features
-        assert all(part.stride(1) == 1 and part.shape[1] == self.weight.in_features for part in parts)
+        assert sum(len(part) for part in parts) == weight.out_features
+        assert all(part.stride(1) == 1 and part.shape[1] == weight.in_features for part in parts)
         assert all(tensor is None or tensor.is_contiguous() for tensor in (scales, offsets))
         rows = torch.cat([part.data_ptr() + torch.arange(len(part)) * part.stride(0) * part.itemsize for part in parts])
         pointers = (None if tensor is None else tensor.data_ptr() for tensor in (scales, offsets))
-        self._kernels.inflight_pack_linear(rows.data_ptr(), parts[0].dtype == torch.int8, *pointers, self.weight)
+        kernels.inflight_pack_linear(rows.data_ptr(), parts[0].dtype == torch.int8, *pointers, weight)
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """x [num_rows, in_features] -> [num_rows, num_columns], written to `out` if it is given. If the weight has floats, x
@@ -104,7 +111,7 @@ class PackedLinear:
 def pack_float(
     kernels: ctypes.CDLL, memory: HugePages, parts: Sequence[Tensor], bias: Tensor | None, *, is_gated: bool
 ) -> PackedLinear:
-    """Packs a weight of floats. `parts`: see `PackedLinear.pack`; all are float32 or all are bfloat16. `is_gated`: the result
+    """Packs a weight of floats. `parts`: see `PackedLinear`; all are float32 or all are bfloat16. `is_gated`: the result
     is silu(first half of the output features) * second half."""
     in_features = parts[0].shape[1]
     described = LinearWeight(
@@ -115,9 +122,7 @@ def pack_float(
         bits=8 * parts[0].itemsize,
         is_gated=is_gated,
     )
-    layer = PackedLinear(kernels, described, memory, bias)
-    layer.pack(parts)
-    return layer
+    return PackedLinear(kernels, described, memory, bias, parts)
 
 
 def pack_integers(
@@ -133,7 +138,7 @@ def pack_integers(
     out_features, in_features = weight.shape
     scales, offsets = weight.scales, weight.offsets
     if offsets is not None and torch.equal(offsets, scales * 2 ** (weight.bits - 1)):
-        offsets = None  # without offsets, the kernel computes with exactly these
+        offsets = None  # without offsets, the kernel itself computes with scales * 2 ** (bits - 1)
     largest = max(float(tensor.abs().max()) for tensor in (scales, offsets) if tensor is not None and tensor.numel())
     exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
     described = LinearWeight(
@@ -145,17 +150,15 @@ def pack_integers(
         has_offsets=offsets is not None,
         is_gated=is_gated,
     )
-    layer = PackedLinear(kernels, described, memory, bias)
     scaled = [None if tensor is None else (tensor * 2.0**-exponent).contiguous() for tensor in (scales, offsets)]
-    layer.pack([weight.values], *scaled)
-    return layer
+    return PackedLinear(kernels, described, memory, bias, [weight.values], *scaled)
 
 
 def quantize_rows(kernels: ctypes.CDLL, parts: Sequence[Tensor], *, bits: int, group_size: int) -> QuantizedWeight:
     """Quantizes a weight. `parts`, stacked along the rows, are [out_features, in_features].
 
-    The method is that of `quantize_rows` in kernels/quantize.py. 8 bits: one scale per row, symmetric. 4 bits: one scale and
-    one offset per group of `group_size` weights in a row.
+    The method is that of `quantize_rows` in kernels/quantized_weight.py. 8 bits: one scale per row, symmetric. 4 bits: one
+    scale and one offset per group of `group_size` weights in a row.
     """
     out_features, in_features = sum(len(part) for part in parts), parts[0].shape[1]
     group_size = in_features if bits == 8 else group_size

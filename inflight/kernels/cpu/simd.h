@@ -13,6 +13,10 @@ struct bf16 {
     uint16_t bits;
 };
 
+struct fp16 {
+    uint16_t bits;
+};
+
 static inline float to_float(float x) { return x; }
 
 static inline float to_float(bf16 x) {
@@ -89,6 +93,14 @@ static inline void store(bf16* p, VecF v) {
     const __m256i packed = _mm512_cvtepi32_epi16(_mm512_srli_epi32(quiet, 16));
 #endif
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
+}
+
+static inline VecF load(const fp16* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+static inline void store(fp16* p, VecF v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
 static inline VecU load_units(const uint32_t* p) { return _mm512_loadu_si512(p); }
@@ -216,6 +228,12 @@ static inline void store(bf16* p, VecF v) {
     const __m256i words = _mm256_srli_epi32(quiet, 16);
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0x08);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+
+static inline VecF load(const fp16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+
+static inline void store(fp16* p, VecF v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
 static inline VecU load_units(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }

@@ -2,8 +2,8 @@
 
 A split is a range of the keys of a row. Each program computes one split for one key head. A row has one split if it is short,
 or if the batch is large and the row is not very long. If a row has several splits, each program stores its result in
-`partials`. A counter for the row and head shows which program ends last. This program combines the results and resets the
-counter. It always combines in the order of the splits, so the result does not depend on which program ends last.
+`partials`. A counter for the row and head shows which program ends last. The last program combines the results and resets the
+counter. It combines in the order of the splits, so the result does not depend on which program is the last.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch import Tensor
 from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
 
 PROGRAMS_PER_SM = 3  # programs that a multiprocessor of sm_90 can run at once, limited by its shared memory (`tile_of`)
-# Registers per thread. With so few, the registers are enough for three programs, too. None are spilled, even with float8.
+# The most registers per thread. With this limit, a multiprocessor has enough registers for three programs. The kernel still
+# spills none, even with float8.
 MAX_REGISTERS = 168
-MIN_SPLIT_TOKENS = 128  # a shorter split saves less time than it costs to start a program and to combine the results
+MIN_SPLIT_TOKENS = 128  # a shorter split saves less time than starting a program and combining the results takes
 LONG_SPLIT_TOKENS = 4096  # least size of the splits of a long row, if the other rows are short and fill the device
 LONG_SPLITS = 4  # most splits of such a long row
 MAX_PROGRAMS_PER_SM = 32  # most programs in a grid with several splits, divided by the number of multiprocessors
@@ -29,8 +30,9 @@ COMBINED_PER_THREAD = 32  # values of partial results that a thread loads at onc
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Limits for the number of splits of a row. A row has at most `usual` splits, unless they would then be longer than
-    LONG_SPLIT_TOKENS. Such a long row has at most `most` splits; each, except the last, has at least LONG_SPLIT_TOKENS keys."""
+    """Limits for the number of splits of a row. A row has at most `usual` splits, unless these would be longer than
+    LONG_SPLIT_TOKENS. A row that is so long has at most `most` splits, and each of them, except the last, has at least
+    LONG_SPLIT_TOKENS keys."""
 
     usual: int
     most: int
@@ -43,9 +45,9 @@ def num_splits(num_rows: int, num_kv_heads: int, max_seq_len: int, num_multiproc
     """
     pairs = num_rows * num_kv_heads
     usual = max(1, min(PROGRAMS_PER_SM * num_multiprocessors // pairs, -(-max_seq_len // MIN_SPLIT_TOKENS)))
-    # A long row among many short rows gets several programs for each head. The grid of a recorded graph is fixed, so it always
-    # has programs for such a row. The programs without keys run last and cost an estimated 2 us per 1000.
-    # MAX_PROGRAMS_PER_SM limits their number to about 3000.
+    # A long row among many short rows gets several programs for each head. The grid of a recorded graph is fixed, so it has
+    # programs for such a row even if a batch has no such row. The programs without keys run last. 1000 of them take an
+    # estimated 2 us. MAX_PROGRAMS_PER_SM limits their number to about 3000.
     longest = min(LONG_SPLITS, max_seq_len // LONG_SPLIT_TOKENS, max_partials(num_multiprocessors) // pairs)
     return Splits(usual, max(usual, longest))
 
@@ -72,8 +74,8 @@ def combine(
     """Combines the results of `num_parts` splits into heads `[first_head, first_head + PER_HEAD)` of `output`. The results
     begin at row `first_part` of `partials`.
 
-    A thread reads the same elements of every result, so threads do not wait for each other. It loads COMBINED results at once.
-    The loads bypass the first-level cache, which does not see what other multiprocessors write.
+    A thread reads the same elements of every result, so threads do not wait for each other. A thread loads COMBINED results at
+    once. The loads bypass the first-level cache, which does not see what other multiprocessors write.
     """
     h = tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
@@ -134,7 +136,7 @@ def attention_decode_kernel(
     inside = (m < PER_HEAD)[:, None] & (d < HEAD_DIM)[None, :]
     pair = row * num_kv_heads + head
     at = (pair * PER_HEAD + m)[:, None] * HEAD_DIM + d[None, :]
-    # All three are loaded before the test for an empty split. So the program waits for memory once, not three times.
+    # seq_len, slot and q are loaded before the test for an empty split. So the program waits for memory once, not three times.
     seq_len = tl.load(seq_lens + row)
     slot = tl.load(slots + row)
     q = tl.load(query + at, mask=inside, other=0.0)
@@ -146,7 +148,7 @@ def attention_decode_kernel(
     tiles_a_split = tl.maximum(tl.minimum(tl.cdiv(num_tiles, usual_splits), LONG_TILES), tl.cdiv(num_tiles, max_splits))
     tiles_a_split = tl.maximum(tiles_a_split, MIN_TILES)
     used_splits = tl.cdiv(num_tiles, tiles_a_split)
-    # Slots are never negative. But without the test of `slot` the compiler would load it only after this test.
+    # Slots are never negative. But without `slot < 0` here, the compiler would load `slot` only after this test.
     if (split >= used_splits) | (slot < 0):
         return
 

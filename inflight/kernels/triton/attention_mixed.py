@@ -5,9 +5,9 @@ Rows are cut into tiles of BLOCK_Q tokens, and a tile has all the query heads of
     tokens      | row 0 ......... | row 1 | row 2 ............ |     num_tokens // BLOCK_Q + num_rows tiles are enough
     tiles       | 0    | 1   | 2  | 3     | 4    | 5    | 6    |     for any rows, so this is the size of the grid
 
-The tiles of row r start at tile query_start_loc[r] // BLOCK_Q + r. Some tiles have no tokens. One program computes the whole
-sum over the keys of a tile, and its blocks of keys begin at multiples of their size. So the result of a token depends only on
-its own row, not on the batch or on how the row was cut into chunks.
+The first tile of row r is tile query_start_loc[r] // BLOCK_Q + r. Some tiles have no tokens. One program computes the whole sum
+over the keys that a tile sees, and takes them in blocks that begin at multiples of the block's size. So the result of a token
+depends only on its own row, not on the batch or on how the row was cut into chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
 
-ROWS_AT_ONCE = 256  # each program searches the row of its tile, and compares so many rows at once
+ROWS_AT_ONCE = 256  # each program searches for the row of its tile, and compares so many rows at once
 LEAST_SHARED_BYTES = 99 << 10  # shared memory per program on sm_86 and sm_89, the supported GPUs that have the least
 
 
@@ -58,7 +58,7 @@ def attention_mixed_kernel(
         row += tl.sum(((r < num_rows) & (starts // BLOCK_Q + r <= tile)).to(tl.int32), 0)
     row_start = tl.load(query_start_loc + row)
     num_queries = tl.load(query_start_loc + row + 1) - row_start
-    first_query = (tile - row_start // BLOCK_Q - row) * BLOCK_Q  # its index in the row
+    first_query = (tile - row_start // BLOCK_Q - row) * BLOCK_Q  # the index, in the row, of the tile's first query
     if first_query >= num_queries:
         return
 
@@ -102,13 +102,13 @@ def attention_mixed_kernel(
             acc, largest, total, q, positions, start, end, first_key, end_key, keys, values, block_ids, block_stride,
             scale, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1,
         )  # fmt: skip
-    total = tl.where(total == 0.0, 1.0, total)  # padding rows of the tile may have seen no key
+    total = tl.where(total == 0.0, 1.0, total)  # queries that are padding may have seen no key
     tl.store(output + at, (acc / total[:, None]).to(output.dtype.element_ty), mask=inside)
 
 
 def tile_of(head_dim: int, dtype: torch.dtype, max_shared_bytes: int = LEAST_SHARED_BYTES) -> tuple[int, int, int, int]:
     """Returns (queries in a tile, keys in a tile, warps, stages). The number of queries is tokens times heads. Two stages are
-    for block ids, the others for keys and values.
+    for block ids, the other stages are for keys and values.
 
     `max_shared_bytes`: shared memory that a program can use on the device, at least `LEAST_SHARED_BYTES`. With fewer queries in
     a tile, keys and values would be read more often than the second-level cache can deliver them. More queries would not fit

@@ -127,27 +127,28 @@ def linear_configs(
     in_features: int,
     num_multiprocessors: int,
     tiles: Sequence[tuple[int, int, int, int]] = TILES,
+    programs: Sequence[int] = PROGRAMS,
 ) -> list[TileConfig]:
-    """The configurations to measure for a weight: each of `tiles`, with so many splits of the input features that one or two
-    programs run on each multiprocessor."""
+    """The configurations to measure for a weight: each of `tiles`, with the numbers of splits that `split_counts` returns."""
     return [
         TileConfig(block_n=n, block_k=k, num_splits=splits, num_warps=num_warps, num_stages=num_stages)
         for n, k, num_warps, num_stages in tiles
         for splits in split_counts(
-            triton.cdiv(out_features, n), triton.cdiv(in_features, k), num_multiprocessors, PROGRAMS
+            triton.cdiv(out_features, n), triton.cdiv(in_features, k), num_multiprocessors, programs
         )
     ]
 
 
 def split_counts(num_tiles: int, num_steps: int, num_multiprocessors: int, programs: Sequence[int]) -> list[int]:
-    """Returns numbers of splits, ascending. For each number in `programs` there is one: with it, so many programs run on each
-    multiprocessor. A split has at least two of the `num_steps` blocks of input features, unless there is only one block."""
+    """Returns numbers of splits to measure, ascending. For each number n in `programs`, one number of splits is chosen so that
+    about n programs run on each multiprocessor. A split has at least two of the `num_steps` blocks of input features, unless
+    there is only one block."""
     most = max(1, num_steps // 2)
     return sorted({min(most, max(1, times * num_multiprocessors // num_tiles)) for times in programs})
 
 
 def library_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Computes the same as `linear` with torch's own library, for any number of rows."""
+    """Computes the same as `linear` without scales and gate, with torch's own library, for any number of rows."""
     if out.dtype != x.dtype:
         torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)
         if bias is not None:

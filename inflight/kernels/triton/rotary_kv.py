@@ -46,7 +46,8 @@ def rotary_kv_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
-    """A program computes BLOCK_H heads of one token. It loads the two halves of a head, because it rotates them as pairs."""
+    """A program computes BLOCK_H heads of one token. It loads the halves of a head separately, because it rotates pairs of
+    elements, one from each half."""
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -112,7 +113,7 @@ def rotary_kv(
     assert heads.stride()[1:] == (head_dim, 1) and head_dim % 2 == 0
     assert num_all == num_heads + 2 * num_kv_heads
     query = torch.empty((num_tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
-    cos, sin = cos_sin or (heads, heads)  # without cos_sin the kernel reads neither
+    cos, sin = cos_sin or (heads, heads)  # without cos_sin the kernel reads neither cos nor sin
     assert cos_sin is None or (cos.is_contiguous() and sin.is_contiguous())
     rotary_kv_kernel[num_tokens, triton.cdiv(num_all, BLOCK_HEADS)](
         heads,

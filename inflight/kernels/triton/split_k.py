@@ -13,14 +13,15 @@ import triton.language as tl
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from inflight.kernels.triton.activation import gated
+from inflight.kernels.triton.layer_ops import gated
 
 MIN_BLOCK_M = 16  # least size for tensor cores
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileConfig:
-    """A tile has `block_n` output features. `num_splits` programs share its input features. Each loads `block_k` at a time."""
+    """A tile has `block_n` output features. `num_splits` programs share the input features of a tile. Each program loads
+    `block_k` input features at a time."""
 
     block_n: int
     block_k: int

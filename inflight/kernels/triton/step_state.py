@@ -24,9 +24,9 @@ def apply_entries(state: Tensor, entries: Tensor, first: int, num_pairs: int, nu
 
     Args:
         state: int32 [n].
-        entries: int32 [m, 2], m >= num_entries. The first `num_pairs` are (destination, value) and set a number. The others
-            are (destination, source) and copy a number. Destinations and sources are indices of `state`. All destinations
-            are distinct, and none of them is a source.
+        entries: int32 [m, 2], m >= num_entries. The first `num_pairs` entries are (destination, value) and set a number.
+            The other entries are (destination, source) and copy a number. Destinations and sources are indices of `state`. All
+            destinations are distinct, and none of them is a source.
     """
     if num_entries > first:
         grid = (triton.cdiv(num_entries - first, BLOCK),)
@@ -74,8 +74,8 @@ def advance(
     positions: Tensor,
     seq_lens: Tensor,
 ) -> None:
-    """Advance the state of the running requests. Each has a slot (an index). Token i was drawn for the request in
-    `draw_slots[i]`, and has position `draw_positions[i]`.
+    """Advance the state of the running requests. Each request has a slot (an index). Token i was drawn for the request
+    in slot `draw_slots[i]`, and has position `draw_positions[i]` in its sequence.
 
     The token becomes the slot's last token and a part of its history. It also becomes row i of the next step's inputs, in case
     row i of the next step has the same slot.

@@ -1,4 +1,4 @@
-"""`ApplyTokenMasks` in Triton: writes only the logits of forbidden tokens."""
+"""`apply_token_masks` in Triton: writes only the logits of forbidden tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ _WORDS = 64  # mask words per program, for 2048 tokens
 
 
 def triton_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """Sets forbidden logits to -inf, in place. Does not wait for the device.
-
-    Args:
-        logits: float32 [num_rows, vocab_size], contiguous.
-        rows: int32 or int64 [n], indices of rows of `logits`. If a row occurs twice, both masks apply.
-        masks: int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 is 1 if token t may be drawn;
-            bits beyond the vocabulary are ignored.
-    """
+    """See `apply_token_masks`. Does not wait for the device. If a row occurs twice, both masks apply."""
     vocab_size, num_words = logits.shape[1], masks.shape[1]
     assert logits.dtype == torch.float32 and logits.is_contiguous()
     assert masks.dtype == torch.int32 and masks.is_contiguous() and rows.is_contiguous()

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inflight.kernels.quantized_weight import QuantizedWeight
-from inflight.kernels.triton.linear import split_counts
+from inflight.kernels.triton.linear import linear_configs
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m, finish_tile, tile_features
 
 GROUP_SIZES = (128, 64, 32)
@@ -33,7 +33,8 @@ _DEQUANTIZED_FEATURES = 32  # per program
 
 @dataclass(frozen=True, kw_only=True)
 class PackedIntegers:
-    """A weight in the layout of the module docstring. Dequantized values times `factor`, a power of two, are the weight."""
+    """A weight in the layout of the module docstring. weight = (value * scale - offset) * factor; `factor` is a power of
+    two."""
 
     values: Tensor
     scales: Tensor
@@ -62,8 +63,8 @@ def can_pack(in_features: int, group_size: int) -> bool:
 
 
 def pack_integers(weight: QuantizedWeight, *, dtype: torch.dtype) -> PackedIntegers:
-    """Packs a weight for which `can_pack` is true. Scales are divided by a power of two and become float16. For a model in
-    float32 they do not change."""
+    """Packs a weight for which `can_pack` is true. Scales and offsets are divided by a power of two, to fit float16, and become
+    float16. For a model in float32 they do not change. `dtype`: the model's dtype."""
     values, scales, offsets, bits = weight.values, weight.scales, weight.offsets, weight.bits
     stored_group_size = weight.group_size
     group_size = next(size for size in GROUP_SIZES if stored_group_size % size == 0)
@@ -221,14 +222,9 @@ def weight_only_linear(
 
 
 def weight_only_configs(weight: PackedIntegers, num_multiprocessors: int) -> list[TileConfig]:
-    """The tile configurations that the tuner tries for a weight of 4 or 8 bits."""
-    return [
-        TileConfig(block_n=n, block_k=weight.group_size, num_splits=splits, num_warps=warps, num_stages=stages)
-        for n, warps, stages in TILES
-        for splits in split_counts(
-            triton.cdiv(weight.out_features, n), len(weight.values), num_multiprocessors, PROGRAMS
-        )
-    ]
+    """See `linear_configs`. A program reads one group of a weight at a time."""
+    tiles = [(n, weight.group_size, num_warps, num_stages) for n, num_warps, num_stages in TILES]
+    return linear_configs(weight.out_features, weight.in_features, num_multiprocessors, tiles, PROGRAMS)
 
 
 @triton.jit
@@ -260,7 +256,8 @@ def dequantize_kernel(
     value = tl.load(values + (group.to(tl.int64) * out_features + features)[:, None] * BYTES + inner[None, :])
     to = out + wanted.to(tl.int64)[:, None] * out_stride + group * GROUP + inner[None, :]
     first_part = (value & 15) if BITS == 4 else value
-    # the kernel above multiplies by the factor after rounding; both round alike, because the factor is a power of two
+    # `weight_only_kernel` rounds before it multiplies by the factor, and this kernel rounds after it. Both give the same value,
+    # because the factor is a power of two.
     w = (first_part.to(tl.float32) * scale[:, None] - offset[:, None]) * factor
     tl.store(to, w.to(out.dtype.element_ty), mask=is_there)
     if BITS == 4:

@@ -113,7 +113,6 @@ class World:
             seq_lens=seq_lens,
             num_computed_tokens=computed,
             block_table=block_table,
-            block_size=case.block_size,
         )
 
     def step(self, lengths: np.ndarray) -> float:

@@ -205,7 +205,6 @@ def test_results_that_wait_to_be_merged_take_little_memory() -> None:
         seq_lens=np.array([context], dtype=np.int32),
         num_computed_tokens=np.array([context - num_queries], dtype=np.int32),
         block_table=np.resize(np.arange(64, dtype=np.int32), (1, context // 16)),
-        block_size=16,
     )
     metadata = backend.build_metadata(inputs, spec)
     rows = torch.randn(3, num_queries, 1, 256, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)

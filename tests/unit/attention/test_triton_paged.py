@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inflight.attention.rotation import Rotation
+from inflight.attention.backend import Rotation
 from inflight.attention.selector import get_backend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.attention.triton_paged import TritonPagedBackend, TritonPagedMetadata
@@ -22,6 +22,7 @@ from inflight.kernels.triton.attention_decode import DecodeScratch, Splits, atte
 from inflight.kernels.triton.attention_mixed import attention_mixed
 from inflight.layers.norm import QKNorm
 from tests.unit.attention.paged_case import Case, World
+from tests.unit.layers.contexts import layer_context
 
 CPU = torch.device("cpu")
 FLOAT8 = torch.float8_e4m3fn
@@ -271,7 +272,7 @@ def test_attend_is_norm_rotation_and_forward(has_norm: bool, lengths: tuple[int,
 
 
 def test_the_models_norm_is_a_head_norm() -> None:
-    norm = QKNorm(6, 2, 16, 1e-6, dtype=torch.float32, device=CPU)
+    norm = QKNorm(6, 2, 16, 1e-6, layer_context(torch.float32))
     assert norm.weight.shape == (8, 16)
     assert norm.eps == 1e-6
 

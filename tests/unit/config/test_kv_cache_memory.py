@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from inflight.config.engine_args import EngineArgs
-from inflight.config.kv_cache_memory import check_kv_cache_fits, resolve_cache
 from inflight.config.machine import Machine
+from inflight.config.resolve import resolve_cache
+from inflight.config.weight_size import check_kv_cache_fits
 from inflight.errors import OutOfMemoryError
 
 GIB = 1 << 30

@@ -17,7 +17,7 @@ from inflight.config.weight_size import check_weights_fit, weight_bytes
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError, OutOfMemoryError
 from inflight.layers.context import make_context
-from inflight.models.registry import get_model_class
+from inflight.models.llama import LlamaForCausalLM
 from tests.full_context_attention import FullContextAttention
 from tests.model_zoo import FAMILY_CONFIGS
 
@@ -58,7 +58,7 @@ def allocated(model: ModelConfig, parallel: ParallelConfig, pp_rank: int) -> int
         quantization=QuantizationConfig(),
     )
     stage = pipeline_stage(parallel.pipeline_layer_partition, pp_rank)
-    made = get_model_class(model.architecture.name)(model.architecture, context, stage)
+    made = LlamaForCausalLM(model.architecture, context, stage)
     return sum(parameter.numel() * parameter.element_size() for parameter in made.parameters())
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from inflight.device.accelerator import Accelerator, Event, Graph, Stream
+from inflight.device.accelerator import Accelerator, Event, Stream
 from inflight.distributed.channel import Channel
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from tests.fake_device import FakeDevice
@@ -101,7 +101,7 @@ class FakeAccelerator(FakeDevice, Accelerator):
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         raise NotImplementedError
 
-    def capture(self, work: Callable[[], None]) -> Graph:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError
 
     def total_memory_bytes(self) -> int:
@@ -154,13 +154,13 @@ class FakeMeeting:
     num_left: dict[int, int] = field(default_factory=dict)  # gathers that a rank has left
 
 
-@dataclass(frozen=True)
 class FakeGroup(TensorParallelGroup):
-    meeting: FakeMeeting | None = None
+    def __init__(self, size: int, rank: int, meeting: FakeMeeting) -> None:
+        super().__init__(size, rank)
+        self._meeting = meeting
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        meeting = self.meeting
-        assert meeting is not None
+        meeting = self._meeting
         n = meeting.num_left.setdefault(self.rank, 0)
         while len(meeting.gathers) <= n:
             meeting.gathers.append({})

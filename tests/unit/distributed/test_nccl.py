@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from inflight.distributed.nccl import Communicator, NcclChannel, connect
-from inflight.distributed.torch_group import TorchGroup
+from inflight.distributed.nccl import Communicator, NcclChannel, NcclCollectives, connect
 
 T = TypeVar("T")
 
@@ -78,7 +77,7 @@ def on_all(size: int, work: Callable[[int, Communicator], T], max_ctas: int | No
 
 def test_collectives() -> None:
     def work(rank: int, communicator: Communicator) -> list[Tensor]:
-        group = TorchGroup(3, rank, communicator)
+        group = NcclCollectives(3, rank, communicator)
         return [
             group.all_reduce(torch.tensor([[rank, 1.0], [2.0, 3.0]]).T),
             group.all_gather(torch.full((2, 1), rank)),
@@ -115,7 +114,7 @@ def test_close_aborts_and_waits_for_nobody(caplog: pytest.LogCaptureFixture) -> 
         with pytest.raises(ConnectionError, match="this rank has left its groups"):
             channel.send(torch.zeros(1))
         with pytest.raises(ConnectionError, match="this rank has left its groups"):
-            TorchGroup(2, rank, communicator).all_reduce(torch.zeros(1))
+            NcclCollectives(2, rank, communicator).all_reduce(torch.zeros(1))
         backend.graphs_are_gone.set()
 
     on_all(2, work)

@@ -27,6 +27,7 @@ from inflight.distributed.process_world import ProcessWorld
 from inflight.distributed.socket_channel import SocketMesh
 from inflight.distributed.stage_link import StageLink
 from inflight.distributed.store import reach_store
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.sockets import listen
 from inflight.timeline import Timeline
@@ -246,6 +247,56 @@ def test_a_rank_that_does_not_come_is_not_waited_for(leaves: bool) -> None:
         assert end - second.result(timeout=30)[1] < 2.0
 
 
+def join_at(listeners: list[socket.socket], epoch: int) -> list[ProcessWorld]:
+    """The worlds of two ranks of one stage, which know each other's addresses."""
+    rendezvous = Rendezvous(
+        epoch=epoch,
+        timeout_seconds=20.0,
+        token=TOKEN,
+        addresses=tuple(listener.getsockname()[:2] for listener in listeners),
+    )
+    return [ProcessWorld(RankLayout(2, 1), rank, rendezvous, CPU, listeners[rank]) for rank in range(2)]
+
+
+def test_a_group_lives_on_in_the_next_epoch() -> None:
+    groups: list[TensorParallelGroup | None] = [None, None]
+    with ThreadPoolExecutor(2) as ranks:
+        for epoch in (3, 4):
+            worlds = join_at([listen("127.0.0.1", 0) for _ in range(2)], epoch)
+            connected = list(ranks.map(lambda world, old: world.tensor_parallel_group("model", old), worlds, groups))
+            assert epoch == 3 or connected == groups
+            groups = [*connected]
+            for result in ranks.map(lambda group: group.all_reduce(torch.tensor([group.rank + 1.0])), connected):
+                assert float(result) == 3.0
+            for world in worlds:
+                world.close("the epoch is over")
+            with pytest.raises(ConnectionError):
+                connected[0].all_reduce(torch.zeros(1))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_world_that_is_closed_waits_for_no_channel(rank: int) -> None:
+    """Rank 1 waits until rank 0 connects, and rank 0 waits until rank 1, which listens nowhere yet, accepts."""
+    with listen("127.0.0.1", 0) as full:
+        full.listen(0)
+        filling = [socket.socket() for _ in range(4)]
+        for caller in filling:  # the queue of a listener is full: further callers wait
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        world = join_at([listen("127.0.0.1", 0), full] if rank == 0 else [full, listen("127.0.0.1", 0)], 5)[rank]
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(world.channel, 1 - rank, "x")
+            with pytest.raises(TimeoutError):
+                waiting.result(0.1)
+            start = time.monotonic()
+            world.close("the epoch is over")
+            with pytest.raises(ConnectionError, match="has left its groups"):
+                waiting.result(5)
+            assert time.monotonic() - start < 1.0
+        for caller in filling:
+            caller.close()
+
+
 def test_the_store_holds_no_secret() -> None:
     """Nobody is asked for a token before he reads it."""
     layout, place = RankLayout(1, 2), Place.new()
@@ -276,13 +327,13 @@ def test_the_token_does_not_travel() -> None:
     """A stranger who has put his address into the store gets callers, but learns nothing with which he could call."""
     with listen("127.0.0.1", 0) as stranger:
         address = stranger.getsockname()
-        mesh = SocketMesh(0, "127.0.0.1", TOKEN, lambda rank: address, timeout_seconds=5.0)
+        mesh = SocketMesh(0, listen("127.0.0.1", 0), TOKEN, lambda rank: address, timeout_seconds=5.0)
         caller = mesh.connection(1, "activations")
         called, _ = stranger.accept()
         with called:
             hello = called.recv(1 << 10)
         assert TOKEN not in hello
-        honest = SocketMesh(2, "127.0.0.1", TOKEN, lambda rank: address, timeout_seconds=0.1)
+        honest = SocketMesh(2, listen("127.0.0.1", 0), TOKEN, lambda rank: address, timeout_seconds=0.1)
         with socket.create_connection(honest.address) as replayed:  # what rank 1 was told is worth nothing with rank 2
             replayed.sendall(hello)
             with pytest.raises(TimeoutError, match="rank 0 did not connect"):
@@ -293,9 +344,9 @@ def test_the_token_does_not_travel() -> None:
 
 def test_a_caller_without_the_token_is_dropped() -> None:
     token = bytes(range(TOKEN_BYTES))
-    mesh = SocketMesh(1, "127.0.0.1", token, lambda rank: mesh.address, timeout_seconds=5.0)
-    stranger = SocketMesh(0, "127.0.0.1", bytes(TOKEN_BYTES), lambda rank: mesh.address, timeout_seconds=5.0)
-    member = SocketMesh(0, "127.0.0.1", token, lambda rank: mesh.address, timeout_seconds=5.0)
+    mesh = SocketMesh(1, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=5.0)
+    stranger = SocketMesh(0, listen("127.0.0.1", 0), bytes(TOKEN_BYTES), lambda rank: mesh.address, timeout_seconds=5.0)
+    member = SocketMesh(0, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=5.0)
     intruder = stranger.channel(1, "activations")
     theirs = member.channel(1, "activations")
     ours = mesh.channel(0, "activations")
@@ -311,7 +362,7 @@ def test_a_caller_without_the_token_is_dropped() -> None:
 
 def test_a_closed_channel_says_so() -> None:
     token = bytes(TOKEN_BYTES)
-    meshes = [SocketMesh(rank, "127.0.0.1", token, lambda _: meshes[1].address, 5.0) for rank in range(2)]
+    meshes = [SocketMesh(rank, listen("127.0.0.1", 0), token, lambda _: meshes[1].address, 5.0) for rank in range(2)]
     first, second = meshes[0].channel(1, "x"), meshes[1].channel(0, "x")
     first.close()
     with pytest.raises(ConnectionError, match="was closed here"):
@@ -326,3 +377,11 @@ if __name__ == "__main__":
     run = {"pipeline": pipeline, "waiting": waiting}[sys.argv[1]]
     rank, tp, pp, port, listen_fd = map(int, sys.argv[2:])
     run(rank, RankLayout(tp, pp), Place(port, listen_fd))
+
+
+def test_a_peer_without_a_route_is_named_in_a_connection_error() -> None:
+    """Other ranks are the reason for such an error, so the rank that raises it is not replaced."""
+    mesh = SocketMesh(0, listen("127.0.0.1", 0), TOKEN, lambda rank: ("255.255.255.255", 9), timeout_seconds=5.0)
+    with pytest.raises(ConnectionError, match="rank 0 cannot reach rank 1: "):
+        mesh.connection(1, "activations")
+    mesh.close()

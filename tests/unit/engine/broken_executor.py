@@ -32,6 +32,8 @@ class FailingWorker(MockTokensWorker):
         if 15 in first:
             self.is_broken = True
             raise ValueError("fifteen")
+        if 16 in first:
+            os._exit(16)  # as if a library crashed
         return super().execute_model(scheduler_output)
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
-from inflight.engine.core_client import CoreClient
+from inflight.engine.engine_connection import EngineConnection
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import EngineOutputs, EngineReady
+from inflight.interface.statistics import FaultStatus
 from tests.fakes_tokenizer import byte_tokenizer
 
 
 class RecordingClient:
     """Keeps what would go to the engine. `calls`: of "pause" and "resume", in order. `ended`: reasons given to `end`."""
 
-    summary = ""
+    summary = lost_because = ""
+    fault_status = FaultStatus()
     on_outputs: Any  # called by the tests' parts of the engine
     on_end: Any
 
@@ -45,6 +48,7 @@ def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) ->
     config = SimpleNamespace(
         scheduler=SimpleNamespace(max_num_seqs=max_num_seqs),
         execute_model_timeout_seconds=60.0,
+        fault_tolerance=FaultToleranceConfig(),
         model=SimpleNamespace(
             name="lone", max_model_len=2048, dtype="float32", architecture=SimpleNamespace(vocab_size=256)
         ),
@@ -52,7 +56,7 @@ def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) ->
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}
     processor = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), **parts)
     client, ready = RecordingClient(), EngineReady(front_end=0, num_kv_cache_tokens=2**16)
-    return AsyncLLM(cast("InputProcessor", processor), cast("CoreClient", client), ready, limits=limits), client
+    return AsyncLLM(cast("InputProcessor", processor), cast("EngineConnection", client), ready, limits=limits), client
 
 
 def answer(

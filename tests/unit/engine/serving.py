@@ -30,7 +30,7 @@ async def mock_engine(changes: dict[str, Any] | None = None, **options: Any) -> 
         yield engine
     finally:
         await engine.close()
-        assert engine._process is None or engine._process.process.exit_code is not None
+        assert engine._keeper is None or "ended" in engine._keeper.state or "killed" in engine._keeper.state
         assert asyncio.all_tasks() <= {asyncio.current_task()}
 
 

@@ -9,14 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from inflight.engine.admission import MAX_SEQUENCES, Admission, Drain, QueueLimits
-from inflight.engine.input_processor import ProcessedRequest
 from inflight.errors import EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
-from tests.unit.engine.test_output_processor import request
-
-
-def of(num_tokens: int, n: int = 1) -> ProcessedRequest:
-    return request(prompt=[7] * num_tokens, n=n)
 
 
 def stats(num_running: int, num_waiting: int, num_waiting_tokens: int) -> SchedulerStats:
@@ -33,9 +27,9 @@ def test_what_free_slots_take_does_not_wait() -> None:
     admission = Admission(QueueLimits(max_queued_requests=4, max_queued_tokens=1000), max_num_seqs=3)
     for _ in range(3):
         admission.check(1, 600)
-        admission.sent(of(600))
+        admission.sent(1, 600)
     admission.check(4, 10**6)  # nothing waits yet, however long its prompts are
-    admission.sent(of(600))  # this does
+    admission.sent(1, 600)  # this does
     admission.check(3, 400)
     with pytest.raises(
         OverloadedError, match="600 prompt tokens wait, at most 1000 may wait, and this request would add 401"
@@ -48,7 +42,7 @@ def test_what_free_slots_take_does_not_wait() -> None:
 def test_a_report_counts_what_it_knows_and_what_was_sent_after_it() -> None:
     admission = Admission(QueueLimits(max_queued_tokens=1000), max_num_seqs=4)
     for _ in range(3):
-        admission.sent(of(300, n=2))
+        admission.sent(2, 300)
     with pytest.raises(OverloadedError, match="300 prompt tokens wait, at most 1000"):
         admission.check(1, 701)
     admission.reported(stats(1, 0, 0), 2)  # the last slot but one is free: it takes none of n=2 but the next one
@@ -70,7 +64,7 @@ def test_the_bound_of_waiting_sequences_holds_for_an_idle_engine() -> None:
         InvalidRequestError, match=r"8 sequences \(prompts times n\) in one request; at most 7 are allowed"
     ):
         admission.check(8, 0)
-    admission.sent(of(1))
+    admission.sent(1, 1)
     admission.check(6, 0)
     with pytest.raises(
         OverloadedError, match="0 sequences wait, at most 4 may wait, and this request would add 7"

@@ -12,7 +12,7 @@ import pytest
 
 from inflight.engine import backlog as backlog_module
 from inflight.engine.backlog import SLICE_LOGPROBS, SLICE_OUTPUTS, Backlog
-from inflight.engine.core_client import CoreClient
+from inflight.engine.engine_connection import EngineConnection
 from inflight.engine.output_processor import OutputProcessor
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.outputs import RequestOutput
@@ -23,7 +23,7 @@ from tests.unit.engine.test_output_processor import columns, output, request, wi
 
 def make(take_in: Callable[[Sequence[EngineCoreOutput]], None]) -> tuple[Backlog, RecordingClient]:
     client = RecordingClient()
-    return Backlog(cast("CoreClient", client), take_in), client
+    return Backlog(cast("EngineConnection", client), take_in), client
 
 
 def outputs(count: int) -> list[EngineCoreOutput]:

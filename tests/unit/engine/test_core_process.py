@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 
 from inflight.config.engine_args import EngineArgs
-from inflight.engine import core_client
+from inflight.engine import engine_process
 from inflight.engine.async_llm import AsyncLLM
-from inflight.engine.core_client import CoreClient, EngineProcess
+from inflight.engine.core_client import CoreClient
 from inflight.engine.core_process import CoreServer, FrontEndLink
+from inflight.engine.engine_process import EngineProcess
+from inflight.engine.engine_sockets import EngineSockets
 from inflight.engine.front_end import resolve_config
 from inflight.engine.outbox import Outbox
 from inflight.errors import (
@@ -31,10 +33,11 @@ from inflight.errors import (
     OutOfMemoryError,
     StepError,
 )
+from inflight.executor.failures import failure_of
 from inflight.executor.process import ChildProcess
 from inflight.executor.transport import BlockingStream
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
-from inflight.interface.serving import AbortRequests, EngineDied, EngineOutputs, EngineReady
+from inflight.interface.serving import AbortRequests, EngineDied, EngineOutputs, EngineReady, EngineStartFailed
 from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import ModelRunnerOutput
 from tests.unit.engine.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
@@ -42,11 +45,19 @@ from tests.unit.engine.test_async_llm import run, until
 from tests.unit.executor.processes import children, exists, have_ended, run_script
 
 BROKEN = "tests.unit.engine.broken_executor:"
+MORTAL = {"enable_fault_tolerance": False}  # the engine is not started again
 
 
 def pid_of(engine: AsyncLLM) -> int:
-    assert engine._process is not None
-    return engine._process.process.pid
+    assert engine._keeper is not None and engine._keeper.process is not None
+    return engine._keeper.process.process.pid
+
+
+def sockets(engine_socket: socket.socket) -> EngineSockets:
+    """The sockets of a front end that gets only this one."""
+    found = EngineSockets()
+    found.put(engine_socket)
+    return found
 
 
 # -- deaths ------------------------------------------------------------------------------------------------------------
@@ -54,7 +65,7 @@ def pid_of(engine: AsyncLLM) -> int:
 
 def test_when_the_engine_is_killed_every_stream_hears_of_it() -> None:
     async def test() -> None:
-        async with mock_engine() as engine:
+        async with mock_engine(MORTAL) as engine:
             streams = [await submit(engine, str(i), "x", endless()) for i in range(10)]
             await streams[0].__anext__()
             start = time.monotonic()
@@ -119,9 +130,11 @@ def test_signals_to_the_group_leave_the_engine_to_its_front_end() -> None:
 def test_several_front_ends_share_one_engine() -> None:
     async def test() -> None:
         args = mock_args(max_num_seqs=8)
-        process = EngineProcess(args, resolve_config(args), num_front_ends=2)
+        process = EngineProcess(args, resolve_config(args), front_ends=(0, 1))
         try:
-            first, second = await asyncio.gather(*(AsyncLLM.attach(args, process.sockets.pop()) for _ in range(2)))
+            first, second = await asyncio.gather(
+                *(AsyncLLM.attach(args, sockets(process.sockets.pop(i))) for i in (0, 1))
+            )
             streams = [await submit(engine, "same", "x", endless(1000)) for engine in (first, second)]  # the same ids
             seeds = {stream.request.children[0].sampling.seed for stream in streams}
             assert len(seeds) == 2, "front ends without a seed draw the same"
@@ -135,9 +148,9 @@ def test_several_front_ends_share_one_engine() -> None:
             streams[1].abort()
             await read(streams[1])
             await second.close()
-            assert await asyncio.to_thread(have_ended, [process.process.pid], 3.0)
         finally:
-            process.close()
+            await process.close()
+        assert process.process.exit_code == 0
 
     run(test)
 
@@ -145,17 +158,16 @@ def test_several_front_ends_share_one_engine() -> None:
 def test_a_front_end_that_sends_nonsense_is_dropped_alone() -> None:
     async def test() -> None:
         args = mock_args()
-        process = EngineProcess(args, resolve_config(args), num_front_ends=2)
-        nonsense, good = process.sockets.pop(), process.sockets.pop()
+        process = EngineProcess(args, resolve_config(args), front_ends=(0, 1))
+        nonsense, good = process.sockets.pop(1), process.sockets.pop(0)
         try:
-            engine = await AsyncLLM.attach(args, good)
+            engine = await AsyncLLM.attach(args, sockets(good))
             nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
             assert len(tokens_of(await read(await submit(engine, "a", "x", endless(20))))) == 20
             await engine.close()
-            assert await asyncio.to_thread(have_ended, [process.process.pid], 3.0)
         finally:
             nonsense.close()
-            process.close()
+            await process.close()
 
     run(test)
 
@@ -163,9 +175,41 @@ def test_a_front_end_that_sends_nonsense_is_dropped_alone() -> None:
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
+FAILING = {"distributed_executor_backend": BROKEN + "FailingExecutor"}
+DYING = {"distributed_executor_backend": BROKEN + "DyingExecutor"}
+
+
+@pytest.mark.parametrize(("token", "reason"), [(13, "thirteen"), (14, "fourteen"), (15, "fifteen")])
+def test_a_request_that_fails_its_steps_or_its_rank_ends_alone(token: int, reason: str) -> None:
+    """With 14 the rank dies each time, with 15 it cannot compute any more. A new one takes its place."""
+
     async def test() -> None:
-        async with mock_engine({"distributed_executor_backend": BROKEN + "FailingExecutor"}) as engine:
+        async with mock_engine(FAILING) as engine:
+            other = await submit(engine, "other", "x", endless(300))
+            truth = tokens_of(await read(await submit(engine, "truth", "x", endless(300))))
+            bad = await submit(engine, "bad", [token], endless())
+            last = (await read(bad))[-1]
+            assert last.outputs[0].finish_reason == "error"
+            assert reason in last.error and "\n" not in last.error
+            assert tokens_of(await read(other)) == truth
+            assert len(tokens_of(await read(await submit(engine, "good", "x", endless(10))))) == 10
+            await engine.check_health()
+
+    run(test)
+
+
+def test_a_rank_that_dies_while_nobody_asks_for_anything_is_replaced() -> None:
+    async def test() -> None:
+        async with mock_engine(DYING) as engine:
+            await asyncio.sleep(1.0)
+            assert len(tokens_of(await read(await submit(engine, "good", "x", endless(10))))) == 10
+
+    run(test)
+
+
+def test_without_fault_tolerance_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
+    async def test() -> None:
+        async with mock_engine(FAILING | MORTAL) as engine:
             other = await submit(engine, "other", "x", endless())
             await other.__anext__()
             bad = await submit(engine, "bad", [13], endless())
@@ -182,8 +226,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
 
 def test_requests_that_are_in_no_failed_step_go_on() -> None:
     async def test() -> None:
-        changes = {"distributed_executor_backend": BROKEN + "FailingExecutor", "max_num_seqs": 1}
-        async with mock_engine(changes) as engine:
+        async with mock_engine(FAILING | {"max_num_seqs": 1}) as engine:
             first = await submit(engine, "first", "x", endless(100))
             others = [await submit(engine, str(i), [13] if i in (1, 2) else "x", endless(5)) for i in range(4)]
             assert reasons_of(await read(first)) == ["length"]
@@ -227,7 +270,7 @@ def test_an_arrival_ends_the_wait_for_a_step_and_so_does_the_step() -> None:
 
 def test_a_rank_that_cannot_compute_any_more_is_the_end_of_the_engine() -> None:
     async def test() -> None:
-        async with mock_engine({"distributed_executor_backend": BROKEN + "FailingExecutor"}) as engine:
+        async with mock_engine(FAILING | MORTAL) as engine:
             with pytest.raises(
                 EngineDeadError, match=r"the engine has failed: .* on rank 0: ValueError: fifteen"
             ) as error:
@@ -242,7 +285,7 @@ def test_a_rank_that_cannot_compute_any_more_is_the_end_of_the_engine() -> None:
 
 def test_a_rank_that_dies_while_nobody_asks_for_anything_is_the_end_of_the_engine() -> None:
     async def test() -> None:
-        async with mock_engine({"distributed_executor_backend": BROKEN + "DyingExecutor"}) as engine:
+        async with mock_engine(DYING | MORTAL) as engine:
             await until(lambda: bool(engine._death))
             with pytest.raises(EngineDeadError, match=r"the engine has failed: .*rank 0 is gone \(old age\)") as error:
                 await engine.check_health()
@@ -253,15 +296,15 @@ def test_a_rank_that_dies_while_nobody_asks_for_anything_is_the_end_of_the_engin
 
 def test_a_lost_rank_is_the_end_of_the_engine() -> None:
     async def test() -> None:
-        async with mock_engine({"distributed_executor_backend": BROKEN + "FailingExecutor"}) as engine:
+        async with mock_engine(FAILING | MORTAL) as engine:
             stream = await submit(engine, "bad", [14], endless())
             with pytest.raises(EngineDeadError, match="rank 0 died"):
                 await read(stream)
             with pytest.raises(EngineDeadError, match=r"the engine has failed: .*rank 0"):
                 await engine.check_health()
             assert await asyncio.to_thread(have_ended, [pid_of(engine)], 3.0)
-            assert engine._process is not None
-            assert engine._process.process.exit_code == 1
+            assert engine._keeper is not None and engine._keeper.process is not None
+            assert engine._keeper.process.process.exit_code == 1
 
     run(test)
 
@@ -282,15 +325,30 @@ def test_the_news_that_the_engine_has_died_is_the_end_though_its_process_still_r
     run(test)
 
 
-def test_an_engine_that_dies_while_the_tokenizer_is_read_is_noticed() -> None:
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_front_end_that_starts_while_the_engine_dies_waits_for_the_next_engine(is_given_up: bool) -> None:
+    """The first engine dies before it is ready, the second one cannot start."""
+
     async def test() -> None:
-        ours, theirs = socket.socketpair()
-        engine = BlockingStream(theirs)
-        engine.send(EngineReady(front_end=0, num_kv_cache_tokens=2**16))
-        engine.send(EngineDied(reason="rank 0 is lost"))
-        with pytest.raises(EngineDeadError, match="rank 0 is lost"):
-            await AsyncLLM.attach(mock_args(), ours)
-        engine.close()
+        arriving, engines = EngineSockets(), []
+        for _ in range(2 if is_given_up else 3):
+            ours, theirs = socket.socketpair()
+            engines.append(BlockingStream(theirs))
+            arriving.put(ours)
+        engines[0].send(EngineDied(reason="rank 0 is lost"))
+        engines[1].send(EngineStartFailed(failure=failure_of(OutOfMemoryError("it does not fit"))))
+        engines[1].close()
+        if is_given_up:
+            arriving.fail(EngineDeadError("no more recoveries"))
+            with pytest.raises(OutOfMemoryError, match="it does not fit"):
+                await AsyncLLM.attach(mock_args(), arriving)
+        else:
+            engines[2].send(EngineReady(front_end=7, num_kv_cache_tokens=1000))
+            engine = await AsyncLLM.attach(mock_args(), arriving)
+            assert engine.model.num_kv_cache_tokens == 1000
+            await engine.close()
+        for stream in engines:
+            stream.close()
 
     run(test)
 
@@ -321,7 +379,7 @@ def test_a_start_that_is_given_up_at_once_leaves_no_process(monkeypatch: pytest.
             begun.set()
             time.sleep(0.2)
 
-    monkeypatch.setattr(core_client, "ChildProcess", SlowProcess)
+    monkeypatch.setattr(engine_process, "ChildProcess", SlowProcess)
 
     async def test() -> None:
         start = asyncio.create_task(AsyncLLM.from_args(mock_args()))
@@ -367,6 +425,16 @@ def test_a_start_that_fails_raises_what_was_raised_there(
 # -- what is unsent ----------------------------------------------------------------------------------------------------
 
 
+COUNTS = (
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "num_generation_tokens",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+)
+
+
 def stats(step_id: int, **changes: Any) -> SchedulerStats:
     return SchedulerStats(
         step_id=step_id, num_running=1, num_waiting=step_id, num_waiting_tokens=0, kv_cache_usage=0.0, **changes
@@ -390,7 +458,7 @@ def test_an_outbox_merges_what_its_front_end_does_not_read() -> None:
             outputs.append(
                 EngineCoreOutput(request_id=str(i), new_token_ids=(step,), logprobs=columns, finish_reason=reason)
             )
-        outbox.put(outputs, step, stats(step, num_preemptions=1, step_gaps=(float(step),)))
+        outbox.put(outputs, step, stats(step, step_gaps=(float(step),), **dict.fromkeys(COUNTS, 1)))
     assert len(outbox._outputs) == sequences
     reader, found = BlockingStream(theirs), list[EngineOutputs]()
     while not found or found[-1].stats is None or found[-1].stats.step_id < count - 1:
@@ -398,7 +466,8 @@ def test_an_outbox_merges_what_its_front_end_does_not_read() -> None:
         assert isinstance(message, EngineOutputs)
         found.append(message)
     assert len(found) < count / 10
-    assert sum(message.stats.num_preemptions for message in found if message.stats) == count
+    for name in COUNTS:
+        assert sum(getattr(message.stats, name) for message in found if message.stats) == count
     assert found[-1].stats is not None
     assert (found[-1].stats.num_waiting, found[-1].num_received) == (count - 1, count - 1)
     for i in range(sequences):

@@ -461,3 +461,25 @@ def test_an_abort_ends_all_though_the_text_of_one_has_a_defect(monkeypatch: pyte
     assert processor.abort("abc").requests_to_abort == ["a", "b", "c"]
     assert [state.completions[0].finish_reason for state in states] == ["error", "abort", "abort"]
     assert not processor.has_unfinished_requests()
+
+
+def test_a_resumed_request_brings_what_its_caller_has() -> None:
+    processor = OutputProcessor(None)
+    processed = request("r", [1, 2, 3, 4], n=2, temperature=1.0, prompt_logprobs=0, detokenize=False)
+    state = processor.add_request(processed, RequestOutputKind.DELTA)
+    assert state.resumed_children() == processed.children
+    first, second = (child.request_id for child in processed.children)
+    piece = EngineCoreOutput(request_id=first, new_token_ids=(), prompt_logprobs=columns([2, 3], 0))
+    processor.update([piece])
+    assert [child.num_prompt_logprobs_done for child in state.resumed_children()] == [3, 1]
+    processor.update([EngineCoreOutput(request_id=second, new_token_ids=(7, 8), num_cached_tokens=4)])
+    assert state.take_output() is not None  # a delta takes the tokens away from its caller's view only
+    rest = EngineCoreOutput(request_id=first, new_token_ids=(5,), prompt_logprobs=columns([4], 0), num_cached_tokens=2)
+    processor.update([rest])
+    assert state.take_output() is not None
+    found = state.resumed_children()
+    assert [child.emitted_token_ids for child in found] == [(5,), (7, 8)]
+    assert [child.num_prompt_logprobs_done for child in found] == [4, 1]
+    processor.update([EngineCoreOutput(request_id=first, new_token_ids=(6,), finish_reason=FinishReason.LENGTH)])
+    assert [child.request_id for child in state.resumed_children()] == [second]
+    assert state.num_cached_tokens == 2

@@ -9,6 +9,7 @@ import pytest
 
 from inflight.executor.executor import Executor
 from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerCommand
+from inflight.interface.start_up import EpochCommand
 from inflight.interface.step import ModelRunnerOutput
 from tests.conformance.configs import engine_config, kv_cache_config, plan
 
@@ -27,9 +28,10 @@ class RecordingExecutor(Executor):
     def _launch(self) -> None:
         pass
 
-    def _send(self, rank: int, command: WorkerCommand) -> None:
+    def _send(self, rank: int, command: WorkerCommand | EpochCommand) -> None:
         time.sleep(0.0002)  # another thread gets its chance
         self.sent[rank].append(command)
+        assert isinstance(command, ExecuteModel | RpcCall), command
         if isinstance(command, RpcCall):
             self._deliver(RpcReply(epoch=command.epoch, call_id=command.call_id, rank=rank))
         else:

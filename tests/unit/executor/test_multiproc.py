@@ -16,13 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inflight.errors import ConfigError, StepError, StepTimeoutError, WorkerDiedError
+from inflight.config.fault_tolerance import FaultToleranceConfig
+from inflight.errors import ConfigError, RankError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.process import WorkerProcess, wait_for_end
+from inflight.executor.recovery import RecoveryResult
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
 from inflight.interface.messages import RpcCall
 from inflight.interface.request import ResolvedSampling
-from inflight.interface.start_up import Ready, StartUp
+from inflight.interface.start_up import BeginEpoch, JoinEpoch, Listening, Ready, StartUp
 from inflight.interface.step import NewRequestData
 from inflight.sampling_params import SamplingParams
 from tests.conformance.configs import engine_config, plan
@@ -143,6 +145,71 @@ def test_a_process_that_has_ended_is_seen_by_all_threads_at_once() -> None:
         process.close()
 
 
+# -- recoveries ------------------------------------------------------------------------------------------------------
+
+
+def test_the_death_of_a_replaced_process_is_not_charged_to_the_new_one(executor: MultiprocExecutor) -> None:
+    pids = pids_of(executor)
+    assert executor.begin_epoch(StepError("a step failed", rank=0)) == set()
+    executor.send(0, BeginEpoch(epoch=1))
+    executor.replace_rank(1)  # kills a process that lives, and is ready
+    executor.join_epoch(time.monotonic() + 10)
+    assert not executor.meeting.failed
+    assert pids_of(executor)[0] == pids[0]
+    assert executor.execute_model(plan(0)).step_id == 0
+
+
+def error_after_a_kill(executor: MultiprocExecutor, *ranks: int) -> RankError:
+    pids = pids_of(executor)
+    future = executor.collective_rpc("sleep", (None, 0.3), non_block=True)
+    for rank in ranks:
+        os.kill(pids[rank], signal.SIGKILL)
+    error = future.exception(timeout=5)
+    assert isinstance(error, RankError)
+    return error
+
+
+def test_two_ranks_that_are_killed_at_once_cost_one_epoch(executor: MultiprocExecutor) -> None:
+    result = executor.recover(error_after_a_kill(executor, 1, 0))
+    assert (result.epoch, result.replaced) == (1, (0, 1))
+    time.sleep(0.2)  # a death that is delivered again would be known now
+    executor.check_health()
+
+
+@pytest.mark.parametrize(
+    ("victim", "fault"),
+    [("survivor", signal.SIGKILL), ("replacement", signal.SIGKILL), ("replacement", signal.SIGSTOP)],
+)
+def test_a_fault_during_a_recovery_costs_one_more_epoch_and_a_starting_rank_goes_on(
+    victim: str, fault: signal.Signals
+) -> None:
+    """Rank 1 is killed. While its replacement loads its weights, `fault` hits rank 0 (the survivor) or the replacement."""
+    executor = scripted_executor(name="slow:1.5")
+    try:
+        pids = pids_of(executor)
+        error = error_after_a_kill(executor, 1)
+        results: list[RecoveryResult] = []
+        recovery = threading.Thread(target=lambda: results.append(executor.recover(error)))
+        recovery.start()
+        while (started := executor._ranks[1].process) is None or started.pid == pids[1] or not executor.starting:
+            time.sleep(0.01)
+        time.sleep(0.8)
+        os.kill(pids[0] if victim == "survivor" else started.pid, fault)
+        recovery.join(30)
+        (result,) = results
+        assert (result.epoch, result.replaced) == (2, (0, 1) if victim == "survivor" else (1,))
+        assert (pids_of(executor)[1] == started.pid) == (victim == "survivor")
+        assert not executor.starting
+    finally:
+        executor.shutdown()
+
+
+def test_the_garbage_collector_of_a_rank_is_on_and_visits_no_libraries(executor: MultiprocExecutor) -> None:
+    for is_on, num_frozen in executor.collective_rpc("collector"):
+        assert is_on
+        assert num_frozen > 10_000
+
+
 # -- nothing is left behind ------------------------------------------------------------------------------------------
 
 
@@ -158,6 +225,34 @@ def test_shutdown_leaves_no_process_thread_or_descriptor() -> None:
     assert children(os.getpid()) == []
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)  # not even a zombie
     assert (num_descriptors(), threading.active_count()) == (descriptors, threads)
+
+
+def test_a_replaced_rank_leaves_no_process_or_descriptor(executor: MultiprocExecutor) -> None:
+    descriptors = num_descriptors()
+    for step_id in range(2):
+        executor.collective_rpc("script", (1, step_id, "die", "out of memory"))
+        error = executor.execute_model(plan(step_id), non_block=True).exception(timeout=10)
+        assert isinstance(error, WorkerDiedError)
+        assert executor.recover(error).replaced == (1,)
+        assert num_descriptors() == descriptors
+        assert sorted(children(os.getpid())) == sorted(pids_of(executor))
+
+
+def test_only_replaced_ranks_use_up_the_recoveries() -> None:
+    config = engine_config(tensor_parallel_size=2, backend="mp")
+    executor = MultiprocExecutor(
+        dataclasses.replace(config, fault_tolerance=FaultToleranceConfig(max_recoveries=1)), SCRIPTED
+    )
+    try:
+        for step_id, fault in enumerate(["raise", "raise", "die"]):
+            assert not executor.recovery_problem
+            executor.collective_rpc("script", (1, step_id, fault, "bad luck"))
+            error = executor.execute_model(plan(step_id), non_block=True).exception(timeout=10)
+            assert isinstance(error, RankError)
+            executor.recover(error)
+        assert executor.recovery_problem
+    finally:
+        executor.shutdown()
 
 
 @pytest.mark.parametrize("fault", ["config", "bug", "exit"])
@@ -253,7 +348,10 @@ def test_a_worker_ends_with_its_stream_while_it_computes() -> None:
         process = WorkerProcess("inflight: worker tp0 pp0", theirs.fileno())
     stream = BlockingStream(ours)
     config = engine_config(backend="mp")
-    stream.send(StartUp(config=config, rank=0, worker_class=SCRIPTED, rendezvous=None))
+    title = "inflight: worker tp0 pp0"
+    stream.send(StartUp(config=config, rank=0, title=title, worker_class=SCRIPTED, epoch=0, host="127.0.0.1"))
+    assert isinstance(stream.receive(), Listening)
+    stream.send(JoinEpoch(epoch=0, rendezvous=None))
     assert stream.receive() == Ready(rank=0)
     stream.send(RpcCall(epoch=0, call_id=0, method="sleep", args=(0, 60), kwargs={}))
     stream.close()
@@ -318,10 +416,12 @@ def test_a_process_that_dies_while_it_starts() -> None:
 def test_ranks_are_told_where_to_meet(executor: MultiprocExecutor) -> None:
     first, second = executor.collective_rpc("place")
     assert first == second
-    host, port, epoch, seconds = first
-    assert (host, epoch, seconds) == ("127.0.0.1", 0, 10.0)
-    with pytest.raises(OSError, match="in use"):  # rank 0 has the socket, and nobody else can come before it
-        socket.create_server((host, port))
+    addresses, epoch, seconds = first
+    assert (epoch, seconds) == (0, 10.0)
+    for host, port in addresses:
+        assert host == "127.0.0.1"
+        with pytest.raises(OSError, match="in use"):  # each rank has its socket, and nobody else can come before it
+            socket.create_server((host, port))
     alone = scripted_executor(1)
     assert alone.collective_rpc("place") == [None]
     alone.shutdown()

@@ -322,3 +322,33 @@ def test_close_is_idempotent_and_ends_everything(caplog: pytest.LogCaptureFixtur
     answer_step(table, 0, 0)
     table.rank_died(0, "too late to matter")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# -- epochs --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_epoch_fails_what_is_pending_and_forgets_deaths_and_errors(table: ReplyTable) -> None:
+    step, call = add_step(table, 0), add_call(table, 0)
+    table.rank_died(1, "gone")
+    cause = step.future.exception(timeout=0)
+    assert isinstance(cause, WorkerDiedError)
+    assert table.begin_epoch(cause) == {1}
+    assert isinstance(call.future.exception(timeout=0), WorkerDiedError)
+    table.raise_if_unusable("a step")
+    late = add_step(table, 1)
+    for rank in range(NUM_RANKS):
+        answer_step(table, 0, rank)  # of epoch 0
+        answer_step(table, 1, rank)
+    assert not late.future.done() and table.num_stale == 4
+    error = StepError("an echo", rank=0, step_id=1, is_echo=True)
+    assert table.root_cause(error, 0.0) is not cause
+
+
+def test_a_step_may_have_a_shorter_time_than_the_longest(table: ReplyTable) -> None:
+    step = PendingStep(plan(0, ("a",)), NUM_RANKS, output_rank=0, budget=0.05)
+    start = time.monotonic()
+    table.add(step)
+    with pytest.raises(StepTimeoutError, match=r"had no reply within 0.05 s") as caught:
+        step.future.result(timeout=5)
+    assert time.monotonic() - start < 2.0
+    assert "INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS" not in str(caught.value)

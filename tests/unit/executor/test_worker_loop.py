@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -20,11 +21,14 @@ from inflight.interface.messages import (
     RpcCall,
     RpcReply,
     StepReply,
+    WorkerActivity,
     WorkerCommand,
     WorkerFailure,
     WorkerReply,
 )
+from inflight.interface.start_up import BeginEpoch, EpochReply, JoinEpoch, Listening, Ready, StartUpFailed
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.worker import Rendezvous, WorkerBase
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
 
@@ -49,15 +53,24 @@ class Script(SimpleQueue[WorkerCommand | None]):
         return command
 
 
-def scripted(replies: list[WorkerReply], *commands: WorkerCommand) -> WorkerLoop:
-    loop = WorkerLoop(3, replies.append)
+def scripted(replies: list[WorkerReply | EpochReply], *commands: WorkerCommand) -> WorkerLoop:
+    loop = WorkerLoop(3, replies.append, no_worker)
     loop._commands = Script(loop, *commands)
     return loop
 
 
+def no_worker(rendezvous: Rendezvous | None) -> WorkerBase:
+    raise AssertionError("the test gives the loop its worker")
+
+
+def run_with(loop: WorkerLoop, worker: WorkerBase) -> None:
+    loop._worker = worker
+    loop.run()
+
+
 def run(worker: ScriptedWorker, *commands: WorkerCommand) -> list[WorkerReply]:
-    replies: list[WorkerReply] = []
-    scripted(replies, *commands).run(worker)
+    replies: list[WorkerReply | EpochReply] = []
+    run_with(scripted(replies, *commands), worker)
     return replies
 
 
@@ -124,9 +137,9 @@ def test_activity_says_what_runs() -> None:
         def check_health(self) -> None:
             seen.append(loop.activity)
 
-    loop = WorkerLoop(3, lambda _: seen.append(loop.activity))
+    loop = WorkerLoop(3, lambda _: seen.append(loop.activity), no_worker)
     loop._commands = Script(loop, ExecuteModel(epoch=5, scheduler_output=plan(7)), call(0, "check_health"))
-    loop.run(Watched(engine_config(), 3, None))
+    run_with(loop, Watched(engine_config(), 3, None))
     assert seen == ["running step 7", WAITS, "running check_health()", WAITS]
 
 
@@ -139,10 +152,10 @@ def test_activity_says_in_which_phase_a_step_is() -> None:
             assert loop.activity == "running step 7: forward of step 7 for 3.9 s"
             return super().execute_model(scheduler_output)
 
-    replies: list[WorkerReply] = []
+    replies: list[WorkerReply | EpochReply] = []
     loop = scripted(replies, ExecuteModel(epoch=5, scheduler_output=plan(7)))
     assert loop.activity == "starting"
-    loop.run(Timed(engine_config(), 3, None))
+    run_with(loop, Timed(engine_config(), 3, None))
     assert isinstance(replies[0], StepReply) and isinstance(replies[0].output, ModelRunnerOutput)
     assert loop.activity == WAITS
 
@@ -154,7 +167,7 @@ class Staged(ScriptedWorker):
         super().__init__(engine_config(), 3, None)
         self.futures: dict[int, Future[ModelRunnerOutput]] = {}
         self.failed: list[int] = []
-        self.replies: list[WorkerReply] = []
+        self.replies: list[WorkerReply | EpochReply] = []
         self.masks: list[int] = []
 
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
@@ -168,7 +181,7 @@ class Staged(ScriptedWorker):
         output = ModelRunnerOutput(step_id=step_id)
         self.futures[step_id].set_result(output)
 
-    def leave_groups_after_failure(self) -> None:
+    def leave_groups(self, reason: str) -> None:
         self.failed.append(len(self.replies))
 
 
@@ -193,9 +206,9 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 def test_the_next_step_is_begun_before_the_one_before_has_ended_and_a_call_waits_for_both() -> None:
     staged = Staged()
-    loop = WorkerLoop(3, staged.replies.append)
+    loop = WorkerLoop(3, staged.replies.append, no_worker)
     thread = threading.Thread(
-        target=loop.run, args=(staged,), daemon=True
+        target=run_with, args=(loop, staged), daemon=True
     )  # a failing test leaves it, and pytest still ends
     thread.start()
     # behind the call everything waits, but the masks that a step under way needs
@@ -220,7 +233,7 @@ def test_the_next_step_is_begun_before_the_one_before_has_ended_and_a_call_waits
 
 def test_masks_of_a_step_that_has_failed_go_nowhere() -> None:
     staged = Staged()
-    scripted(staged.replies, step(7), masks(6), masks(7)).run(staged)
+    run_with(scripted(staged.replies, step(7), masks(6), masks(7)), staged)
     assert staged.masks == [7]
 
 
@@ -230,7 +243,7 @@ def test_masks_that_cannot_be_taken_fail_their_step() -> None:
             raise RuntimeError("no room")
 
     staged = Broken()
-    scripted(staged.replies, step(7), step(8), masks(7), masks(7)).run(staged)
+    run_with(scripted(staged.replies, step(7), step(8), masks(7), masks(7)), staged)
     staged.end(7)  # too late: it has been answered
     staged.end(8)
     failed, ended = staged.replies
@@ -243,7 +256,7 @@ def test_masks_that_cannot_be_taken_fail_their_step() -> None:
 @pytest.mark.parametrize("error", [RuntimeError("bad luck"), SystemExit("no way out"), None])
 def test_a_step_that_fails_later_is_answered_and_then_the_worker_is_told(error: BaseException | None) -> None:
     staged = Staged()
-    scripted(staged.replies, step(7)).run(staged)
+    run_with(scripted(staged.replies, step(7)), staged)
     if error is None:
         assert staged.futures[7].cancel()  # as at shutdown
     else:
@@ -261,6 +274,125 @@ def test_a_step_that_cannot_begin_is_told_too() -> None:
             raise RuntimeError("no input")
 
     staged = Broken()
-    scripted(staged.replies, step(7), call(0, "echo")).run(staged)
+    run_with(scripted(staged.replies, step(7), call(0, "echo")), staged)
     assert [type(reply).__name__ for reply in staged.replies] == ["StepReply", "RpcReply"]
     assert staged.failed == [1]
+
+
+# -- epochs --------------------------------------------------------------------------------------------------------------
+
+
+def new_loop(replies: list[WorkerReply | EpochReply], worker: WorkerBase) -> WorkerLoop:
+    loop = WorkerLoop(3, replies.append, lambda rendezvous: worker)
+    threading.Thread(target=loop.run, daemon=True).start()
+    loop.put(BeginEpoch(epoch=5))
+    loop.put(JoinEpoch(epoch=5, rendezvous=None))
+    wait_until(lambda: len(replies) == 2)
+    assert replies == [Listening(rank=3, epoch=5, address=("", 0), num_dropped=0), Ready(rank=3, epoch=5)]
+    replies.clear()
+    return loop
+
+
+def test_a_new_epoch_drops_all_that_is_older_and_answers_nothing_of_it() -> None:
+    staged = Staged()
+    loop = new_loop(staged.replies, staged)
+    for command in (step(7), call(0, "echo", 1), step(8)):  # the call waits for step 7, and step 8 for the call
+        loop.put(command)
+    wait_until(lambda: 7 in staged.futures)
+    loop.put(BeginEpoch(epoch=6))
+    loop.put(step(9))  # it was sent before the executor knew of the fault
+    wait_until(lambda: bool(staged.replies))
+    assert staged.failed == [0], "the groups are left by the thread that reads the commands, before the answer"
+    assert staged.replies == [Listening(rank=3, epoch=6, address=("", 0), num_dropped=2)]
+    staged.end(7)
+    loop.put(JoinEpoch(epoch=6, rendezvous=None))
+    loop.put(replace(call(1, "calls"), epoch=6))
+    wait_until(lambda: len(staged.replies) == 3)
+    assert staged.replies[1] == Ready(rank=3, epoch=6)
+    reply = staged.replies[2]
+    assert isinstance(reply, RpcReply) and reply.epoch == 6
+    assert 8 not in staged.futures and 9 not in staged.futures
+    loop.stop()
+
+
+def test_a_worker_that_cannot_end_its_steps_or_join_says_so_and_lives_on() -> None:
+    class Broken(Staged):
+        def end_steps(self) -> None:
+            raise RuntimeError("not idle")
+
+        def join_epoch(self, rendezvous: Rendezvous | None) -> None:
+            raise ConnectionError("rank 1 has left")
+
+    broken = Broken()
+    loop = new_loop(broken.replies, broken)
+    loop.put(BeginEpoch(epoch=6))
+    loop.put(JoinEpoch(epoch=6, rendezvous=None))
+    wait_until(lambda: len(broken.replies) == 2)
+    first, second = broken.replies
+    assert isinstance(first, StartUpFailed) and isinstance(second, StartUpFailed)
+    assert (first.failure.message, first.failure.is_echo, first.epoch) == ("not idle", False, 6)
+    assert (second.failure.message, second.failure.is_echo) == ("rank 1 has left", True)
+    loop.stop()
+
+
+def test_a_worker_that_cannot_be_constructed_ends_the_loop() -> None:
+    replies: list[WorkerReply | EpochReply] = []
+    loop = WorkerLoop(3, replies.append, no_worker, "127.0.0.1")
+    loop.put(BeginEpoch(epoch=0))
+    loop.put(JoinEpoch(epoch=0, rendezvous=None))
+    loop.run()
+    assert loop.has_failed
+    listening, failed = replies
+    assert isinstance(listening, Listening) and listening.address[0] == "127.0.0.1" and listening.address[1] > 0
+    assert isinstance(failed, StartUpFailed)
+
+
+def test_a_new_epoch_ends_the_wait_of_a_constructor_and_the_next_epoch_constructs_again() -> None:
+    replies: list[WorkerReply | EpochReply] = []
+    waits = threading.Event()
+
+    def meet(rendezvous: Rendezvous | None) -> WorkerBase:
+        """In epoch 5 the other rank never connects."""
+        assert rendezvous is not None and rendezvous.listen_fd is not None
+        with socket.socket(fileno=rendezvous.listen_fd) as listener:
+            if rendezvous.epoch == 5:
+                waits.set()
+                listener.accept()
+        return worker()
+
+    loop = WorkerLoop(3, replies.append, meet, "127.0.0.1")
+    threading.Thread(target=loop.run, daemon=True).start()
+    for epoch in (5, 6):
+        loop.put(BeginEpoch(epoch=epoch))
+        place = Rendezvous(epoch=epoch, timeout_seconds=60, token=b"", addresses=(("127.0.0.1", 1),))
+        wait_until(lambda: any(isinstance(reply, Listening) and reply.epoch == epoch for reply in replies))  # noqa: B023  # it is called at once
+        loop.put(JoinEpoch(epoch=epoch, rendezvous=place))
+        assert waits.wait(5)
+    wait_until(lambda: len(replies) == 4)
+    assert [(type(reply).__name__, reply.epoch) for reply in replies if not isinstance(reply, WorkerActivity)] == [
+        ("Listening", 5),
+        ("StartUpFailed", 5),
+        ("Listening", 6),
+        ("Ready", 6),
+    ]
+    assert not loop.has_failed
+    loop.stop()
+
+
+def test_a_rank_that_cannot_reach_the_others_tries_again_in_the_next_epoch() -> None:
+    replies: list[WorkerReply | EpochReply] = []
+    makers = iter([refuse, lambda: worker()])
+    loop = WorkerLoop(3, replies.append, lambda rendezvous: next(makers)())
+    threading.Thread(target=loop.run, daemon=True).start()
+    for epoch in (5, 6):
+        loop.put(BeginEpoch(epoch=epoch))
+        loop.put(JoinEpoch(epoch=epoch, rendezvous=None))
+        wait_until(lambda: len(replies) == 2 * (epoch - 4))  # noqa: B023  # it is called at once
+    failed, ready = replies[1], replies[3]
+    assert isinstance(failed, StartUpFailed) and failed.failure.is_echo
+    assert ready == Ready(rank=3, epoch=6)
+    loop.stop()
+
+
+def refuse() -> WorkerBase:
+    raise ConnectionRefusedError("rank 1 does not listen")

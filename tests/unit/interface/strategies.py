@@ -30,6 +30,7 @@ from inflight.interface.request import (
 from inflight.interface.serving import (
     AbortRequests,
     AddRequest,
+    EndDamagedEngine,
     EngineDied,
     EngineOutputs,
     EngineReady,
@@ -38,8 +39,21 @@ from inflight.interface.serving import (
     ResetPrefixCache,
     StartEngine,
 )
-from inflight.interface.start_up import Hello, Ready, Refused, StartUp, StartUpFailed, Stop, Submitted, Welcome
-from inflight.interface.statistics import SchedulerStats
+from inflight.interface.start_up import (
+    BeginEpoch,
+    Hello,
+    JoinEpoch,
+    Listening,
+    Preload,
+    Ready,
+    Refused,
+    StartUp,
+    StartUpFailed,
+    Stop,
+    Submitted,
+    Welcome,
+)
+from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, SchedulerStats
 from inflight.interface.step import (
     BlockTableDelta,
     GrammarOutput,
@@ -171,6 +185,8 @@ core_requests = st.builds(
     priority=st.integers(-9, 9),
     cache_salt=texts,
     prompt_leader=st.none() | texts,
+    emitted_token_ids=st.lists(ids, max_size=3).map(tuple),
+    num_prompt_logprobs_done=ids,
 )
 core_outputs = st.builds(
     EngineCoreOutput,
@@ -183,6 +199,17 @@ core_outputs = st.builds(
     num_cached_tokens=ids,
     first_scheduled_time=st.floats(0, 99),
     error=texts,
+)
+fault_statuses = st.builds(
+    FaultStatus,
+    state=st.sampled_from(["healthy", "recovering", "failed"]),
+    epoch=ids,
+    num_recoveries=st.dictionaries(st.sampled_from(FAULT_CAUSES), ids),
+    last_cause=texts,
+    last_recovery_seconds=st.floats(0, 99),
+    num_stale_frames=ids,
+    num_resumed_requests=ids,
+    spare_workers=ids,
 )
 scheduler_stats = st.builds(
     SchedulerStats,
@@ -208,6 +235,7 @@ rendezvous = st.builds(
     timeout_seconds=st.floats(0, 99),
     token=st.binary(max_size=40),
     listen_fd=st.none() | ids,
+    addresses=st.lists(st.tuples(texts, ids), max_size=2).map(tuple),
 )
 
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
@@ -233,21 +261,37 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
         StartUp,
         config=st.just(engine_config(tensor_parallel_size=2)),
         rank=ids,
+        title=texts,
         worker_class=texts,
-        rendezvous=st.none() | rendezvous,
+        epoch=ids,
+        host=texts,
     ),
-    Ready: st.builds(Ready, rank=ids),
-    StartUpFailed: st.builds(StartUpFailed, rank=ids, failure=failures),
+    Preload: st.builds(Preload, worker_class=texts),
+    BeginEpoch: st.builds(BeginEpoch, epoch=ids),
+    Listening: st.builds(Listening, rank=ids, epoch=ids, address=st.tuples(texts, ids), num_dropped=ids),
+    JoinEpoch: st.builds(JoinEpoch, epoch=ids, rendezvous=st.none() | rendezvous),
+    Ready: st.builds(Ready, rank=ids, epoch=ids),
+    StartUpFailed: st.builds(StartUpFailed, rank=ids, failure=failures, epoch=ids),
     Stop: st.builds(Stop),
     Submitted: st.builds(Submitted, name=st.text(), digest=st.text()),
     StartEngine: st.builds(
-        StartEngine, config=st.just(engine_config()), tokenizer=st.none() | texts, skip_tokenizer_init=st.booleans()
+        StartEngine,
+        config=st.just(engine_config()),
+        tokenizer=st.none() | texts,
+        skip_tokenizer_init=st.booleans(),
+        num_front_ends=ids,
+        past=fault_statuses,
+        fault_time=st.floats(0, 99),
     ),
+    FaultStatus: fault_statuses,
     EngineReady: st.builds(EngineReady, front_end=ids, num_kv_cache_tokens=ids),
     EngineStartFailed: st.builds(EngineStartFailed, failure=failures),
-    AddRequest: st.builds(AddRequest, children=st.lists(core_requests, max_size=2).map(tuple)),
+    AddRequest: st.builds(
+        AddRequest, children=st.lists(core_requests, max_size=2).map(tuple), is_resumed=st.booleans()
+    ),
     AbortRequests: st.builds(AbortRequests, request_ids=st.lists(texts, max_size=3).map(tuple)),
     ResetPrefixCache: st.builds(ResetPrefixCache, call_id=ids),
+    EndDamagedEngine: st.builds(EndDamagedEngine, reason=st.text()),
     PrefixCacheReset: st.builds(PrefixCacheReset, call_id=ids),
     EngineOutputs: st.builds(
         EngineOutputs,

@@ -12,7 +12,7 @@ from inflight import LLM, SamplingParams
 from inflight.errors import ConfigError
 from inflight.kernels.cpu import library
 from inflight.kernels.layer_ops import TorchLayerOps
-from inflight.kernels.selector import select_layer_ops
+from inflight.layers.context import select_layer_ops
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.model_zoo import FAMILY_CONFIGS, write_model
 

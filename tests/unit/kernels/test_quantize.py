@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from inflight.kernels import quantize
+from inflight.kernels import quantized_weight
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.cpu.linear import quantize_rows as cpu_quantize_rows
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
@@ -28,7 +28,7 @@ def test_the_same_integers_as_the_cpu_kernels(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = (torch.randn(out_features, num_groups * group_size, generator=generator) + skew).to(dtype)
-    ours = quantize.quantize_rows(weight, bits=bits, group_size=group_size)
+    ours = quantized_weight.quantize_rows(weight, bits=bits, group_size=group_size)
     theirs = cpu_quantize_rows(open_kernels(INSTRUCTION_SETS_HERE[0]), [weight], bits=bits, group_size=group_size)
     # sums of squares in another order: of two ranges that are equally good the other may win
     same = torch.isclose(ours.scales, theirs.scales, rtol=1e-5)
@@ -44,10 +44,10 @@ def test_the_same_integers_as_the_cpu_kernels(
 
 @pytest.mark.parametrize(("bits", "group_size"), [(8, 96), (4, 32), (4, 96)])
 def test_what_is_quantized_is_near_the_weight(bits: int, group_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize, "_AT_ONCE", 4 * 96)  # four rows at a time, and one left over
+    monkeypatch.setattr(quantized_weight, "_AT_ONCE", 4 * 96)  # four rows at a time, and one left over
     weight = torch.randn(9, 96)
     weight[3] = 0
-    held = quantize.quantize_rows(weight, bits=bits, group_size=group_size)
+    held = quantized_weight.quantize_rows(weight, bits=bits, group_size=group_size)
     assert held.group_size == group_size
     error = (held.dequantize() - weight).norm() / weight.norm()
     assert error < (0.01 if bits == 8 else 0.12)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import hypothesis
 import numpy as np
 import pytest
@@ -10,22 +13,20 @@ from hypothesis import strategies as st
 
 from inflight.kernels import token_masks
 from inflight.kernels.cpu.library import open_kernels
-from inflight.kernels.token_masks import (
-    ApplyTokenMasks,
-    cpu_apply_token_masks,
-    select_apply_token_masks,
-    torch_apply_token_masks,
-)
+from inflight.kernels.token_masks import apply_token_masks, cpu_apply_token_masks, torch_apply_token_masks
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 
 fixed = hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], deadline=None)
+ApplyTokenMasks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 EDGES = [1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 151, 320]
 
 
 @pytest.fixture(params=["torch", *INSTRUCTION_SETS_HERE])
 def apply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ApplyTokenMasks:
     monkeypatch.setattr(token_masks, "CHUNK_ELEMENTS", 200)  # so that small masks come in chunks too
-    return torch_apply_token_masks if request.param == "torch" else cpu_apply_token_masks(open_kernels(request.param))
+    if request.param == "torch":
+        return torch_apply_token_masks
+    return partial(cpu_apply_token_masks, open_kernels(request.param))
 
 
 def expected_of(logits: np.ndarray, rows: np.ndarray, masks: np.ndarray) -> np.ndarray:
@@ -87,7 +88,10 @@ def test_what_does_not_fit_is_refused(apply: ApplyTokenMasks, rows: list[int], n
     assert torch.equal(logits, torch.zeros(2, 40))
 
 
-def test_other_devices_have_plain_torch() -> None:
-    assert select_apply_token_masks(torch.device("meta")) is torch_apply_token_masks
-    if INSTRUCTION_SETS_HERE:
-        assert select_apply_token_masks(torch.device("cpu")) is not torch_apply_token_masks
+def test_the_kernel_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    monkeypatch.setattr(token_masks, "torch_apply_token_masks", lambda *_: used.append("torch"))
+    monkeypatch.setattr(token_masks, "cpu_apply_token_masks", lambda *_: used.append("kernel"))
+    for device in ("meta", "cpu"):
+        apply_token_masks(*(torch.empty(0, 0, device=device) for _ in range(3)))
+    assert used == ["torch", "kernel" if INSTRUCTION_SETS_HERE else "torch"]

@@ -13,10 +13,9 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from inflight.errors import ConfigError
-from inflight.kernels.quantize import quantize_rows
-from inflight.kernels.quantized_weight import QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight, quantize_rows
 from inflight.kernels.reference import silu_and_mul
-from inflight.kernels.triton.fp8 import LARGEST
+from inflight.kernels.triton.layer_ops import LARGEST
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
 from inflight.layers import gpu_linear, linear_tuner
 from inflight.layers.context import select_linear_method

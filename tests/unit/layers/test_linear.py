@@ -6,15 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from inflight.attention.backend import AttentionBackend
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
 from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
-from inflight.layers.context import LayerContext, select_linear_method
+from inflight.layers.context import select_linear_method
 from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, head_part
 from inflight.layers.linear_method import KernelLinear, PlainLinear
 from inflight.layers.weights import WeightSlot
+from tests.unit.layers.contexts import layer_context
 
 CPU = torch.device("cpu")
 ALONE = TensorParallelGroup()
@@ -32,12 +32,6 @@ def fill(slots: dict[str, WeightSlot], tensors: dict[str, torch.Tensor]) -> None
     for name, slot in slots.items():
         assert tuple(tensors[name].shape) == slot.shape
         slot.destination.copy_(tensors[name].narrow(slot.dim, slot.start, slot.size))
-
-
-def context(dtype: torch.dtype, tp: TensorParallelGroup = ALONE) -> LayerContext:
-    method = select_linear_method(CPU, dtype)
-    backend: AttentionBackend = None  # type: ignore[assignment]  # not looked at
-    return LayerContext(dtype=dtype, device=CPU, tp=tp, backend=backend, linear=method, head=method)
 
 
 def test_the_method_follows_device_dtype_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +65,7 @@ def test_a_plain_weight_multiplies(num_tokens: int, out_features: int, in_featur
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_projections_stand_side_by_side(dtype: torch.dtype) -> None:
     parts = {"q_proj": OutputPart(12, 0, 12), "k_proj": OutputPart(4, 0, 4)}
-    layer = ColumnParallelLinear(8, parts, bias=True, context=context(dtype))
+    layer = ColumnParallelLinear(8, parts, bias=True, context=layer_context(dtype))
     tensors = {
         f"attn.{name}.{kind}": torch.randn(shape).to(dtype)
         for name, size in (("q_proj", 12), ("k_proj", 4))
@@ -93,8 +87,10 @@ def test_the_ranks_of_a_column_and_a_row_add_up_to_the_whole(size: int) -> None:
     total = torch.zeros(3, 8)
     for rank in range(size):
         tp = OneOfMany(size, rank)
-        column = ColumnParallelLinear(8, {"up_proj": even_part(16, tp)}, bias=False, context=context(torch.float32, tp))
-        row = RowParallelLinear(16, 8, bias=True, context=context(torch.float32, tp))
+        column = ColumnParallelLinear(
+            8, {"up_proj": even_part(16, tp)}, bias=False, context=layer_context(torch.float32, tp)
+        )
+        row = RowParallelLinear(16, 8, bias=True, context=layer_context(torch.float32, tp))
         fill(dict(column.weight_slots("mlp.gate_up_proj")), {"mlp.up_proj.weight": up})
         fill(dict(row.weight_slots("mlp.down_proj")), {"mlp.down_proj.weight": down, "mlp.down_proj.bias": bias})
         column.finish_loading()
@@ -135,7 +131,7 @@ def test_a_group_of_several_ranks_has_to_bring_collectives() -> None:
 def test_a_gate_is_applied(kernels: str, in_features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", kernels)
     parts = {"gate_proj": OutputPart(5, 0, 5), "up_proj": OutputPart(5, 0, 5)}
-    layer = ColumnParallelLinear(in_features, parts, bias=False, context=context(torch.float32), is_gated=True)
+    layer = ColumnParallelLinear(in_features, parts, bias=False, context=layer_context(torch.float32), is_gated=True)
     gate, up, x = torch.randn(5, in_features), torch.randn(5, in_features), torch.randn(3, in_features)
     fill(dict(layer.weight_slots("mlp.gate_up_proj")), {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up})
     layer.finish_loading()
@@ -154,7 +150,7 @@ def test_parts_that_are_stored_quantized(second_group: int) -> None:
     """In one format they stay as they are; in several, and beside floats, they are floats."""
     parts = {"q_proj": OutputPart(6, 0, 6), "k_proj": OutputPart(4, 0, 4)}
     query, key = quantized(6, 64, group_size=32, seed=0), quantized(4, 64, group_size=second_group, seed=1)
-    layer = ColumnParallelLinear(64, parts, bias=False, context=context(torch.float32))
+    layer = ColumnParallelLinear(64, parts, bias=False, context=layer_context(torch.float32))
     slots = dict(layer.weight_slots("attn.qkv_proj"))
     for name, weight in (("k_proj", key), ("q_proj", query)):  # in any order
         accept = slots[f"attn.{name}.weight"].accept
@@ -171,7 +167,7 @@ def test_parts_that_are_stored_quantized(second_group: int) -> None:
 def test_a_quantized_part_beside_floats() -> None:
     parts = {"q_proj": OutputPart(6, 0, 6), "k_proj": OutputPart(4, 0, 4)}
     query, key = quantized(6, 64, group_size=32, seed=0), torch.randn(4, 64)
-    layer = ColumnParallelLinear(64, parts, bias=False, context=context(torch.float32))
+    layer = ColumnParallelLinear(64, parts, bias=False, context=layer_context(torch.float32))
     slots = dict(layer.weight_slots("attn.qkv_proj"))
     accept = slots["attn.q_proj.weight"].accept
     assert accept is not None

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from inflight.kernels.selector import select_layer_ops
 from inflight.layers.norm import QKNorm, RMSNorm
 from inflight.layers.rotary import Rotation
-
-CPU = torch.device("cpu")
+from tests.unit.layers.contexts import layer_context
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +36,7 @@ def assert_nearly_equal_bits(ours: Tensor, theirs: Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 100.0])
 def test_as_transformers(dtype: torch.dtype, scale: float) -> None:
-    norm = RMSNorm(96, 1e-5, dtype=dtype, device=CPU)
+    norm = RMSNorm(96, 1e-5, layer_context(dtype))
     norm.weight.data.copy_(torch.randn(96))
     x = (torch.randn(17, 96) * scale).to(dtype)
     before = x.clone()
@@ -48,7 +46,7 @@ def test_as_transformers(dtype: torch.dtype, scale: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_add_and_norm_changes_the_residual_only(dtype: torch.dtype) -> None:
-    norm = RMSNorm(32, 1e-6, dtype=dtype, device=CPU)
+    norm = RMSNorm(32, 1e-6, layer_context(dtype))
     x, residual = torch.randn(4, 32).to(dtype), torch.randn(4, 32).to(dtype)
     x_before, total = x.clone(), x + residual
     out = norm.add_and_norm(x, residual)
@@ -58,13 +56,13 @@ def test_add_and_norm_changes_the_residual_only(dtype: torch.dtype) -> None:
 
 
 def test_zeros_stay_zeros() -> None:
-    norm = RMSNorm(8, 1e-6, dtype=torch.bfloat16, device=CPU)
+    norm = RMSNorm(8, 1e-6, layer_context(torch.bfloat16))
     assert torch.equal(norm(torch.zeros(2, 8).bfloat16()), torch.zeros(2, 8).bfloat16())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_queries_and_keys_have_weights_of_their_own(dtype: torch.dtype) -> None:
-    norm = QKNorm(3, 2, 20, 1e-6, dtype=dtype, device=CPU)
+    norm = QKNorm(3, 2, 20, 1e-6, layer_context(dtype))
     weights = {"a.q_norm.weight": torch.randn(20).to(dtype), "a.k_norm.weight": torch.randn(20).to(dtype)}
     slots = dict(norm.weight_slots("a.qk_norm"))
     assert slots.keys() == weights.keys()
@@ -73,7 +71,7 @@ def test_queries_and_keys_have_weights_of_their_own(dtype: torch.dtype) -> None:
         slot.destination.copy_(weights[name])
     norm.finish_loading()
     fused = torch.randn(5, 7, 20).to(dtype)  # values behind the keys, as the fused projection leaves them
-    no_turn = Rotation(torch.ones(5, 20).to(dtype), torch.zeros(5, 20).to(dtype), select_layer_ops(CPU, dtype))
+    no_turn = Rotation(torch.ones(5, 20).to(dtype), torch.zeros(5, 20).to(dtype), layer_context(dtype).ops)
     out = no_turn.apply(fused.clone()[:, :5], norm)
     assert_nearly_equal_bits(out[:, :3], truth(fused[:, :3], weights["a.q_norm.weight"], 1e-6))
     assert_nearly_equal_bits(out[:, 3:], truth(fused[:, 3:5], weights["a.k_norm.weight"], 1e-6))

@@ -10,8 +10,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from inflight.config.parse_architecture import parse_architecture
-from inflight.layers.rotary import RotaryEmbedding
-from inflight.layers.rotary_frequencies import inverse_frequencies
+from inflight.layers.rotary import RotaryEmbedding, inverse_frequencies
+from tests.unit.layers.contexts import layer_context
 
 CPU = torch.device("cpu")
 LLAMA3 = {
@@ -65,7 +65,7 @@ def test_rotated_heads(rope: dict[str, Any], dtype: torch.dtype, kernels: str, m
     cos, sin = LlamaRotaryEmbedding(config(head_dim, rope))(heads, positions.unsqueeze(0))
     truth, _ = apply_rotary_pos_emb(heads.transpose(0, 1).unsqueeze(0), heads.transpose(0, 1).unsqueeze(0), cos, sin)
     architecture = parse_architecture(config(head_dim, rope).to_dict())
-    rotation = RotaryEmbedding(architecture.rope, head_dim, dtype=dtype, device=CPU)(positions)
+    rotation = RotaryEmbedding(architecture.rope, head_dim, layer_context(dtype))(positions)
     ours = rotation.apply(heads, None)  # perhaps in place
     # float32: an angle of 131071 radians is known to 2^-7. bf16: transformers rounds each product, addcmul the sum.
     tolerance = {torch.float32: 0.02, torch.bfloat16: 0.05}[dtype]

@@ -6,21 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from inflight.attention.backend import AttentionBackend
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.kernels.quantized_weight import QuantizedWeight
-from inflight.layers.context import LayerContext, select_linear_method
-from inflight.layers.embedding import VocabParallelEmbedding
-from inflight.layers.logits import LogitsHead
+from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
+from tests.unit.layers.contexts import layer_context
 
 CPU = torch.device("cpu")
 VOCAB_SIZE, HIDDEN_SIZE = 11, 6
-
-
-def context(dtype: torch.dtype, tp: TensorParallelGroup) -> LayerContext:
-    method = select_linear_method(CPU, dtype)
-    backend: AttentionBackend = None  # type: ignore[assignment]  # not looked at
-    return LayerContext(dtype=dtype, device=CPU, tp=tp, backend=backend, linear=method, head=method)
 
 
 class OneOfMany(TensorParallelGroup):
@@ -34,7 +26,7 @@ class OneOfMany(TensorParallelGroup):
 
 
 def embedding(table: torch.Tensor, tp: TensorParallelGroup) -> VocabParallelEmbedding:
-    layer = VocabParallelEmbedding(VOCAB_SIZE, HIDDEN_SIZE, dtype=table.dtype, device=CPU, tp=tp)
+    layer = VocabParallelEmbedding(VOCAB_SIZE, HIDDEN_SIZE, layer_context(table.dtype, tp))
     [(name, slot)] = layer.weight_slots("embed")
     assert name == "embed.weight"
     assert slot.shape == table.shape
@@ -66,7 +58,7 @@ def test_the_ranks_of_a_head_stand_side_by_side(size: int, is_tied: bool) -> Non
     for rank in range(size):
         tp = OneOfMany(size, rank)
         tied = embedding(table, tp) if is_tied else None
-        head = LogitsHead(VOCAB_SIZE, HIDDEN_SIZE, tied_embedding=tied, context=context(torch.float32, tp))
+        head = LogitsHead(VOCAB_SIZE, HIDDEN_SIZE, tied_embedding=tied, context=layer_context(torch.float32, tp))
         for _, slot in head.weight_slots("lm_head"):
             slot.destination.copy_(table.narrow(0, slot.start, slot.size))
         head.finish_loading()
@@ -83,7 +75,7 @@ def test_logits_are_float32_and_the_tied_table_stays() -> None:
     table = torch.randn(VOCAB_SIZE, HIDDEN_SIZE).bfloat16()
     alone = TensorParallelGroup()
     tied = embedding(table, alone)
-    head = LogitsHead(VOCAB_SIZE, HIDDEN_SIZE, tied_embedding=tied, context=context(torch.bfloat16, alone))
+    head = LogitsHead(VOCAB_SIZE, HIDDEN_SIZE, tied_embedding=tied, context=layer_context(torch.bfloat16, alone))
     assert list(head.weight_slots("lm_head")) == []
     head.finish_loading()
     hidden = torch.randn(1, HIDDEN_SIZE).bfloat16()
@@ -98,7 +90,7 @@ def test_a_head_that_is_stored_quantized_stays_so() -> None:
     scales = torch.rand(VOCAB_SIZE, 1) + 0.5
     values = torch.randint(-127, 128, (VOCAB_SIZE, 64), dtype=torch.int8)
     weight = QuantizedWeight(values=values, scales=scales, offsets=None, bits=8)
-    head = LogitsHead(VOCAB_SIZE, 64, tied_embedding=None, context=context(torch.float32, TensorParallelGroup()))
+    head = LogitsHead(VOCAB_SIZE, 64, tied_embedding=None, context=layer_context(torch.float32, TensorParallelGroup()))
     [(_, slot)] = head.weight_slots("lm_head")
     assert slot.accept is not None and slot.accept(weight)
     head.finish_loading()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from inflight.interface.statistics import FAULT_CAUSES, FaultStatus
 from inflight.metrics.instruments import INSTRUMENTS, PREFIX
 from inflight.metrics.serving import ServingMetrics
 from inflight.sampling_params import SamplingParams
@@ -207,3 +208,19 @@ def test_several_front_ends_add_up(tmp_path: Path) -> None:
     assert values["inflight:engine_steps_total",] == 2
     assert values["inflight:step_gap_seconds_count",] == 4
     assert values["inflight:http_requests_total", "route=/health", "status=200"] == 3
+
+
+def test_recoveries_are_counted_from_the_status_at_the_start() -> None:
+    metrics = ServingMetrics("m")
+    metrics.faults_changed(FaultStatus(num_recoveries={"engine_died": 2}, num_resumed_requests=5))
+    metrics.faults_changed(
+        FaultStatus(state="recovering", num_recoveries={"engine_died": 2}, num_resumed_requests=5, num_stale_frames=4)
+    )
+    assert Scraped(metrics)("engine_recovering") == 1
+    counts = {"engine_died": 3, "rank_died": 1}
+    metrics.faults_changed(FaultStatus(num_recoveries=counts, num_resumed_requests=9, last_recovery_seconds=1.5))
+    value = Scraped(metrics)
+    assert value("engine_recovering") == 0
+    assert [value("recoveries_total", cause=cause) for cause in FAULT_CAUSES] == [1, 0, 0, 1, 0]
+    assert (value("resumed_requests_total"), value("stale_frames_total")) == (4, 4)
+    assert value("last_recovery_seconds") == 1.5

@@ -10,7 +10,7 @@ import torch
 from inflight.config.engine import QuantizationConfig
 from inflight.errors import ConfigError
 from inflight.layers.linear import Linear
-from inflight.layers.logits import LogitsHead
+from inflight.layers.vocab import LogitsHead
 from inflight.model_loader import loader
 from tests.full_context_attention import load, run_prompt
 from tests.gpu_layers import use_gpu_layers

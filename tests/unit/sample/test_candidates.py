@@ -19,9 +19,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from inflight.sample.candidates import draw_restricted, survivors
+from inflight.sample.candidates import Limits, Prefix, draw_restricted, race_all, survivors
 from inflight.sample.noise import token_hashes
-from inflight.sample.prefix import Limits, Prefix, race_all
 from inflight.sample.reductions import sort_keys, top_window
 from inflight.sample.rows import MAX_WINDOW, WINDOW, RestrictedRows
 from inflight.sample.sampler import IMPOSSIBLE_TOKEN

@@ -23,7 +23,7 @@ class Manager:
         self.futures: dict[str, Future[str]] = {}
         self.of_request: dict[str, Future[str]] = {}
 
-    def submit(self, request_id: str, params: StructuredOutputsParams, *, reasoning_end_ids: object) -> Future[str]:
+    def submit(self, request_id: str, params: StructuredOutputsParams, **_: object) -> Future[str]:
         future = self.futures.setdefault(params.regex or "", Future())
         self.of_request[request_id] = future
         return future

@@ -94,7 +94,7 @@ def test_one_block_goes_into_every_step_and_a_target_that_cannot_be_met_is_told_
         engine.run()
     assert [rows(plan)["long"] for plan in plans_with(engine, "long")] == [4, 4, 4, 4, 4, 2]
     (record,) = [each for each in caplog.records if "target_inter_token_latency" in each.message]
-    assert "is 5 ms" in record.message and "decodes 2 requests takes about 12 ms" in record.message
+    assert "is 5 ms" in record.message and "decodes 2 requests takes about 12.0 ms" in record.message
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
@@ -138,6 +138,20 @@ def test_a_short_prompt_of_lower_priority_waits() -> None:
     engine.run()
     ends = {name: plans_with(engine, name)[-1].step_id for name in ("long", "low", "high")}
     assert ends["high"] < ends["long"] <= ends["low"]
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_num_partial_prefills": 1}])
+def test_a_prompt_of_higher_priority_does_not_wait_for_a_running_one(limits: dict[str, Any]) -> None:
+    engine = limited(target_seconds=0.030, policy="priority", **limits)
+    decoding(engine)
+    engine.add("low", [7] * 60, 1, priority=9)
+    engine.step()
+    engine.add("high", [8] * 40, 1, priority=0)
+    engine.run()
+    lows, highs = plans_with(engine, "low"), plans_with(engine, "high")
+    assert highs[0].step_id <= lows[0].step_id + 2  # one step was in flight when it came
+    assert rows(highs[0]).get("low", 0) <= 4  # one block
+    assert highs[-1].step_id < lows[-1].step_id
 
 
 def test_with_one_partial_prompt_at_a_time_nothing_overtakes_in_parts() -> None:
@@ -184,3 +198,63 @@ def test_with_a_stagger_the_steps_between_two_tokens_share_the_target() -> None:
     long_steps = plans_with(engine, "long")
     both = [seconds_of(a) + seconds_of(b) for a, b in itertools.pairwise(long_steps)]
     assert max(both[1:]) <= 0.040 * 1.001
+
+
+def test_after_blocks_ran_out_a_prompt_is_still_limited() -> None:
+    engine = limited(target_seconds=0.020, depth=3, windows=(8,), extra_blocks=0, caching=False)
+    for i in range(3):
+        engine.add(f"s{i}", [i] * 4, 20)
+    engine.step()
+    engine.step()
+    engine.add("long", [7] * 30, 1)
+    engine.run()
+    with_decodes = [plan for plan in plans_with(engine, "long") if rows(plan).get("s0") == 1]
+    assert len(with_decodes) >= 2
+    assert max(seconds_of(plan) for plan in with_decodes) <= 0.020 * 1.001
+
+
+def test_tokens_that_a_grammar_forces_are_limited_and_always_move() -> None:
+    engine = limited(target_seconds=0.005, caching=False)
+    for i in range(3):
+        engine.add(f"forced{i}", [1], 40, grammar="726")  # it forces 10 tokens at once
+    engine.scheduler.wait_for_grammars()
+    engine.step()
+    decoding(engine)
+    engine.run()
+    sizes = [rows(plan) for plan in engine.executor.plans if "s0" in plan.request_ids]
+    forced = [[each[f"forced{i}"] for i in range(3)] for each in sizes if "forced0" in each]
+    assert max(max(each) for each in forced) == 4  # one block
+    assert all(len(set(each)) == 1 for each in forced)  # no stream waits for another one
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_followers_that_lost_their_leader_are_long_prompts(caching: bool) -> None:
+    engine = limited(target_seconds=0.030, caching=caching)
+    decoding(engine)
+    for child in range(4):
+        engine.add(f"c{child}", [7] * 60, 1, leader="c0" if child else None)
+    engine.step()
+    engine.abort("c0")
+    engine.add("short", [9] * 6, 1)
+    engine.run()
+    for plan in engine.executor.plans:
+        ends = plan.num_computed_tokens + plan.num_scheduled_tokens
+        partial = [
+            name for name, end in zip(plan.request_ids, ends.tolist(), strict=True) if name[0] == "c" and end < 48
+        ]
+        assert len(partial) <= 1
+    assert plans_with(engine, "short")[-1].step_id < plans_with(engine, "c3")[0].step_id
+
+
+def test_a_long_prompt_leaves_the_whole_of_a_short_one_behind_it() -> None:
+    """Also if another short prompt comes before both in queue order."""
+    engine = limited()
+    engine.limit_times(times(), target_seconds=0.0505, max_step_seconds=10.0, long_prefill_token_threshold=40)
+    decoding(engine)
+    engine.add("first", [6] * 40, 1)
+    engine.step()
+    engine.add("long", [7] * 60, 1)
+    engine.add("short", [9] * 6, 1)
+    engine.step()
+    assert rows(engine.executor.plans[-1]) == {"s0": 1, "s1": 1, "first": 4, "long": 28, "short": 6}
+    engine.run()

@@ -137,3 +137,16 @@ def test_a_process_that_was_stopped_for_a_minute_is_forgotten_within_a_few_steps
         model.observe(some_load(rng), 60.0)
     errors(model, true_seconds, rng, 30)
     assert errors(model, true_seconds, rng, 100)[90] < 0.3
+
+
+@pytest.mark.parametrize("noise", [lambda rng: rng.lognormvariate(0, 0.5), lambda rng: rng.choice([1, 1, 6])])
+def test_after_noisy_times_it_still_follows_a_slower_machine(noise: Callable[[random.Random], float]) -> None:
+    """Noise must not move costs and slowdown apart until both are at their bounds: then neither could follow."""
+    rng, model = random.Random(1), started()
+    for _ in range(4000):
+        load = some_load(rng)
+        model.observe(load, true_seconds(load) * noise(rng))
+    assert 0.2 < model.slowdown < 5
+    slow = lambda load: 4 * true_seconds(load)  # noqa: E731
+    errors(model, slow, rng, 20)
+    assert errors(model, slow, rng, 100)[90] < 0.3

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from inflight.config.engine import SpeculativeConfig
 from inflight.spec_decode import ngram
 from inflight.spec_decode.ngram import NgramProposer
-from inflight.spec_decode.selector import make_proposer
 
 CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_min=2, prompt_lookup_max=4)
 
@@ -126,7 +125,7 @@ def test_each_request_has_its_row_and_its_slot() -> None:
     token_ids = np.zeros((4, 20), dtype=np.int32)
     token_ids[3, :5], token_ids[0, :5] = [1, 2, 9, 1, 2], [1, 2, 3, 4, 5]
     token_ids[1, :7] = [6, 6, 7, 6, 6, 7, 6]
-    drafts = make_proposer(CONFIG).propose(
+    drafts = NgramProposer(CONFIG).propose(
         token_ids, np.array([3, 0, 1], dtype=np.int32), np.array([5, 5, 5], dtype=np.int32)
     )
     assert drafts.dtype == np.int32

@@ -303,3 +303,22 @@ def test_a_buffer_is_reused_only_after_the_whole_ring() -> None:
         assert manager.fill([]).masks.shape == (0, first.shape[1])
     finally:
         manager.close()
+
+
+@pytest.mark.parametrize("marker", [(), MARKER])
+def test_the_grammar_of_a_resumed_request_goes_on_after_its_emitted_tokens(
+    manager: StructuredOutputManager, marker: tuple[int, ...]
+) -> None:
+    emitted = encode("123")
+    token_ids = [9, *marker, *emitted] if marker else emitted
+    for request_id in "ab":  # the second grammar is in the cache
+        manager.submit(request_id, DIGITS, reasoning_end_ids=marker, emitted_token_ids=token_ids).result(timeout=30)
+        assert manager.failure(request_id) == ""
+        assert (manager.fill([MaskRequest(request_id)]).masks[0] == expected_mask(DIGITS, emitted)).all()
+
+
+def test_a_resumed_request_whose_tokens_its_grammar_does_not_admit_fails(manager: StructuredOutputManager) -> None:
+    manager.submit("a", DIGITS, emitted_token_ids=encode("12x")).result(timeout=30)
+    assert "does not admit token" in manager.failure("a")
+    manager.submit("b", BLOW_UP, emitted_token_ids=encode("a")).result(timeout=30)
+    assert TOO_COMPLEX in manager.failure("b")

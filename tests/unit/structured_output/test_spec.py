@@ -9,8 +9,8 @@ import pytest
 
 from inflight.errors import InvalidRequestError
 from inflight.sampling_params import StructuredOutputsParams
-from inflight.structured_output.spec import GrammarSpec, StructuralTag, Tag
-from inflight.structured_output.structural_tag import parse_structural_tag
+from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_output.structural_tag import StructuralTag, Tag, parse_structural_tag
 
 
 def spec(**constraint: Any) -> GrammarSpec:
@@ -58,11 +58,10 @@ STRUCTURE = {"begin": "<f=a>", "schema": {"type": "null"}, "end": "</f>"}
 def test_a_structural_tag() -> None:
     other = {"begin": "[x", "schema": True, "end": ""}
     document = {"type": "structural_tag", "structures": [STRUCTURE, other], "triggers": ["<f=", "["]}
-    tags = (Tag("<f=", "<f=a>", {"type": "null"}, "</f>"), Tag("[", "[x", True, ""))
-    assert parse_structural_tag(json.dumps(document)) == StructuralTag(tags)
+    tags, triggers = (Tag("<f=a>", {"type": "null"}, "</f>"), Tag("[x", True, "")), ("<f=", "[")
+    assert parse_structural_tag(json.dumps(document)) == StructuralTag(tags, triggers)
     options = {"separator": "; ", "at_least_one": True, "stop_after_first": True}
-    assert parse_structural_tag(json.dumps(document | options)) == StructuralTag(tags, "; ", True, True)
-    assert StructuralTag(tags).triggers == ["<f=", "["]
+    assert parse_structural_tag(json.dumps(document | options)) == StructuralTag(tags, triggers, "; ", True, True)
 
 
 @pytest.mark.parametrize(

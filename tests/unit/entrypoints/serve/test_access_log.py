@@ -12,7 +12,7 @@ import pytest
 
 from inflight.entrypoints.serve.access_log import AccessLog, LineWriter
 from inflight.entrypoints.serve.asgi import ASGIApp, Message, Receive, Scope, Send, send_json
-from inflight.entrypoints.serve.spellings import Spellings
+from inflight.entrypoints.serve.middlewares import Spellings
 
 
 async def leaves(scope: Scope, receive: Receive, send: Send) -> None:

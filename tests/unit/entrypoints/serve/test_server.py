@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from typing import Any
 
 import pytest
 import uvloop
 
 from inflight.entrypoints.serve.asgi import Receive, Scope, Send
-from inflight.entrypoints.serve.server import make_uvicorn
+from inflight.entrypoints.serve.server import Server, make_uvicorn
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.shutdown import Shutdown
+from tests.unit.entrypoints.serve.stand_in import StandInEngine
 
 
 async def no_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,6 +39,38 @@ def test_a_handshake_has_no_more_time_than_a_head(sent: bytes) -> None:
             finally:
                 server.should_exit = server.force_exit = True
                 await serving
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(test(), 10.0))
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_server_that_does_not_accept_early_answers_once_it_is_ready(is_ready: bool) -> None:
+    """A request that comes while it starts waits for the answer. A shutdown while it starts ends it."""
+
+    async def test() -> None:
+        started, shutdown = asyncio.Event(), Shutdown(1.0)
+
+        async def start() -> Any:
+            await started.wait()
+            return StandInEngine()
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            server = Server(ServerSettings(), None, start, shutdown, accepts_early=False)
+            running = asyncio.create_task(server.run(listener))
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = asyncio.create_task(reader.read())
+            await asyncio.sleep(0.2)
+            assert not answer.done()
+            if is_ready:
+                started.set()
+                assert b" 200 " in await answer
+            answer.cancel()
+            shutdown.begin()
+            assert await running == 0
+            writer.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.wait_for(test(), 10.0))

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from inflight.kernels import reference
 from inflight.kernels.layer_ops import TorchLayerOps
-from inflight.kernels.triton.activation import silu_and_mul
-from inflight.kernels.triton.fp8 import LARGEST, quantize_rows_fp8
-from inflight.kernels.triton.layer_ops import TritonLayerOps
+from inflight.kernels.triton.layer_ops import LARGEST, TritonLayerOps, quantize_rows_fp8, silu_and_mul
 from tests.triton_inputs import DEVICE, IS_INTERPRETED, ROUNDING, assert_close, drawn, padding_of, strided
 
 OPS = TritonLayerOps()

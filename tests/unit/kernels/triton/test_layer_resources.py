@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from inflight.kernels.triton.fp8 import LARGEST
+from inflight.kernels.triton.layer_ops import BLOCK, LARGEST, num_warps
 from inflight.kernels.triton.linear import FP8_TILES, TILES
-from inflight.kernels.triton.norm import num_warps
-from inflight.kernels.triton.rotary import BLOCK
 from inflight.kernels.triton.weight_only import TILES as WEIGHT_ONLY_TILES
 from tests.triton_aot import MAX_SHARED_BYTES, KernelCase, resources
 
@@ -147,17 +145,17 @@ def test_products() -> None:
 def test_everything_else() -> None:
     cases = [
         case(
-            "norm:rms_norm_kernel",
+            "layer_ops:rms_norm_kernel",
             "x residual weight out x_stride residual_stride size eps",
             {"HAS_RESIDUAL": has_residual, "BLOCK": block},
             num_warps=num_warps(block),
         )
         for block, has_residual in ((4096, True), (16384, False))
     ]
-    cases.append(case("activation:silu_and_mul_kernel", "x out x_stride out_stride size", {"BLOCK": 1024}))
+    cases.append(case("layer_ops:silu_and_mul_kernel", "x out x_stride out_stride size", {"BLOCK": 1024}))
     cases.append(
         case(
-            "fp8:quantize_rows_kernel",
+            "layer_ops:quantize_rows_kernel",
             "x out scales x_stride size",
             {"LARGEST": LARGEST, "LEAST": 1e-12, "BLOCK": 4096},
             num_warps=num_warps(4096),
@@ -180,6 +178,6 @@ def test_sines_are_the_precise_ones() -> None:
     """They have a table and a stack to reduce large angles, which the instructions for approximate ones do without."""
     arguments = "positions frequencies cos sin scale num_pairs"
     pointers = {"positions": "*i32", "frequencies": "*fp32", "cos": "*bf16", "sin": "*bf16", "scale": "fp32"}
-    compiled = case("rotary:cos_and_sin_kernel", arguments, {"HALF": 64, "BLOCK": BLOCK}, pointers=pointers)
+    compiled = case("layer_ops:cos_and_sin_kernel", arguments, {"HALF": 64, "BLOCK": BLOCK}, pointers=pointers)
     (found,) = resources([compiled])
     assert 0 < found.stack_bytes <= 64 and found.registers <= 32, found

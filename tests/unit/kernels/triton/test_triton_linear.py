@@ -11,8 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inflight.kernels.quantize import quantize_rows
-from inflight.kernels.quantized_weight import QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight, quantize_rows
 from inflight.kernels.reference import silu_and_mul
 from inflight.kernels.triton.linear import library_linear, linear, linear_configs, split_counts
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m

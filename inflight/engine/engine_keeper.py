@@ -1,0 +1,197 @@
+"""`EngineKeeper`: watches the engine core's process, and starts it again if it dies or hangs.
+
+The server with one front end, `AsyncLLM` and the supervisor of several front ends each have one. Every front end gets a socket
+to each new process, and sends its unfinished requests again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from dataclasses import replace
+from typing import NoReturn, Protocol
+
+from inflight.config.engine import EngineConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.engine.engine_process import EXIT_GIVEN_UP, MAX_END_SECONDS, EngineProcess
+from inflight.errors import EngineDeadError
+from inflight.executor.ping_watch import PING_SECONDS
+from inflight.executor.recovery import RecoveryLimits
+from inflight.interface.statistics import FaultCause, FaultStatus
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.5  # the time before the next try, if a process cannot be started
+
+
+class FrontEnd(Protocol):
+    """A front end, as the keeper sees it."""
+
+    def put(self, engine_socket: socket.socket) -> None:
+        """Hand over the socket to a new process of the engine."""
+
+    def fail(self, error: EngineDeadError) -> None:
+        """Tell the front end that there will be no other process of the engine."""
+
+
+class EngineKeeper:
+    """Used on the event loop.
+
+    Attributes:
+        process: the present process. None before `start`, and while another one cannot be started.
+        status: the recoveries before the present process was started, and the deaths of front ends.
+    """
+
+    def __init__(self, args: EngineArgs, config: EngineConfig) -> None:
+        self._args, self._config = args, config
+        self._front_ends: dict[int, FrontEnd] = {}
+        self._num_front_ends = 0  # front ends added so far; also the next number, so no number is used twice
+        self._limits = RecoveryLimits(config.fault_tolerance)
+        self._watching: asyncio.Task[None] | None = None
+        self.process: EngineProcess | None = None
+        self._last_state = ""
+        self.status = FaultStatus()
+
+    def add(self, front_end: FrontEnd) -> int:
+        """Let a front end use the engine. It gets a socket now, if there is a process, and one to each later process. Returns
+        the front end's number."""
+        number = self._num_front_ends
+        self._num_front_ends += 1
+        self._front_ends[number] = front_end
+        if (
+            self.process is not None
+            and (engine_socket := self.process.connect(number, self._num_front_end_deaths)) is not None
+        ):
+            front_end.put(engine_socket)
+        return number
+
+    def remove(self, number: int) -> None:
+        """Forget a front end that has died, and count its death."""
+        del self._front_ends[number]
+        self._count("front_end_died", f"front end {number} has died")
+
+    def start(self) -> None:
+        """Start the first process, and watch it.
+
+        Raises:
+            EngineDeadError: the process ended at once.
+        """
+        self._start_process(0.0)
+        self._watching = asyncio.create_task(self._watch())
+
+    async def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:
+        """End the process. Idempotent."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+            if not self._watching.cancelled():
+                self._watching.exception()  # reads the exception: asyncio logs an exception that nobody has read
+            self._watching = None
+        process, self.process = self.process, None
+        if process is not None:
+            await process.close(grace_seconds)
+            self._last_state = process.process.state
+
+    async def failed(self) -> None:
+        """Wait until the engine is given up. Call this after `start`.
+
+        Raises:
+            EngineDeadError: the engine was given up.
+        """
+        assert self._watching is not None
+        await asyncio.shield(self._watching)
+
+    @property
+    def state(self) -> str:
+        """Says whether the process runs, or how it ended."""
+        return self._last_state if self.process is None else self.process.process.state
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the present process has ended."""
+        return self.process is not None and self.process.process.exit_code is not None
+
+    @property
+    def _num_front_end_deaths(self) -> int:
+        return self.status.num_recoveries.get("front_end_died", 0)
+
+    def _start_process(self, fault_time: float) -> EngineProcess:
+        process = self.process = EngineProcess(
+            self._args, self._config, front_ends=tuple(self._front_ends), past=self.status, fault_time=fault_time
+        )
+        for number, front_end in self._front_ends.items():
+            front_end.put(process.sockets.pop(number))
+        return process
+
+    def _count(self, cause: FaultCause, reason: str) -> None:
+        counts = self.status.num_recoveries
+        self.status = replace(
+            self.status, num_recoveries={**counts, cause: counts.get(cause, 0) + 1}, last_cause=reason
+        )
+
+    async def _watch(self) -> None:
+        """Start the process again whenever it ends.
+
+        Raises:
+            EngineDeadError: the engine was given up.
+        """
+        limits = self._config.fault_tolerance
+        process = self.process
+        assert process is not None
+        await self._follow(process)
+        if not process.is_ready:
+            self._give_up(f"the engine's process is gone: {process.process.state}")  # it could not start
+        while True:
+            fault_time = time.monotonic()
+            try:
+                async with asyncio.timeout(limits.engine_recovery_timeout_seconds):
+                    while not process.is_ready or process.has_ended:
+                        process = await self._replace(process, fault_time)
+                        await self._follow(process, until_ready=True)
+            except TimeoutError:
+                self._give_up(f"the engine did not start again within {limits.engine_recovery_timeout_seconds:g} s")
+            await self._follow(process)
+
+    async def _follow(self, process: EngineProcess, *, until_ready: bool = False) -> None:
+        """Return when the process has ended. With `until_ready` return also when it is ready. Kill a process that hangs."""
+        while not process.has_ended and not (until_ready and process.is_ready):
+            process.check()
+            await process.wait_for_news(PING_SECONDS)
+
+    async def _replace(self, process: EngineProcess, fault_time: float) -> EngineProcess:
+        """Start another process, if this is allowed. Try again and again if the operating system cannot start one.
+
+        Raises:
+            EngineDeadError: the engine was given up.
+        """
+        limits = self._config.fault_tolerance
+        reason = f"the engine's process is gone: {process.process.state}"
+        if not limits.enabled:
+            self._give_up(reason)
+        if process.process.exit_code == EXIT_GIVEN_UP:
+            self._give_up(f"{reason}; its ranks needed more than {limits.max_recoveries} recoveries within an hour")
+        if problem := self._limits.problem():
+            self._give_up(f"{reason}; {problem}")
+        self._limits.note()
+        self.status = process.faults or self.status
+        self._count("engine_died", reason)
+        logger.error("%s; it is started again", reason)
+        self._last_state, self.process = process.process.state, None
+        await process.close(0.0)
+        while True:
+            try:
+                return self._start_process(fault_time)
+            except (OSError, EngineDeadError) as error:  # for example, there is no memory at this moment
+                logger.error("%s; the next try is in %g s", error, RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _give_up(self, reason: str) -> NoReturn:
+        if self.process is not None:
+            self.process.process.send_signal(signal.SIGKILL)  # a new process may still be loading
+        error = EngineDeadError(reason)
+        for front_end in self._front_ends.values():
+            front_end.fail(error)
+        raise error

@@ -1,0 +1,188 @@
+"""`EngineProcess`: one process of the engine core, seen by the process that started it.
+
+The two share a *control socket*. After the `StartEngine` frame its messages are lines of JSON:
+
+    owner -> core   {"front_end": number, "num_deaths": n}, which brings one end of a front end's socket; {"ping": true}
+    core -> owner   {"pong": true}, {"ready": true}, {"faults": fields of a `FaultStatus`}
+
+When the owner closes the control socket, the core ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+from collections.abc import Sequence
+
+from inflight.config.engine import EngineConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.errors import EngineDeadError
+from inflight.executor.ping_watch import PingWatch
+from inflight.executor.process import ChildProcess, stop_processes
+from inflight.executor.transport import BlockingStream
+from inflight.interface.serving import StartEngine
+from inflight.interface.statistics import FaultStatus
+
+logger = logging.getLogger(__name__)
+
+TITLE = "inflight: engine"
+MAX_END_SECONDS = 20.0  # how long the process may need to end (its workers: 5 s; a step that hangs: 15 s)
+SOCKET_BUFFER_BYTES = 2**20
+EXIT_GIVEN_UP = 4  # exit code of an engine core whose ranks needed too many recoveries
+
+
+class EngineProcess:
+    """The process in which the engine core runs. It begins to load the model at once. Used on one event loop.
+
+    Attributes:
+        process: the process itself.
+        sockets: number of a front end -> the socket to the engine, one for each of `front_ends`. A caller that takes one out
+            owns it. `close` closes the others.
+        is_ready: whether the engine has started.
+        has_ended: whether the process has ended.
+        faults: the newest status that the core has sent; None before the first one.
+    """
+
+    def __init__(
+        self,
+        args: EngineArgs,
+        config: EngineConfig,
+        *,
+        front_ends: Sequence[int] = (0,),
+        past: FaultStatus | None = None,
+        fault_time: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            past: the recoveries before this process. None: there was none.
+            fault_time: when the process before this one was lost, as a time of `time.monotonic()`; 0.0 if there was none.
+
+        Raises:
+            EngineDeadError: the process ended at once.
+        """
+        self.sockets: dict[int, socket.socket] = {}
+        self.is_ready = self.has_ended = False
+        self.faults: FaultStatus | None = None
+        self._received = b""
+        self._pings = PingWatch(self._ping, self._hangs)
+        self._has_news = asyncio.Event()
+        self._control, theirs = socket.socketpair()
+        try:
+            self.process = ChildProcess(TITLE, "inflight.engine.core_process", [theirs.fileno()], keeps_secrets=True)
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+        start = StartEngine(
+            config=config,
+            tokenizer=args.tokenizer,
+            skip_tokenizer_init=args.skip_tokenizer_init,
+            num_front_ends=len(front_ends),
+            past=past or FaultStatus(),
+            fault_time=fault_time,
+        )
+        try:
+            BlockingStream(self._control).send(start)
+            for number in front_ends:
+                self.sockets[number] = self._pass_socket(number, 0)
+        except BaseException as error:
+            self._close_sockets()
+            stop_processes([self.process], MAX_END_SECONDS)
+            if isinstance(error, OSError):
+                raise EngineDeadError(f"the engine's process is gone: {self.process.state}") from error
+            raise
+        self._control.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._control, self._read)
+        self._loop.add_reader(self.process.pidfd, self._note_end)
+
+    def connect(self, number: int, num_deaths: int) -> socket.socket | None:
+        """Connect a front end to the running engine. Returns its socket, or None if the process is gone.
+
+        Args:
+            num_deaths: how many front ends have died so far.
+        """
+        try:
+            return self._pass_socket(number, num_deaths)
+        except OSError:
+            return None
+
+    def check(self) -> None:
+        """Kill the process if it hangs, otherwise ping it. It answers even while a step runs. Call this every PING_SECONDS."""
+        self._pings.tick(0, self.process)
+
+    def _ping(self, _: int) -> None:
+        with contextlib.suppress(OSError):  # the socket's buffer is full, or the process has ended
+            self._control.send(_line({"ping": True}))
+
+    def _hangs(self, _: int, reason: str) -> None:
+        logger.error("the engine's process is killed: %s", reason)
+        self.process.send_signal(signal.SIGKILL)
+
+    async def wait_for_news(self, seconds: float) -> None:
+        """Wait until the process has become ready or has ended, but at most `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_news.wait(), seconds)
+        self._has_news.clear()
+
+    async def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:
+        """Close the owner's ends of the sockets, wait until the process of the engine has ended, and kill it if it does not end
+        in time. Call it once."""
+        self._loop.remove_reader(self._control)
+        self._loop.remove_reader(self.process.pidfd)
+        self._close_sockets()
+        await asyncio.to_thread(stop_processes, [self.process], grace_seconds)
+        self.process.close()
+
+    def _close_sockets(self) -> None:
+        for ours in (self._control, *self.sockets.values()):
+            ours.close()
+
+    def _pass_socket(self, number: int, num_deaths: int) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        try:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+            socket.send_fds(self._control, [_line({"front_end": number, "num_deaths": num_deaths})], [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
+    def _note_end(self) -> None:
+        self._loop.remove_reader(self.process.pidfd)
+        self._read()  # perhaps it became ready before its end
+        self.has_ended = True
+        self._has_news.set()
+
+    def _read(self) -> None:
+        try:
+            received = self._control.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self._loop.remove_reader(self._control)
+            return
+        *lines, self._received = (self._received + received).split(b"\n")
+        for line in lines:
+            match json.loads(line):
+                case {"pong": _}:
+                    self._pings.heard(0)
+                case {"ready": _}:
+                    self.is_ready = True
+                    self._has_news.set()
+                case {"faults": fields}:
+                    self.faults = FaultStatus(**fields)
+
+
+def _line(message: object) -> bytes:
+    return json.dumps(message).encode() + b"\n"

@@ -1,0 +1,67 @@
+"""`PingWatch`: finds processes that live, but do nothing any more, because a signal has stopped them, or because they hang.
+
+It watches the ranks and the engine core, whose number is 0. Every PING_SECONDS each gets a ping. The thread of the process that
+reads messages answers; it never computes. A process that does not answer may only be slow: other processes have its cores. So
+silence alone is no proof. A rank or an engine core is lost in these cases:
+
+    its process is stopped by a signal                           after STOPPED_TICKS pings without an answer
+    no thread of its process runs, waits for a core or a disk    at the FROZEN_TICKS-th look without an answer; so the
+                                                                 answering thread waits for a lock that no thread releases
+    it is on another machine                                     after REMOTE_TICKS pings; the link may be cut
+
+A process that computes for ever keeps its cores busy and answers pings. The time allowed for a step ends it.
+
+Time is counted in pings, and not in seconds. So if this process itself was stopped, it does not take the ranks for silent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from inflight.executor.process import ChildProcess
+
+PING_SECONDS = 0.5
+STOPPED_TICKS = 2
+FROZEN_TICKS = 10
+REMOTE_TICKS = 20
+
+
+class PingWatch:
+    """Only used in the I/O thread.
+
+    Args:
+        ask: sends a ping to a rank.
+        hangs: called with a rank that is lost, and the reason.
+    """
+
+    def __init__(self, ask: Callable[[int], None], hangs: Callable[[int, str], None]) -> None:
+        self._ask, self._hangs = ask, hangs
+        self._num_silent: Counter[int] = Counter()  # rank -> pings since its last message
+        self._num_frozen: Counter[int] = Counter()  # rank -> at how many looks in a row none of its threads could run
+
+    def heard(self, rank: int) -> None:
+        """Note that a message of the rank has come, or that a new process takes its place."""
+        self._num_silent[rank] = self._num_frozen[rank] = 0
+
+    def tick(self, rank: int, process: ChildProcess | None) -> None:
+        """Look at the rank, then ping it. Call this every PING_SECONDS. `process` is None if the rank is on another machine."""
+        reason = self._silence(rank, process)
+        if reason:
+            self._hangs(rank, f"it has not answered for {self._num_silent[rank] * PING_SECONDS:g} s; {reason}")
+            return
+        self._num_silent[rank] += 1
+        self._ask(rank)
+
+    def _silence(self, rank: int, process: ChildProcess | None) -> str:
+        """Returns why the rank is lost, or "" if it is not."""
+        num_silent = self._num_silent[rank]
+        if num_silent < STOPPED_TICKS:
+            return ""
+        if process is None:
+            return "the link to its machine may be cut" if num_silent >= REMOTE_TICKS else ""
+        if process.is_stopped:
+            return process.state
+        self._num_frozen[rank] = 0 if process.may_run else self._num_frozen[rank] + 1
+        is_frozen = self._num_frozen[rank] >= FROZEN_TICKS - STOPPED_TICKS
+        return f"no thread of process {process.pid} can run" if is_frozen else ""

@@ -1,0 +1,133 @@
+"""What an epoch is, and `recover`: begins a new one after a fault.
+
+An epoch is a time in which all ranks live, are connected to each other, and run steps. When a rank dies, hangs or fails in a
+step, the epoch is over, because a step needs all ranks. No token is lost, because the scheduler has the tokens of all requests.
+
+    engine core   step fails -> voids the steps in flight -> recover() .......................... -> plans all requests in full
+    executor                   BeginEpoch ->  <- Listening   JoinEpoch ->  <- Ready   initialize_from_config ->
+    survivor      ... waits  | leaves its groups, drops its steps | meets the others         | warms up   | step
+    lost rank     | dead, stopped or stuck ... | killed
+    new process                                | starts (or was a spare) | meets, loads      | arena, ... | step
+
+1. The number of the epoch rises. All pending commands fail. From now on replies of older epochs are dropped and counted.
+2. Survivors get `BeginEpoch`. The thread that reads their commands handles it, even while the rank computes. They leave their
+   groups, which ends all waits for other ranks, drop the commands of older epochs, and wait until their device is idle. Then
+   they report where they listen. They keep their weights and their KV cache (its memory is called the arena).
+3. A rank that is known to be dead or to hang is replaced at once. A rank that does not report within REPORT_SECONDS is killed
+   and replaced, too. A new process that still imports its libraries or loads its weights, because an earlier replacement was
+   under way, is not killed: it reports afterwards.
+4. When all ranks have reported, they get the addresses of all ranks, and make new groups and links. No rank is the
+   master, so rank 0 may be lost, too.
+5. New ranks allocate the KV cache of the old configuration. They do not measure the free memory: the memory of the dead process
+   may still count as used. Then all ranks run a step without requests, so a rank that cannot compute any more is found.
+6. If a rank is lost meanwhile, the next epoch begins with 1.
+
+The first plan of the new epoch has every request in full. If a rank is new, the prefix cache must be dropped, because the KV
+cache of this rank is empty (`RecoveryResult.kept_arenas`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from inflight.config.fault_tolerance import FaultToleranceConfig
+from inflight.errors import EngineClosedError, InflightError, RankError
+from inflight.interface.start_up import BeginEpoch
+
+if TYPE_CHECKING:
+    from inflight.executor.executor import Executor
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS = 1.0  # how long a survivor may take to become idle
+RETRY_SECONDS = 0.2  # the time before the next try, if the ranks live but cannot reach each other
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryResult:
+    """
+    Attributes:
+        epoch: the number of the new epoch.
+        replaced: the ranks that are new. They have loaded their weights again, and their KV caches are empty.
+    """
+
+    epoch: int
+    replaced: tuple[int, ...]
+
+    @property
+    def kept_arenas(self) -> bool:
+        """Whether all ranks kept their KV caches, so that the prefix cache is still right."""
+        return not self.replaced
+
+
+@dataclass
+class RecoveryLimits:
+    """Counts the recoveries that replaced a process. Lost ranks, lost engine cores and lost front ends are counted separately.
+    Failed steps alone are not counted. They cannot go on for ever, because the scheduler ends a request that fails again
+    and again."""
+
+    config: FaultToleranceConfig
+    times: deque[float] = field(default_factory=deque)
+
+    def note(self) -> None:
+        self.times.append(time.monotonic())
+
+    def problem(self) -> str:
+        """Returns why no further recovery is allowed, or "" if it is allowed."""
+        while self.times and self.times[0] < time.monotonic() - HOUR:
+            self.times.popleft()
+        if len(self.times) < self.config.max_recoveries:
+            return ""
+        return f"max_recoveries={self.config.max_recoveries} recoveries have been made within one hour"
+
+
+def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> RecoveryResult:
+    """See `Executor.recover`."""
+    deadline = time.monotonic() + limits.config.engine_recovery_timeout_seconds
+    too_late = f"engine_recovery_timeout_sec={limits.config.engine_recovery_timeout_seconds:g} has passed"
+    replaced: set[int] = set()
+    error: Exception = cause
+    while not (problem := limits.problem()):
+        lost = executor.begin_epoch(cause)
+        new: set[int] = set()
+        try:
+            new = _gather(executor, lost)
+            replaced |= new
+            if new:
+                limits.note()
+            executor.join_epoch(deadline)
+            return RecoveryResult(epoch=executor.meeting.epoch, replaced=tuple(sorted(replaced)))
+        except EngineClosedError:
+            raise
+        except (TimeoutError, InflightError) as failure:
+            error = failure
+        if time.monotonic() > deadline:
+            problem = too_late
+            break
+        logger.warning("the ranks could not begin epoch %d: %s", executor.meeting.epoch, error)
+        if not new:
+            time.sleep(RETRY_SECONDS)
+    logger.error("the engine cannot recover: %s. The last error: %s", problem, error)
+    raise cause
+
+
+def _gather(executor: Executor, lost: set[int]) -> set[int]:
+    """Let all ranks begin the epoch, and replace those that are `lost` or do not report. Returns the replaced ranks."""
+    meeting = executor.meeting
+    survivors = [rank for rank in range(executor.world_size) if rank not in lost]
+    for rank in survivors:
+        executor.send(rank, BeginEpoch(epoch=meeting.epoch))
+    for rank in sorted(lost):
+        executor.replace_rank(rank)
+    # a rank that imports libraries or loads weights cannot report; it goes on, and takes part in this epoch afterwards
+    silent = meeting.wait_for_reports(set(survivors) - executor.starting, REPORT_SECONDS)
+    for rank in sorted(silent):
+        problem = meeting.failed.get(rank, f"it has not ended its work within {REPORT_SECONDS:g} s")
+        logger.warning("rank %d cannot take part in epoch %d: %s", rank, meeting.epoch, problem)
+        executor.replace_rank(rank)
+    return lost | silent

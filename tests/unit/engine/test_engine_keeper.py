@@ -1,0 +1,168 @@
+"""The engine's process is lost: who starts it again, which requests go on, and when the engine is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from inflight.engine import engine_keeper
+from inflight.engine.async_llm import MAX_FRUITLESS_RESUMES
+from inflight.engine.engine_process import EngineProcess
+from inflight.errors import EngineDeadError, EngineRecoveringError
+from tests.unit.engine.serving import endless, mock_engine, read, reasons_of, submit, tokens_of
+from tests.unit.engine.test_async_llm import run, until
+from tests.unit.engine.test_core_process import BROKEN, pid_of
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_requests_go_on_in_another_process(number: signal.Signals) -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            truth = tokens_of(await read(await submit(engine, "truth", "x", endless(400))))
+            streams = [await submit(engine, str(i), "x", endless(400)) for i in range(4)]
+            first = [await stream.__anext__() for stream in streams]
+            os.kill(pid_of(engine), number)
+            start = time.monotonic()
+            await until(lambda: engine.fault_status.state == "recovering")
+            assert time.monotonic() - start < 4.0  # 2 s, and some more for a busy machine
+            with pytest.raises(EngineRecoveringError, match="process is gone"):
+                await engine.check_ready()
+            await engine.check_health()
+            await engine.reset_prefix_cache()
+            late = await submit(engine, "late", "x", endless(400))
+            for begun, stream in zip(first, streams, strict=True):
+                assert tokens_of([begun, *await read(stream)]) == truth
+            assert tokens_of(await read(late)) == truth
+            await until(lambda: engine.fault_status.num_resumed_requests == 4)
+            assert engine.fault_status.num_recoveries == {"engine_died": 1}
+            assert engine.fault_status.state == "healthy"
+
+    run(test)
+
+
+def test_requests_in_flight_fail_if_they_may_not_resume() -> None:
+    async def test() -> None:
+        changes = {"fault_tolerance_config": {"resume_requests_after_recovery": False}}
+        async with mock_engine(changes) as engine:
+            stream = await submit(engine, "a", "x", endless())
+            await stream.__anext__()
+            os.kill(pid_of(engine), signal.SIGKILL)
+            with pytest.raises(EngineRecoveringError, match="was lost during this request"):
+                await read(stream)
+            assert reasons_of(await read(await submit(engine, "b", "x", endless(5)))) == ["length"]
+
+    run(test)
+
+
+def test_the_prefix_cache_of_an_engine_that_dies_counts_as_forgotten() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            os.kill(pid_of(engine), signal.SIGSTOP)  # so that the call waits when the process dies
+            reset = asyncio.create_task(engine.reset_prefix_cache())
+            await asyncio.sleep(0.1)
+            os.kill(pid_of(engine), signal.SIGKILL)
+            await asyncio.wait_for(reset, 10)
+
+    run(test)
+
+
+def test_a_process_that_cannot_be_started_at_once_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the engine works, too, while there is no process."""
+    num_failures = [0]
+
+    class NoProcess:
+        def __init__(self, *_: object, **__: object) -> None:
+            num_failures[0] += 1
+            raise BlockingIOError(errno.EAGAIN, "fork failed")
+
+    async def test() -> None:
+        async with mock_engine() as engine:
+            stream = await submit(engine, "a", "x", endless(400))
+            with monkeypatch.context() as patched:
+                patched.setattr(engine_keeper, "EngineProcess", NoProcess)
+                os.kill(pid_of(engine), signal.SIGKILL)
+                await until(lambda: num_failures[0] == 2)
+            assert reasons_of(await read(stream)) == ["length"]
+            assert engine.fault_status.num_recoveries == {"engine_died": 1}
+            monkeypatch.setattr(engine_keeper, "EngineProcess", NoProcess)
+            os.kill(pid_of(engine), signal.SIGKILL)
+            await until(lambda: num_failures[0] == 3)
+            await engine.close()
+
+    run(test)
+
+
+def test_after_the_last_recovery_the_engine_is_given_up() -> None:
+    async def test() -> None:
+        async with mock_engine({"fault_tolerance_config": {"max_recoveries": 0}}) as engine:
+            stream = await submit(engine, "a", "x", endless())
+            os.kill(pid_of(engine), signal.SIGKILL)
+            with pytest.raises(EngineDeadError, match="max_recoveries"):
+                await read(stream)
+            assert engine.fault_status.state == "failed"
+
+    run(test)
+
+
+def test_a_recovery_that_takes_too_long_is_given_up() -> None:
+    async def test() -> None:
+        async with mock_engine({"fault_tolerance_config": {"engine_recovery_timeout_sec": 0.05}}) as engine:
+            stream = await submit(engine, "a", "x", endless())
+            os.kill(pid_of(engine), signal.SIGKILL)
+            with pytest.raises(EngineDeadError, match=r"did not start again within 0\.05 s"):
+                await read(stream)
+
+    run(test)
+
+
+def test_a_core_that_dies_is_started_again_and_a_request_that_kills_it_fails_alone() -> None:
+    async def test() -> None:
+        async with mock_engine({"distributed_executor_backend": BROKEN + "FailingExecutor"}) as engine:
+            bad = await submit(engine, "bad", [16], endless())
+            with pytest.raises(EngineRecoveringError, match="was lost each time"):
+                await read(bad)
+            assert reasons_of(await read(await submit(engine, "good", "x", endless(5)))) == ["length"]
+            assert engine.fault_status.num_recoveries == {"engine_died": MAX_FRUITLESS_RESUMES + 1}
+
+    run(test)
+
+
+def test_an_engine_that_sends_damaged_bytes_is_replaced() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            truth = tokens_of(await read(await submit(engine, "truth", "x", endless(20))))
+            process, client = pid_of(engine), engine._connection._client
+            damage = b"\xff" * 4096
+            client.get_buffer(len(damage))[: len(damage)] = damage
+            client.buffer_updated(len(damage))
+            await until(lambda: engine.fault_status.state == "recovering")
+            assert "not a valid message" in engine.fault_status.last_cause
+            assert tokens_of(await read(await submit(engine, "late", "x", endless(20)))) == truth
+            assert pid_of(engine) != process
+            assert engine.fault_status.num_recoveries == {"engine_died": 1}
+
+    run(test)
+
+
+def test_a_process_that_dies_just_after_it_was_ready_counts_as_ready() -> None:
+    """The end of the process may be noticed before its last messages are read."""
+
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            process = object.__new__(EngineProcess)
+            process._loop, process._control, process._received = asyncio.get_running_loop(), ours, b""
+            process.process = SimpleNamespace(pidfd=theirs.fileno())  # type: ignore[assignment]
+            process._has_news, process.is_ready = asyncio.Event(), False
+            theirs.sendall(b'{"ready": true}\n')
+            process._note_end()
+            assert process.is_ready and process.has_ended
+
+    run(test)

@@ -1,0 +1,63 @@
+"""When a rank that does not answer is lost, and when it is only slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from inflight.executor.ping_watch import FROZEN_TICKS, REMOTE_TICKS, STOPPED_TICKS, PingWatch
+
+
+@dataclass
+class Process:
+    """What the watch asks of a process."""
+
+    is_stopped: bool = False
+    may_run: bool = True
+    pid: int = 7
+    state: str = "process 7 is stopped by a signal"
+
+
+def ticks_until_lost(process: Any, *, answers: int = 0, most: int = 200) -> int | None:
+    """After how many pings without an answer the rank is lost. It answers the first `answers` of them."""
+    lost: list[str] = []
+    watch = PingWatch(lambda rank: None, lambda rank, reason: lost.append(reason))
+    for tick in range(most):
+        if lost:
+            return tick - 1 - answers
+        watch.tick(0, process)
+        if tick < answers:
+            watch.heard(0)
+    return None
+
+
+@pytest.mark.parametrize("answers", [0, 5])
+def test_a_stopped_process_is_lost_after_a_second(answers: int) -> None:
+    assert ticks_until_lost(Process(is_stopped=True), answers=answers) == STOPPED_TICKS
+
+
+def test_a_process_that_waits_for_cores_is_not_lost() -> None:
+    assert ticks_until_lost(Process(may_run=True)) is None
+
+
+def test_a_process_whose_threads_all_sleep_is_lost() -> None:
+    assert ticks_until_lost(Process(may_run=False)) == FROZEN_TICKS - 1
+
+
+def test_a_process_that_now_and_then_can_run_is_not_lost() -> None:
+    class Slow(Process):
+        num_looks = 0
+
+        def __getattribute__(self, name: str) -> Any:
+            if name != "may_run":
+                return super().__getattribute__(name)
+            Slow.num_looks += 1
+            return Slow.num_looks % 5 == 0
+
+    assert ticks_until_lost(Slow()) is None
+
+
+def test_a_rank_of_another_machine_is_lost_after_ten_seconds() -> None:
+    assert ticks_until_lost(None) == REMOTE_TICKS
