@@ -26,7 +26,7 @@ def parse_core_lists(setting: str, num_ranks: int) -> list[tuple[int, ...]]:
     if len(lists) != num_ranks or len({len(cores) for cores in lists}) > 1:
         raise ConfigError(
             f"cpu_threads_bind={setting!r} does not give each of the {num_ranks} ranks of a node equally many cores; "
-            "separate their lists by '|', or leave it to 'auto'"
+            "give each rank a list of the same length, with '|' between the lists, or give 'auto'"
         )
     cores = [core for found in lists for core in found]
     if len(set(cores)) < len(cores):
@@ -39,9 +39,9 @@ def cores_of_rank(
 ) -> tuple[int, ...] | None:
     """The core of each of the rank's `num_threads` threads; None if the threads are not bound.
 
-    "auto" binds the threads if the usable cores, split evenly among the node's ranks, give every thread a core of its own and
-    leave no other core to the rank. If there are fewer threads, other programs probably use the remaining cores, and the
-    operating system knows better which cores are free.
+    "auto" binds the threads if there are at least two usable cores, and each rank's even share of them, rounded down, is
+    exactly `num_threads`. If there are fewer threads, other programs probably use the remaining cores, and the operating system
+    knows better which cores are free.
 
     Args:
         setting: "auto", "off" or lists of cores for `parse_core_lists`.

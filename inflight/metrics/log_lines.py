@@ -97,7 +97,8 @@ class RequestLog(EngineObserver):
 
 
 def _describe(params: SamplingParams) -> str:
-    """Returns the parameters that differ from their defaults. A number is shown. Of any other value only the name is shown."""
+    """Returns the parameters that differ from their defaults. A number is shown as `top_p=0.9`, and any
+    other value without its content, as `stop=...`."""
     given = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     changed = {name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)}
     shown = [f"{name}={value}" if isinstance(value, int | float) else f"{name}=..." for name, value in changed.items()]

@@ -1,4 +1,5 @@
-"""`GrammarCache`: compiles each grammar once, on its own thread, and keeps the most recently used grammars.
+"""`GrammarCache`: compiles grammars on threads of their own, and keeps the most recently used ones. Requests with the same
+grammar share one compilation.
 
 A compilation needs a millisecond to several seconds. The time grows about with the square of the length of the grammar's text.
 So grammars with a long text have a queue of their own (`CompileLane`), and grammars with a short text never wait for them.
@@ -32,7 +33,8 @@ class _Entry:
 
     Attributes:
         num_users: how many requests have called `get` for this grammar, but not yet `release`.
-        num_bytes: the size of the compiled grammar; None while it is being compiled.
+        num_bytes: how many bytes of the cache the entry takes: the length of its text, and the size of the compiled grammar if
+            the compilation succeeded. None until the compilation has ended.
     """
 
     lane: CompileLane
@@ -98,7 +100,7 @@ class GrammarCache:
 
     def release(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
         """Call this when a request no longer needs the result of `get`. If no other request waits for the compilation, it is
-        cancelled or, if it is running, written off (`CompileLane`)."""
+        not needed either: `CompileLane.leave` says what happens to it."""
         with self._lock:
             entry = self._entries.get(spec)
             if entry is None or entry.future is not future:  # the request was refused, or the grammar was evicted

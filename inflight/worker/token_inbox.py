@@ -13,8 +13,8 @@ from inflight.interface.request import Int32Array
 
 
 class TokenInbox:
-    """A message has the tokens of one step. Only the compute thread uses the inbox, except for `post`, which the thread that
-    prepares calls.
+    """A message has the tokens of one step. Only the compute thread uses the inbox. There is one exception: the thread that
+    prepares steps calls `post`.
 
     Args:
         receiver: None on stages that get no drawn tokens.
@@ -31,7 +31,8 @@ class TokenInbox:
         return self._receiver.post(num_rows) if self._receiver is not None and num_rows else None
 
     def expect(self, step_id: int, slots: Int32Array, positions: Int32Array, message: Future[Tensor]) -> None:
-        """Add a step that draws for `slots`, from `positions` on. Call this when the step's forward begins."""
+        """Add a step that draws tokens. `positions[i]` is the position of the first token that it draws for `slots[i]`. Call
+        this when the step's forward begins."""
         self._expected.append((step_id, slots, positions, message))
 
     def receive(self, step_id: int) -> None:

@@ -1,6 +1,6 @@
 """`inflight bench offline` measures how fast a model runs on this machine. `inflight bench serve` measures a server under load.
 
-The options and result names of `bench serve` are those of vLLM's `bench serve`.
+Most options and results of `bench serve` have the same names as in vLLM's `bench serve`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class WorkloadOptions:
         "Options",
         None,
         "NAMES",
-        f"Names, separated by commas: all (the first five), long, {', '.join(BY_NAME)}.",
+        f"Names, separated by commas: {', '.join(BY_NAME)}. all means the first five of them, long the others.",
         "--workload",
         "-w",
     )
@@ -132,10 +132,11 @@ def offline(
     workloads: WorkloadOptions,
     engine: EngineArgs,
 ) -> None:
-    """Time batches of random token ids. Sampling is greedy. There is no prefix caching, and end tokens are ignored.
+    """Measure how long batches of random token ids take. Sampling is greedy, prefix caching is off, end tokens are ignored.
 
     Reports output tokens per second. For the workloads prefill* it reports prompt tokens per second. A warm-up comes first and
-    is not timed. By default a step has at most 64 sequences, and the maximum length is that of the longest workload.
+    is not timed. The default of --max-num-seqs is 64, or the largest batch size if that is more. The default of --max-model-len
+    is the length of the longest workload, input and output together.
     """
     chosen = workloads.chosen(default="all")
     start = time.perf_counter()

@@ -35,7 +35,7 @@ failed, 2 an option or the input is wrong, 130 interrupted.
 
 app = typer.Typer(
     name="inflight",
-    help="Inflight serves large language models: it generates text, chats, and measures.",
+    help="Inflight serves large language models over HTTP. It also generates text, chats, and measures speed.",
     epilog=EPILOG,
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -56,7 +56,7 @@ app.command(
 app.command("trace", cls=ModelCommand, epilog=trace.EPILOG)(trace.trace)
 app.command("worker", cls=ModelCommand, epilog=worker.EPILOG)(worker.worker)
 app.command("env", cls=GroupedHelp)(env.env)
-app.add_typer(bench_app, name="bench", help="Measure how fast a model runs here.")
+app.add_typer(bench_app, name="bench", help="Measure the speed of a model on this machine, or of a server under load.")
 bench_app.command("offline", cls=ModelCommand, epilog=bench.OFFLINE_EPILOG)(bench.offline)
 bench_app.command("serve", cls=GroupedHelp, epilog=bench.SERVE_EPILOG)(bench.serve)
 

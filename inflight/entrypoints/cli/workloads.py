@@ -70,10 +70,10 @@ def select(names: str) -> list[Workload]:
     for name in filter(None, (part.strip() for part in names.split(","))):
         group = {"all": STANDARD, "long": LONG}.get(name) or ((BY_NAME[name],) if name in BY_NAME else ())
         if not group:
-            raise ValueError(f"unknown workload {name!r}; give some of all, long, {', '.join(BY_NAME)}")
+            raise ValueError(f"unknown workload {name!r}; the names are: all, long, {', '.join(BY_NAME)}")
         chosen |= {workload.name: workload for workload in group}
     if not chosen:
-        raise ValueError(f"no workload is given; give some of all, long, {', '.join(BY_NAME)}")
+        raise ValueError(f"no workload is given; the names are: all, long, {', '.join(BY_NAME)}")
     return list(chosen.values())
 
 
