@@ -137,8 +137,9 @@ def descendants(pid: int) -> list[int]:
     found = [pid]
     with contextlib.suppress(OSError):  # it has just ended
         for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += descendants(int(child))
+            with contextlib.suppress(OSError):  # the thread has just ended
+                for child in (task / "children").read_text().split():
+                    found += descendants(int(child))
     return found
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fault_server import descendants
 from inflight import envs
 
 REPOSITORY = Path(__file__).parents[2]
@@ -154,11 +155,7 @@ def events_of(text: str) -> list[Any]:
 
 def tree_of(pid: int) -> set[int]:
     """The process and all that descend from it."""
-    found = {pid}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found |= tree_of(int(child))
-    return found
+    return set(descendants(pid))
 
 
 def shared_memory_of(pids: set[int]) -> set[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fault_server import descendants
 from inflight.executor.multiproc import MultiprocExecutor
 from tests.architecture.source import ROOT
 from tests.conformance.configs import engine_config
@@ -53,15 +54,7 @@ def have_ended(pids: Iterable[int], seconds: float) -> bool:
 
 def children(pid: int) -> list[int]:
     """All processes below `pid`."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            ids = (task / "children").read_text().split()
-        except FileNotFoundError:  # a thread that has ended meanwhile
-            continue
-        for child in ids:
-            found += [int(child), *children(int(child))]
-    return found
+    return descendants(pid)[1:]
 
 
 class Script(subprocess.Popen[str]):
