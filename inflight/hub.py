@@ -13,6 +13,7 @@ from inflight.errors import ConfigError, ModelNotFoundError
 EMBEDDED_MODEL = Path(__file__).parent / "demo" / "model"
 
 GGUF_SUFFIX = ".gguf"
+LIST_SECONDS = 10.0  # how long the hub may take to list the files of a repository
 # Only these files are downloaded. Pickled weights (*.bin, *.pt) and code (*.py) are never downloaded.
 _TOKENIZER_PATTERNS = ["*.json", "*.jinja"]
 _WEIGHTS_PATTERNS = ["*.safetensors"]
@@ -111,10 +112,11 @@ def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
 def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str], str]:
     """Returns the names of the repository's GGUF files, and where they were found: on the hub, or in the hub's local cache if
     the hub cannot be reached."""
-    from huggingface_hub import list_repo_files  # optional at run time
+    from huggingface_hub import model_info  # optional at run time; `list_repo_files` would retry for 24 s
 
     try:
-        names, where = list_repo_files(repository, revision=revision), repository
+        found = model_info(repository, revision=revision, timeout=LIST_SECONDS).siblings or []
+        names, where = [file.rfilename for file in found], repository
     except Exception:  # the hub cannot be reached, or refuses: use the cache; without a cache `_download` raises
         folder = _download(repository, revision, [])
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
@@ -133,25 +135,26 @@ def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
     )
 
     which = repr(model) + (f" at revision {revision!r}" if revision else "")
+    # `from None`: the hub library's own chain of errors says nothing more, but is long
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except HFValidationError as error:
-        raise ModelNotFoundError(f"{model!r} is neither an existing folder nor a valid hub id") from error
-    except GatedRepoError as error:
-        raise ModelNotFoundError(f"{which} is gated: accept its terms on the hub, then set HF_TOKEN") from error
-    except RevisionNotFoundError as error:
-        raise ModelNotFoundError(f"the hub has no {which}: check the branch, tag or commit") from error
-    except RepositoryNotFoundError as error:
+    except HFValidationError:
+        raise ModelNotFoundError(f"{model!r} is neither an existing folder nor a valid hub id") from None
+    except GatedRepoError:
+        raise ModelNotFoundError(f"{which} is gated: accept its terms on the hub, then set HF_TOKEN") from None
+    except RevisionNotFoundError:
+        raise ModelNotFoundError(f"the hub has no {which}: check the branch, tag or commit") from None
+    except RepositoryNotFoundError:
         raise ModelNotFoundError(
             f"there is no folder {model!r}, and the hub has no such model (or it is private: set HF_TOKEN)"
-        ) from error
-    except LocalEntryNotFoundError as error:
+        ) from None
+    except LocalEntryNotFoundError:
         raise ModelNotFoundError(
             f"there is no folder {model!r}, it is not in the hub's cache, and the hub cannot be reached (no network, or "
             "HF_HUB_OFFLINE is set): download it first, or give a local folder"
-        ) from error
+        ) from None
     except OSError as error:  # connection errors and a full disk are OSErrors too
-        raise ModelNotFoundError(f"{which} could not be downloaded from the hub: {error}") from error
+        raise ModelNotFoundError(f"{which} could not be downloaded from the hub: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:  # Any: JSON, checked where each field is read

@@ -142,7 +142,7 @@ class SamplingParams:
 
     max_tokens: int | None = _sampling(
         16,
-        "Largest number of tokens to emit. A full context ends a request, too. Default: 256; in a chat, until it is full.",
+        "Largest number of tokens to emit. A request also ends when its context is full. Default: 256; in a chat: no limit.",
         bounds=(1, 2**31 - 1),
     )
     min_tokens: int = _sampling(0, "Until so many tokens are emitted, ignore end tokens and stop texts.", **_COUNT)

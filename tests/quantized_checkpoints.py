@@ -8,7 +8,7 @@ Scales are small multiples of a power of two, so that every weight is exact in f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +65,7 @@ def draw(
     )
 
 
-def word(numbers: Sequence[int], bits: int) -> int:
+def word(numbers: Iterable[int], bits: int) -> int:
     """int32 of up to 32 / bits numbers, the first in the lowest bits."""
     packed = 0
     for position, number in enumerate(numbers):

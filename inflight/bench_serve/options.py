@@ -128,7 +128,9 @@ class TrafficOptions:
     burstiness: float = _traffic(
         1.0, "B", "1 is a Poisson process. Below 1, requests come in clumps. Above 1, they come more regularly."
     )
-    max_concurrency: int | None = _traffic(None, "N", "Hold requests back while so many are running.", min=1)
+    max_concurrency: int | None = _traffic(
+        None, "N", "Most requests that run at the same time. Further ones wait in the client.", min=1
+    )
     ramp_up_strategy: str | None = _traffic(None, "HOW", "linear or exponential.")
     ramp_up_start_rps: float | None = _traffic(None, "R", "The rate at the first request.")
     ramp_up_end_rps: float | None = _traffic(None, "R", "The rate at the last request.")

@@ -76,9 +76,9 @@ def table(result: Mapping[str, Any], options: ResultOptions) -> Iterator[str]:  
             result, "client_queue_time", "Client Queue", "Held back by --max-concurrency", options.percentiles
         )
     yield _title("The client itself")
-    yield _row("P99 late to send (ms):", result["p99_client_lag_ms"])
-    yield _row("Latest to send (ms):", result["max_client_lag_ms"])
-    yield _row("Share of a core used:", result["client_cpu_share"])
+    yield _row("P99 delay before sending (ms):", result["p99_client_lag_ms"])
+    yield _row("Max delay before sending (ms):", result["max_client_lag_ms"])
+    yield _row("CPU time / duration (1 = one full core):", result["client_cpu_share"])
     yield "=" * 50
     for error, count in Counter(filter(None, result["errors"])).most_common(5):
         yield f"{count} failed: {error}"

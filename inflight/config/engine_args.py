@@ -124,7 +124,7 @@ class EngineArgs:
     )
     max_num_partial_prefills: int = _engine(4, "Most prompts that are computed in part at the same time.", **_COUNT)
     max_long_partial_prefills: int = _engine(
-        1, "Most long prompts among them. Further ones wait; short prompts may overtake these.", **_COUNT
+        1, "Most long prompts that are computed in part at the same time; short prompts may overtake others.", **_COUNT
     )
     long_prefill_token_threshold: int = _engine(
         0,
@@ -168,7 +168,8 @@ class EngineArgs:
     cpu_threads_bind: str | None = _engine(
         None,
         "Cores of the compute threads: 0-3,8, with | between the lists of several ranks. off: the system chooses. auto: "
-        "the threads are bound if there are as many threads as cores. Default: INFLIGHT_CPU_THREADS_BIND, or auto.",
+        "the threads of a rank are bound if they are as many as the rank's share of several usable cores. Default: "
+        "INFLIGHT_CPU_THREADS_BIND, or auto.",
         metavar="auto|off|CORES",
     )
     speculative_config: Mapping[str, Any] | None = _engine(  # Any: `resolve` checks the values
@@ -189,8 +190,8 @@ class EngineArgs:
     )
     pipeline_stagger: int | None = _parallel(
         None,
-        "A request draws a token in every N-th step. Default: measured at the start, between --pipeline-parallel-size and "
-        "three times that.",
+        "A request draws a token in every N-th step. Default: measured at the start; at least --pipeline-parallel-size, at "
+        "most 3 times --pipeline-parallel-size.",
         **_COUNT,
     )
     pipeline_depth: int | None = _parallel(

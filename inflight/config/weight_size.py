@@ -81,7 +81,7 @@ def check_kv_cache_fits(memory_bytes: int, *, weight_bytes: int, num_sharing: in
     raise OutOfMemoryError(
         f"kv_cache_memory_bytes={memory_bytes} (--kv-cache-memory-bytes) asks for a KV cache of {_gib(memory_bytes)} beside "
         f"{_gib(weight_bytes)} of weights, but only {_gib(free_bytes)} of memory is free{sharing}; {ways[0]}, {ways[1]}, or "
-        "leave it out: then the size follows from the free memory"
+        "do not set kv_cache_memory_bytes: then the engine chooses a size that fits into the free memory"
     )
 
 

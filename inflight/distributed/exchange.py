@@ -70,7 +70,7 @@ class Exchange:
 
     def close(self) -> None:
         """Let every wait fail, at this end and at the peers' ends, now and later. Idempotent. Any thread may call it."""
-        self._end = self._end or ConnectionError("this rank has left its groups")
+        self._end = self._end or ConnectionError("this rank has stopped its communication")
         self._shut_down()
         # wait until no thread uses the connections, because other files may get their descriptor numbers
         with self._swapping:

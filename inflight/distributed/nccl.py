@@ -37,7 +37,7 @@ class Communicator:
     @property
     def backend(self) -> Any:
         if self._backend is None:
-            raise ConnectionError("this rank has left its groups")
+            raise ConnectionError("this rank has stopped its communication")
         return self._backend
 
     def run(self, collective: str, *arguments: Any) -> None:

@@ -121,7 +121,7 @@ class ProcessWorld(World):
                 self._parts.append(part)
                 return part
         part.close()
-        raise ConnectionError("this rank has left its groups")
+        raise ConnectionError("this rank has stopped its communication")
 
     def _open_exchange(self, ranks: Sequence[int], name: str) -> Exchange:
         """Connect to all other ranks of the group, which all call this."""

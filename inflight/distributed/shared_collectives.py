@@ -117,7 +117,7 @@ class SharedCollectives(Collectives):
     def _run(self, collective: Any, *arguments: int) -> None:  # Any: a function of the library
         with self._computing:
             if self._is_closed:
-                raise ConnectionError("this rank has left its groups")
+                raise ConnectionError("this rank has stopped its communication")
             status = collective(self._pointer, *arguments)
         if status:
             raise self._error(status & 0xFF, status >> 8)
@@ -129,7 +129,7 @@ class SharedCollectives(Collectives):
             return ConnectionError(f"rank {rank} of the group has died")
         assert kind == _LEFT, kind
         return ConnectionError(
-            "this rank has left its groups" if rank == self.rank else f"rank {rank} of the group has left"
+            "this rank has stopped its communication" if rank == self.rank else f"rank {rank} of the group has left"
         )
 
 

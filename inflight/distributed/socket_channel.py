@@ -198,7 +198,7 @@ class SocketMesh:
 
     def _raise_if_closed(self) -> None:
         if self._is_closed:
-            raise ConnectionError(f"rank {self._rank} has left its groups")
+            raise ConnectionError(f"rank {self._rank} has stopped its communication")
 
     def _hello(self, connection: socket.socket) -> tuple[int, str] | None:
         """Returns (rank, name of the channel) from the peer's hello, or None if the peer does not know the token."""

@@ -119,7 +119,7 @@ class ThreadChannel(Channel):
 
     def close(self) -> None:
         for mailbox in (self._outbox, self._inbox):
-            mailbox.close("the other rank has closed the channel")
+            mailbox.close("one of its two ranks has closed the channel")
 
 
 class ThreadWorlds:

@@ -17,7 +17,7 @@ from inflight.config.gguf_config import read_model_config
 from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
-from inflight.engine.generation_defaults import model_eos_token_ids
+from inflight.engine.generation_defaults import model_eos_token_ids, warn_of_unknown_fields
 from inflight.engine.input_processor import InputProcessor
 from inflight.hub import read_generation_config, resolve_model_folder
 from inflight.structured_output.backend import GrammarBackend
@@ -83,6 +83,7 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
         ConfigError: the arguments are wrong, or do not fit the model or the machine.
     """
     folder = resolve_model_folder(args.model, args.revision)
+    warn_of_unknown_fields(args.override_generation_config or {})
     return resolve(
         args,
         folder=folder,

@@ -6,6 +6,7 @@ As in vLLM, the fields of this file replace the defaults of `SamplingParams`. It
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from inflight.config.architecture import ModelArchitecture
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _FIELDS = {
     "temperature": "temperature",
@@ -39,6 +42,12 @@ def default_sampling_params(generation_config: Mapping[str, Any] | None) -> Samp
             f"generation_config.json: {error}; correct it with override_generation_config, or ignore it with "
             "generation_config='none'"
         ) from error
+
+
+def warn_of_unknown_fields(overrides: Mapping[str, Any]) -> None:  # Any: JSON
+    """Log the names in `override_generation_config` that have no effect."""
+    if unknown := [name for name in overrides if name not in {*_FIELDS, "eos_token_id"}]:
+        logger.warning("override_generation_config: these fields have no effect: %s", ", ".join(map(repr, unknown)))
 
 
 def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]:

@@ -207,7 +207,7 @@ class InputProcessor:
         """Render a conversation with the model's chat template. The text contains the special tokens.
 
         Raises:
-            InvalidRequestError: the messages are malformed, or the template refuses them.
+            InvalidRequestError: the messages are malformed, the template refuses them, or the engine has no tokenizer.
             TokenizerError: the model has no chat template.
         """
         if self.chat_template is None:

@@ -140,7 +140,8 @@ def _too_small(config: KVCacheConfig, available: int, needed: str, is_measured: 
     if config.num_blocks > len(config.groups):
         ways.insert(0, f"lower max_model_len to {num_tokens_held(config)}")
     else:
-        needed += f", and not even one block ({_size(config.block_bytes)}, plus a dummy block) fits"
+        count = len(config.groups) + 1
+        needed += f", and even one token needs {count} blocks of {_size(config.block_bytes)}, one of them a dummy"
     advice = f"{', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else ways[0]
     return f"{room}, but {needed}; {advice}"
 

@@ -176,7 +176,7 @@ class ReplyTable:
             self._note_error(error)
         if not is_awaited:
             level = logging.DEBUG if failure.is_echo else logging.WARNING
-            logger.log(level, "an error came after its command had ended: %s", error)
+            logger.log(level, "an error in a reply that nothing waits for: %s", error)
             return None
         self._mark_settled(pending)
         return partial(pending.future.set_exception, error)

@@ -62,7 +62,7 @@ class FaultStatus:
         num_recoveries: cause -> number of recoveries. A cause without recoveries may be left out.
         last_cause: why the last recovery was necessary, in one line. "" if there was none.
         last_recovery_seconds: the time from the notice of the last fault to the end of its recovery. 0.0 if there was none.
-        num_stale_frames: messages of earlier epochs that were dropped.
+        num_stale_frames: late messages of earlier epochs that were dropped.
         num_resumed_requests: sequences that went on after a recovery.
         spare_workers: processes that wait to replace a rank.
     """

@@ -1,7 +1,9 @@
 """`LayerOps`: the interface of norms and rotary embedding, and `TorchLayerOps`, their implementation in plain torch.
 
-Norms are computed in float32. `TorchLayerOps` rounds in the same places as Hugging Face transformers: before the multiplication
-by the weight, and after each product of a rotation. The C++ and Triton kernels round once, at the end.
+Norms are computed in float32. In norms, `TorchLayerOps` rounds in the same places as Hugging Face transformers: before and
+after the multiplication by the weight. In rotations, transformers rounds both products and their sum; `TorchLayerOps` rounds
+only the first product and the sum, because `addcmul` keeps the second product exact. The C++ and Triton kernels round once, at
+the end.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ INSTRUMENTS = (
     ),
     _gauge(
         "hidden_share",
-        "Share of the host's last work that was done while a step ran; NaN before the first step.",
+        "Share of the engine's latest CPU work that was done while a device computed a step; NaN before the first step.",
     ),
     _counter(
         "num_preemptions",
@@ -92,7 +92,7 @@ INSTRUMENTS = (
     _counter("recoveries", "Recoveries from faults, by cause.", "cause"),
     _gauge("last_recovery_seconds", "Time from the notice of the last fault to the end of its recovery."),
     _counter("resumed_requests", "Sequences that went on after a recovery."),
-    _counter("stale_frames", "Messages of earlier epochs that were dropped."),
+    _counter("stale_frames", "Late messages from before a recovery that were dropped."),
     # KV cache
     _gauge("kv_cache_usage_perc", "Share of the KV blocks in use, from 0 to 1.", in_vllm=True),
     _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", in_vllm=True),

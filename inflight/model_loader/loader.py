@@ -121,7 +121,9 @@ def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> 
         len(not_kept) + with_them,
         held_as,
         list_names(not_kept),
-        f", and {with_them} that are fused with one of these" if with_them else "",
+        f"; {with_them} of the weights are held so only because one of these is in the same fused layer"
+        if with_them
+        else "",
     )
 
 

@@ -237,8 +237,8 @@ class StepLimits:
             self._has_warned = True
             logger.warning(
                 "target_inter_token_latency is %g ms, but a step that only decodes %d requests takes about %.1f ms. "
-                "Streams get their tokens as fast as such steps allow, and a step gets only %d tokens of a prompt. Raise the "
-                "target, lower max_num_seqs, or use a smaller or quantized model",
+                "So tokens come more slowly than the target says, and such a step computes at most %d tokens of prompts. "
+                "Raise the target, lower max_num_seqs, or use a smaller or quantized model",
                 target * 1e3, load.num_draws, alone * 1e3, self._block_size,
             )  # fmt: skip
         return min((target - waited) / num_steps for num_steps, waited in longest_wait.items())

@@ -55,7 +55,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     tokens, merges = _strings(file, "tokens"), _strings(file, "merges")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
-        raise _unusable(file, "a token is there twice")
+        raise _unusable(file, f"{_PREFIX}tokens lists a token twice")
     pairs = []
     for merge in merges:
         middle = merge.find(" ", 1)

@@ -195,7 +195,7 @@ class Worker(WorkerBase):
         step_id, link = step.model_input.plan.step_id, self._pipeline.link
         try:
             if self._has_left and self._config.parallel.world_size > 1:
-                raise ConnectionError(f"rank {self.rank} has left its process groups")
+                raise ConnectionError(f"rank {self.rank} has stopped its communication")
             with record_function(f"step {step_id}") if is_profiling() else nullcontext():
                 received = None if self._stage.is_first or link is None else link.receive(step_id)
                 self.runner.receive_tokens(step.model_input)
@@ -249,7 +249,7 @@ class Worker(WorkerBase):
             output = self.runner.drain(drawn)
             # when a rank leaves its groups, a GPU's collectives end without an error, and with arbitrary results
             if self._has_left and isinstance(self._device, Accelerator) and self._config.parallel.world_size > 1:
-                raise ConnectionError(f"rank {self.rank} has left its process groups")
+                raise ConnectionError(f"rank {self.rank} has stopped its communication")
         except BaseException as error:
             step.future.set_exception(error)
         else:
@@ -280,7 +280,7 @@ class Worker(WorkerBase):
     def check_health(self) -> None:
         """Compute a step without requests. It fails if the device cannot compute any more."""
         if self._has_left and self._config.parallel.world_size > 1:
-            raise ConnectionError(f"rank {self.rank} has left its process groups")
+            raise ConnectionError(f"rank {self.rank} has stopped its communication")
         self.execute_dummy_batch()
         if isinstance(self._device, Accelerator):
             self._device.compute.record().synchronize()

@@ -56,6 +56,7 @@ _TABLE = """
 
   5     bench_serve
   5     entrypoints        (api) bench_serve
+  5     __main__           entrypoints
 """
 
 # The ranks below each rank. 2a, 2b and 2c are side by side: they meet in `interface`.

@@ -265,7 +265,8 @@ def reference_scores(
     seed = derive_seed(derive_seed(params.seed or 0, 0), index)
     keys = draw_keys(np.array([seed], dtype=np.uint64), np.array([len(prompt) + len(emitted)]))
     words = noise_words(token_hashes(len(scores), torch.device("cpu")), torch.from_numpy(keys))
-    return scores / params.temperature - log_exponential(words)[0].numpy()
+    noise: npt.NDArray[np.float64] = log_exponential(words)[0].numpy()
+    return scores / params.temperature - noise
 
 
 def process_logits(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -228,7 +233,8 @@ def test_one_gguf_file_alone_is_downloaded(gguf_cache: Path, monkeypatch: pytest
         return str(gguf_cache)
 
     names = ["README.md", "m-Q4_0.gguf", "m[1]-Q8_0.gguf"]
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda _model, *, revision: names)
+    siblings = [SimpleNamespace(rfilename=name) for name in names]
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda *_args, **_options: SimpleNamespace(siblings=siblings))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
     assert hub.resolve_model_folder("org/quants:Q4_0", "v1") == gguf_cache / "m-Q4_0.gguf"
     hub.resolve_model_folder("org/quants:Q8_0")
@@ -274,3 +280,19 @@ def test_json_files_of_a_model(tmp_path: Path) -> None:
         hub.read_config(tmp_path)
     with pytest.raises(ConfigError, match="cannot be read"):
         hub.read_json(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["org/absent", "org/absent:Q4_0"])
+def test_a_hub_that_cannot_be_reached_is_one_error_at_once(tmp_path: Path, model: str) -> None:
+    """In another process, which reads the hub's address when it starts. Nobody listens on port 9."""
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", f"from inflight.hub import resolve_model_folder; resolve_model_folder({model!r})"],
+        env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert time.monotonic() - begin < 15  # with retries: 24 s
+    assert "the hub cannot be reached" in done.stderr
+    assert done.stderr.count("Traceback") == 1

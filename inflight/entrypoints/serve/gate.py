@@ -25,7 +25,7 @@ class Phase(enum.Enum):
 _WHY = {
     Phase.STARTING: "the engine is starting",
     Phase.DRAINING: "the server is shutting down",
-    Phase.DEAD: "the engine has failed; the server is ending",
+    Phase.DEAD: "the engine has failed, and the server is shutting down",
 }
 # The app answers these paths even when the server drains or the engine is dead, because they give the engine no work.
 _WHILE_DRAINING = frozenset({"/health", "/metrics", "/ping", "/version"})

@@ -129,7 +129,7 @@ class ServerSettings:
         None, "A request's deadline, from arrival to last token. Default: none.", **_SECONDS
     )
     header_timeout: float = _limit(
-        20.0, "Time for a client to send its headers, and before that the same time for the TLS handshake.", **_SECONDS
+        20.0, "Time for the TLS handshake, and then the same time for the headers of a request.", **_SECONDS
     )
     body_timeout: float = _limit(120.0, "Time for a client to send the body after the headers.", **_SECONDS)
     write_timeout: float = _limit(

@@ -134,8 +134,16 @@ class World:
             # As a fused projection leaves them: slices of one tensor.
             heads = [case.num_kv_heads * case.per_head, case.num_kv_heads, case.num_kv_heads]
             packed = torch.cat((query, *torch.cat(new, dim=1)), dim=1).to(case.dtype)
-            same = {"scale": 1 / math.sqrt(case.head_dim), "sliding_window": case.window}
-            output = self.backend.forward(*packed.split(heads, dim=1), view, metadata, **same)
+            query_of_row, key, value = torch.split(packed, heads, dim=1)
+            output = self.backend.forward(
+                query_of_row,
+                key,
+                value,
+                view,
+                metadata,
+                scale=1 / math.sqrt(case.head_dim),
+                sliding_window=case.window,
+            )
             assert output.dtype == case.dtype
             assert output.is_contiguous()
             found.append((output, self._truth(query, inputs, layer)))
@@ -149,7 +157,8 @@ class World:
             caches = reference.quantised(caches.float()).double()  # in float32 as the kernel: halves are the same ones
         return reference.paged_attention(
             query,
-            *caches,
+            caches[0],
+            caches[1],
             torch.arange(len(self.rows))[:, None],
             torch.from_numpy(inputs.query_start_loc),
             torch.from_numpy(inputs.seq_lens),

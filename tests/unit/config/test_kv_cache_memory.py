@@ -38,8 +38,8 @@ def test_a_size_that_can_never_be_had_is_refused() -> None:
         check_kv_cache_fits(10 << 40, weight_bytes=GIB, num_sharing=1, free_bytes=22 * GIB)
     assert str(caught.value) == (
         "kv_cache_memory_bytes=10995116277760 (--kv-cache-memory-bytes) asks for a KV cache of 10240.00 GiB beside 1.00 GiB of "
-        "weights, but only 22.00 GiB of memory is free; lower it to 21.00 GiB at most, free memory, or leave it out: then the "
-        "size follows from the free memory"
+        "weights, but only 22.00 GiB of memory is free; lower it to 21.00 GiB at most, free memory, or do not set "
+        "kv_cache_memory_bytes: then the engine chooses a size that fits into the free memory"
     )
     check_kv_cache_fits(21 * GIB, weight_bytes=GIB, num_sharing=1, free_bytes=22 * GIB)
 
@@ -51,5 +51,7 @@ def test_ranks_on_one_machine_share_its_memory() -> None:
 
 
 def test_where_the_weights_leave_nothing_there_is_no_size_to_propose() -> None:
-    with pytest.raises(OutOfMemoryError, match=r"is free; free memory, use a smaller model, or leave it out"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"is free; free memory, use a smaller model, or do not set kv_cache_memory_bytes"
+    ):
         check_kv_cache_fits(GIB, weight_bytes=3 * GIB, num_sharing=1, free_bytes=2 * GIB)

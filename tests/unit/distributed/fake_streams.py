@@ -142,7 +142,7 @@ class FakeDeviceChannel(Channel):
 
     def _raise_if_closed(self) -> None:
         if self.closed:
-            raise ConnectionError("this rank has left its groups")
+            raise ConnectionError("this rank has stopped its communication")
 
 
 @dataclass

@@ -184,10 +184,10 @@ def test_an_error_is_raised_by_every_call_after_it() -> None:
     tensors = middle.link.receive(0)
     middle.link.close()
     middle.link.close()
-    with pytest.raises(ConnectionError, match="this rank has left its groups"):
+    with pytest.raises(ConnectionError, match="this rank has stopped its communication"):
         run(middle.device.streams, seed=0)
     for call in (lambda: middle.link.receive(1), lambda: middle.link.send(0, tensors)):
-        with pytest.raises(ConnectionError, match="the link between the stages is broken: this rank has left"):
+        with pytest.raises(ConnectionError, match="the link between the stages is broken: this rank has stopped"):
             call()
 
 

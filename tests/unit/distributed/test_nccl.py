@@ -111,9 +111,9 @@ def test_close_aborts_and_waits_for_nobody(caplog: pytest.LogCaptureFixture) -> 
         channel.close()
         channel.close()
         assert backend.aborted.wait(10)
-        with pytest.raises(ConnectionError, match="this rank has left its groups"):
+        with pytest.raises(ConnectionError, match="this rank has stopped its communication"):
             channel.send(torch.zeros(1))
-        with pytest.raises(ConnectionError, match="this rank has left its groups"):
+        with pytest.raises(ConnectionError, match="this rank has stopped its communication"):
             NcclCollectives(2, rank, communicator).all_reduce(torch.zeros(1))
         backend.graphs_are_gone.set()
 

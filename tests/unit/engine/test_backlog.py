@@ -18,7 +18,7 @@ from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.outputs import RequestOutput
 from tests.fakes_tokenizer import byte_tokenizer
 from tests.unit.engine.lone_front_end import RecordingClient
-from tests.unit.engine.test_output_processor import columns, output, request, without_times
+from tests.unit.engine.output_cases import columns, output, request, without_times
 
 
 def make(take_in: Callable[[Sequence[EngineCoreOutput]], None]) -> tuple[Backlog, RecordingClient]:

@@ -9,26 +9,22 @@ import os
 import threading
 import time
 from concurrent.futures import Future
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.engine.core import IDLE_SECONDS
-from inflight.errors import EngineDeadError, RankError, StepError, StepTimeoutError, WorkerDiedError
-from inflight.executor.recovery import RecoveryResult
 from inflight.interface.request import FinishReason
-from inflight.interface.statistics import FaultStatus
-from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import ModelRunnerOutput
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.timeline import Event
 from tests.erratic_times import ErraticTimes
-from tests.mock_engine import MAX_MODEL_LEN, VOCAB_SIZE, MockEngine
+from tests.mock_engine import MAX_MODEL_LEN, MockEngine
 from tests.shrink_budget import ShrinkBudget
 from tests.toy_grammar import ToyBackend
+from tests.unit.engine.core_cases import step
 
 ScheduleEvent = tuple[str, list[int], int, int]  # kind, prompt, max_tokens, number
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
@@ -148,15 +144,6 @@ def run_schedule(engine: MockEngine, events: list[ScheduleEvent]) -> None:
     engine.run()
 
 
-def step(engine: MockEngine) -> None:
-    """One step; one that fails leaves nothing in flight."""
-    oldest = engine.core._in_flight[0][0].step_id if engine.core._in_flight else engine.executor.next_step_id
-    try:
-        engine.step()
-    except StepError:
-        assert oldest in engine.executor.failing and not engine.core._in_flight
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 def test_time_without_requests_is_on_the_timeline(depth: int) -> None:
     """From the end of the last request, however it ends, to the plan of the next step."""
@@ -185,44 +172,6 @@ def test_time_without_requests_is_on_the_timeline(depth: int) -> None:
         assert all(other.end_ns <= event.start_ns or other.start_ns >= event.end_ns for other in others)
 
 
-def test_a_step_that_fails_is_logged_once_with_everything_that_was_known(caplog: pytest.LogCaptureFixture) -> None:
-    """It is named, also where it is not the oldest in flight: its error is there before the oldest has been answered."""
-    engine = MockEngine(depth=3)
-    engine.add("a", [1] * 5, 20)
-    engine.step()
-    engine.executor.failing[2] = True
-    engine.step()
-    assert not caplog.records
-    with pytest.raises(StepError, match="injected"):
-        engine.step()
-    (record,) = caplog.records
-    assert (record.name, record.levelname) == ("inflight.engine.core", "ERROR")
-    for part in (
-        "injected\nThe plan was:\nstep 2: 1 requests, 1 tokens\n  a: slot 0, tokens [6, 7), samples",
-        "1 requests run, 0 wait;",
-        "KV blocks are free; 3 steps in flight",
-        "a: RUNNING, slot 0, 5 prompt tokens, 2 emitted, 9 of 10 planned, 3 blocks, in 3 steps in flight",
-        "Steps in flight: 2, 3, 4",
-    ):
-        assert part in record.getMessage()
-    engine.run()
-    assert len(caplog.records) == 1
-
-
-def test_a_defect_of_the_scheduler_ends_in_the_same_place(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = MockEngine(depth=2)
-    engine.add("a", [1] * 5, 20)
-    engine.step()
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.scheduler, "update_from_output", lambda *_: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            engine.core.step()
-    assert "modulo by zero" in caplog.text and "step 1: 1 requests" in caplog.text and "Traceback" in caplog.text
-    engine.run()
-
-
 def test_a_call_commits_the_steps_in_flight_and_loses_nothing() -> None:
     """Some of them wait for masks: without their commits it would wait for ever."""
     engine = MockEngine(depth=4, stagger=2)
@@ -238,20 +187,6 @@ def test_a_call_commits_the_steps_in_flight_and_loses_nothing() -> None:
         calls.append(in_flight)
     assert max(calls) >= 2
     engine.run()
-
-
-def test_a_failure_of_a_step_that_is_left_over_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:
-    """Its requests have ended: the next ones, planned behind it, are computed again, and no caller hears of it."""
-    engine = MockEngine(depth=2)
-    engine.add("a", [1] * 5, 10, stop=frozenset(range(VOCAB_SIZE)))
-    engine.step()
-    assert engine.finished == {"a": FinishReason.STOP}
-    assert len(engine.core._in_flight) == 1
-    engine.executor.failing[1] = True
-    engine.add("b", [2] * 5, 3)
-    engine.run()
-    assert "step 1: 1 requests" in caplog.text
-    assert engine.finished["b"] is FinishReason.LENGTH
 
 
 def test_what_arrives_during_a_step_is_planned_before_its_end_if_more_may_be_in_flight() -> None:
@@ -274,229 +209,6 @@ def test_what_arrives_during_a_step_is_planned_before_its_end_if_more_may_be_in_
     assert [plan.request_ids for plan in engine.executor.plans[:3]] == [("a",), ("b",), ("a",)]
     engine.run()
     assert arrivals == [] and set(engine.finished) == {"a", "b", "c"}
-
-
-def fail_on(engine: MockEngine, step_id: int, error: Exception) -> None:
-    """Whatever the step computes, this is its answer."""
-    run = engine.worker.execute_model
-
-    def execute(plan: SchedulerOutput) -> ModelRunnerOutput:
-        if plan.step_id == step_id:
-            engine.worker.apply(plan)
-            raise error
-        return run(plan)
-
-    engine.worker.execute_model = execute  # type: ignore[method-assign]
-
-
-def assert_dead(engine: MockEngine, cause: str) -> None:
-    assert engine.core.is_dead
-    for call in (engine.core.step, partial(engine.core.collective_rpc, "echo"), engine.core.check_alive):
-        with pytest.raises(EngineDeadError, match=f"the engine has failed; .*{cause}") as caught:
-            call()
-        assert caught.value.summary
-    engine.scheduler.check_integrity()
-    engine.grammars.close()
-
-
-def test_a_failed_step_of_several_ranks_is_the_end_and_its_cause_is_raised(caplog: pytest.LogCaptureFixture) -> None:
-    """The step that is waited for has the echo: a younger one has the error that explains it."""
-    engine = MockEngine(depth=3)
-    engine.core._has_peers = True
-    echo = StepError("left alone", rank=0, step_id=1, is_echo=True)
-    cause = StepError("step 2 failed\nTraceback", rank=1, step_id=2)
-    fail_on(engine, 1, echo)
-    asked: list[RankError] = []
-
-    def root_cause(error: RankError) -> RankError:
-        assert not engine.core._in_flight  # masks have been given up: the answer may have waited for them
-        asked.append(error)
-        return cause
-
-    engine.executor.root_cause = root_cause  # type: ignore[attr-defined]
-    engine.add("a", [1] * 5, 20)
-    engine.step()
-    with pytest.raises(StepError) as caught:
-        engine.step()
-    assert (caught.value, asked) == (cause, [echo])
-    (record,) = caplog.records
-    assert "step 2 failed\nTraceback\nThe plan was:\nstep 2: 1 requests" in record.getMessage()
-    assert_dead(engine, "step 2 failed$")
-    assert len(caplog.records) == 1
-
-
-def test_a_failure_that_is_left_over_is_the_end_of_several_ranks_too() -> None:
-    engine = MockEngine(depth=2)
-    engine.core._has_peers = True
-    engine.executor.root_cause = lambda error: error  # type: ignore[attr-defined]
-    fail_on(engine, 1, StepError("bad luck", rank=0, step_id=1))
-    engine.add("a", [1] * 5, 10, stop=frozenset(range(VOCAB_SIZE)))
-    engine.step()
-    with pytest.raises(StepError, match="bad luck"):
-        engine.step()
-    assert_dead(engine, "bad luck")
-
-
-@pytest.mark.parametrize("kind", [StepTimeoutError, WorkerDiedError])
-def test_a_rank_that_is_silent_or_gone_is_the_end(kind: type[RankError]) -> None:
-    """Nobody knows what it is doing, or whether it does; and its old steps may hold what new ones need."""
-    engine = MockEngine(depth=2)
-    fail_on(engine, 1, kind("silence", rank=0, step_id=1))
-    engine.add("a", [1] * 5, 20)
-    engine.step()
-    with pytest.raises(kind, match="silence"):
-        engine.step()
-    assert_dead(engine, "silence")
-
-
-def test_one_rank_goes_on_only_if_it_can_still_compute(caplog: pytest.LogCaptureFixture) -> None:
-    engine = MockEngine(depth=2)
-    fail_on(engine, 1, StepError("bad luck", rank=0, step_id=1))
-    checked: list[int] = []
-
-    def check_health() -> None:
-        checked.append(len(engine.executor.plans))
-        raise StepError("no memory can be read", rank=0)
-
-    engine.executor.check_health = check_health  # type: ignore[method-assign]
-    engine.add("a", [1] * 5, 20)
-    engine.step()
-    with pytest.raises(StepError, match="bad luck"):
-        engine.step()
-    assert checked == [3]
-    assert "the rank cannot run more steps: no memory can be read" in caplog.text
-    assert_dead(engine, "bad luck")
-
-
-# -- recovery --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [StepError, StepTimeoutError, WorkerDiedError])
-def test_after_a_recovery_every_request_goes_on_from_its_tokens(kind: type[RankError]) -> None:
-    """`MockEngine` compares the tokens. The new rank's cache is empty, so a cached block would give wrong ones."""
-    engine = MockEngine(depth=2, fault_tolerance=True)
-    engine.lose_arenas()
-    statuses: list[FaultStatus] = []
-    engine.core.on_fault_status = statuses.append
-    engine.add("before", [1] * 9, 2)
-    while engine.core.has_unfinished_requests():
-        engine.step()
-    fail_on(engine, engine.executor.next_step_id + 2, kind("bad luck", rank=0, step_id=4))
-    engine.add("a", [1] * 9, 12)
-    engine.add("b", [2] * 5, 12, grammar="3")
-    engine.run()
-    assert [str(error) for error in engine.executor.recoveries] == ["bad luck"]
-    assert [(status.state, status.epoch) for status in statuses] == [("recovering", 0), ("healthy", 0)]
-    status = engine.core.fault_status()
-    cause = {StepError: "step_failed", StepTimeoutError: "rank_hung", WorkerDiedError: "rank_died"}[kind]
-    assert (status.num_recoveries, status.last_cause) == ({cause: 1}, "bad luck")
-    assert status.num_resumed_requests == 2
-
-
-def test_a_running_request_that_is_in_no_step_in_flight_is_sent_in_full_to_a_new_rank() -> None:
-    """With a stagger of 2 each step computes half of the requests."""
-    for failing_step in range(12):
-        engine = MockEngine(stagger=2, fault_tolerance=True)
-        engine.lose_arenas()
-        engine.executor.failing[failing_step] = False
-        for i in range(4):
-            engine.add(f"r{i}", [i] * 5, 8)
-        engine.run()
-        assert len(engine.executor.recoveries) == 1
-
-
-def test_a_failed_recovery_is_the_end() -> None:
-    engine = MockEngine(fault_tolerance=True)
-    cause = WorkerDiedError("silence", rank=0)
-
-    def recover(error: RankError) -> RecoveryResult:
-        raise error
-
-    engine.executor.recover = recover  # type: ignore[method-assign]
-    fail_on(engine, 1, cause)
-    engine.add("a", [1] * 5, 20)
-    engine.step()
-    with pytest.raises(WorkerDiedError, match="silence"):
-        engine.step()
-    assert_dead(engine, "silence")
-    assert engine.core.fault_status().state == "failed"
-
-
-def test_a_rank_that_is_lost_while_the_engine_is_idle_is_replaced() -> None:
-    engine = MockEngine(fault_tolerance=True)
-    lost = [WorkerDiedError("gone", rank=0)]
-
-    def raise_if_lost() -> None:
-        if lost:
-            raise lost.pop()
-
-    engine.executor.raise_if_lost = raise_if_lost  # type: ignore[attr-defined]
-    engine.core.check_ranks()
-    assert engine.core.fault_status().num_recoveries == {"rank_died": 1}
-    engine.add("a", [1] * 5, 5)
-    engine.run()
-
-
-def test_without_resumption_the_requests_of_the_failed_steps_end_and_others_go_on() -> None:
-    engine = MockEngine(fault_tolerance=True, max_num_seqs=2)
-    fault_tolerance = FaultToleranceConfig(resume_requests_after_recovery=False)
-    engine.core._fault_tolerance = fault_tolerance
-    fail_on(engine, 1, StepError("bad luck", rank=0, step_id=1))
-    for name in ("a", "b", "c"):
-        engine.add(name, [1] * 5, 5)
-    engine.run()
-    ended = [FinishReason.ERROR, FinishReason.ERROR, FinishReason.LENGTH]
-    assert [engine.finished[name] for name in ("a", "b", "c")] == ended
-
-
-class Poison:
-    """Fails every step in which the request has a row, from its `num_tokens`-th token on."""
-
-    def __init__(self, engine: MockEngine, request_id: str, num_tokens: int) -> None:
-        self.failed: list[tuple[str, ...]] = []  # the requests of each failed step
-        run = engine.worker.execute_model
-
-        def execute(plan: SchedulerOutput) -> ModelRunnerOutput:
-            if request_id in plan.request_ids:
-                row = plan.request_ids.index(request_id)
-                if int(plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row]) >= num_tokens:
-                    engine.worker.apply(plan)
-                    self.failed.append(tuple(plan.request_ids))
-                    raise StepError("poisoned", rank=0, step_id=plan.step_id)
-            return run(plan)
-
-        engine.worker.execute_model = execute  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("num_tokens", [1, 8])
-def test_a_poisoned_request_ends_alone(depth: int, num_tokens: int) -> None:
-    """It fails in the prompt, or after some tokens. All others get all their tokens."""
-    engine = MockEngine(depth=depth, fault_tolerance=True, max_num_seqs=8)
-    poison = Poison(engine, "bad", num_tokens)
-    for i in range(4):
-        engine.add(f"r{i}", [i] * 5, 15)
-    engine.add("bad", [7] * 5, 15)
-    engine.run()
-    assert engine.finished["bad"] is FinishReason.ERROR
-    assert all(engine.finished[f"r{i}"] is FinishReason.LENGTH for i in range(4))
-    assert len(poison.failed) == 4
-    assert poison.failed[-1] == ("bad",)
-    assert len(engine.outputs["bad"]) == max(num_tokens - 5, 0)
-
-
-def test_two_poisoned_requests_end_and_what_arrives_meanwhile_waits_only_for_them() -> None:
-    engine = MockEngine(depth=2, fault_tolerance=True, max_num_seqs=8)
-    Poison(engine, "bad", 7)
-    Poison(engine, "worse", 6)
-    for name in ("r0", "bad", "worse", "r1"):
-        engine.add(name, [len(name)] * 5, 15)
-    while len(engine.executor.recoveries) < 3:
-        engine.step()
-    engine.add("late", [9] * 5, 15)
-    engine.run()
-    ended_well = {name for name, reason in engine.finished.items() if reason is FinishReason.LENGTH}
-    assert ended_well == {"r0", "r1", "late"}
 
 
 def test_nothing_of_an_aborted_request_is_returned() -> None:

@@ -16,9 +16,9 @@ from inflight.engine import engine_keeper
 from inflight.engine.async_llm import MAX_FRUITLESS_RESUMES
 from inflight.engine.engine_process import EngineProcess
 from inflight.errors import EngineDeadError, EngineRecoveringError
+from tests.unit.engine.core_process_cases import BROKEN, pid_of
 from tests.unit.engine.serving import endless, mock_engine, read, reasons_of, submit, tokens_of
 from tests.unit.engine.test_async_llm import run, until
-from tests.unit.engine.test_core_process import BROKEN, pid_of
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

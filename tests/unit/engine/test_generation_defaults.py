@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inflight.engine.generation_defaults import default_sampling_params, eos_token_ids
+from inflight.engine.generation_defaults import default_sampling_params, eos_token_ids, warn_of_unknown_fields
 from inflight.errors import ConfigError
 from inflight.sampling_params import SamplingParams
 
@@ -41,3 +41,10 @@ def test_eos(value: Any, ids: set[int]) -> None:
 def test_bad_eos(value: Any) -> None:
     with pytest.raises(ConfigError, match="eos_token_id"):
         eos_token_ids({"eos_token_id": value})
+
+
+def test_names_without_effect_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_unknown_fields({"temperature": 0.5, "temprature": 0.5, "eos_token_id": 3, "do_sample": True})
+    assert caplog.messages == ["override_generation_config: these fields have no effect: 'temprature', 'do_sample'"]
+    warn_of_unknown_fields({"top_p": 0.5})
+    assert len(caplog.messages) == 1

@@ -3,114 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.engine.input_processor import ProcessedRequest
-from inflight.engine.output_processor import OutputProcessor
 from inflight.engine.request_state import RequestOutputKind
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import (
-    EngineCoreOutput,
-    EngineCoreRequest,
     FinishReason,
-    LogprobsColumns,
-    ResolvedSampling,
 )
 from inflight.interface.statistics import SchedulerStats
 from inflight.metrics.observer import EngineObserver, FinishedRequest
-from inflight.outputs import Logprob, RequestOutput
-from inflight.sampling_params import SamplingParams
+from inflight.outputs import RequestOutput
 from tests.fakes_tokenizer import BYTE_VOCAB_SIZE, EOS, EOS_ID, byte_tokenizer
-
-CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
-
-
-class Processor(OutputProcessor):
-    def process(self, outputs: list[EngineCoreOutput]) -> SimpleNamespace:
-        """What an engine does that hands outputs out at once."""
-        update = self.update(outputs)
-        return SimpleNamespace(request_outputs=update.take_outputs(), requests_to_abort=update.requests_to_abort)
-
-
-def request(request_id: str = "r", prompt: list[int] | None = None, **params: Any) -> ProcessedRequest:
-    prompt = prompt or [104, 105]
-    sampling = ResolvedSampling(params=SamplingParams(**params), seed=0, max_tokens=99)
-    n = sampling.params.n
-    children = tuple(
-        EngineCoreRequest(
-            request_id=request_id if n == 1 else f"{index}_{request_id}",
-            prompt_token_ids=np.array(prompt, dtype=np.int32),
-            sampling=sampling,
-            arrival_time=1.0,
-        )
-        for index in range(n)
-    )
-    return ProcessedRequest(
-        request_id=request_id, prompt="hi", prompt_token_ids=prompt, params=sampling.params, arrival_time=1.0, children=children
-    )  # fmt: skip
-
-
-def columns(token_ids: list[int], k: int) -> LogprobsColumns:
-    """Made-up log-probabilities, a function of the token alone."""
-    top = [[token_id, *[(token_id + j) % BYTE_VOCAB_SIZE for j in range(k)]] for token_id in token_ids]
-    return LogprobsColumns(
-        token_ids=np.array(top, dtype=np.int32).reshape(-1, 1 + k),
-        logprobs=np.array([[-0.5 - token_id, *range(0, -k, -1)] for token_id in token_ids], np.float32).reshape(
-            -1, 1 + k
-        ),
-        ranks=np.array([token_id + 3 for token_id in token_ids], dtype=np.int32),
-    )
-
-
-def output(
-    request_id: str, token_ids: list[int], finish: FinishReason | None = None, **fields: Any
-) -> EngineCoreOutput:
-    return EngineCoreOutput(request_id=request_id, new_token_ids=tuple(token_ids), finish_reason=finish, **fields)
-
-
-def without_times(result: RequestOutput) -> RequestOutput:
-    return replace(result, metrics=None)
-
-
-def cut(token_ids: list[int], sizes: list[int]) -> list[list[int]]:
-    """The tokens in pieces of these sizes (0 is an empty one), then one by one; the last piece is never empty."""
-    pieces, done = [], 0
-    for size in sizes:
-        if done + size < len(token_ids):
-            pieces.append(token_ids[done : done + size])
-            done += size
-    return pieces + [[token_id] for token_id in token_ids[done:]]
-
-
-def feed(
-    processor: Processor, child: str, token_ids: list[int], sizes: list[int], finish: FinishReason, **more: Any
-) -> list[RequestOutput]:
-    """Send the tokens in pieces, as a core would that learns late of an abort."""
-    num_logprobs = more.pop("num_logprobs", None)
-    pieces = cut(token_ids, sizes)
-    results = []
-    for i, piece in enumerate(pieces):
-        found = processor.process(
-            [
-                output(
-                    child,
-                    piece,
-                    finish if i == len(pieces) - 1 else None,
-                    logprobs=None if num_logprobs is None else columns(piece, num_logprobs),
-                    **more,
-                )
-            ]
-        )
-        results += found.request_outputs
-    return results
-
+from tests.unit.engine.output_cases import (
+    CUMULATIVE,
+    DELTA,
+    FINAL_ONLY,
+    Processor,
+    columns,
+    feed,
+    output,
+    request,
+    without_times,
+)
 
 ids = st.lists(
     st.one_of(st.sampled_from(list(b"ab\xc3\xa9")), st.integers(0, BYTE_VOCAB_SIZE)), min_size=1, max_size=25
@@ -182,9 +100,6 @@ def test_children_come_in_order_whatever_the_order_of_their_tokens(schedule: lis
     assert [completion.index for completion in result.outputs] == [0, 1, 2]
     assert [completion.text for completion in result.outputs] == ["aaaaaa", "bbbbbb", "cccccc"]
     assert result.finished
-
-
-# -- the end of a request ------------------------------------------------------------------------------------------------
 
 
 def test_a_stop_string_aborts_the_child_and_later_tokens_do_not_count() -> None:
@@ -295,97 +210,6 @@ def test_an_id_is_free_again_when_its_request_has_ended() -> None:
     processor.add_request(request())
 
 
-# -- what a result holds -------------------------------------------------------------------------------------------------
-
-
-def test_logprobs_are_trimmed_and_hold_the_token_itself() -> None:
-    processor = Processor(byte_tokenizer())
-    processor.add_request(request(logprobs=1))
-    given_columns = LogprobsColumns(
-        token_ids=np.array([[97, 98, 97], [98, 98, 99]], np.int32),
-        logprobs=np.array([[-2.0, -0.5, -2.0], [-0.25, -0.25, -3.0]], np.float32),
-        ranks=np.array([2, 1], np.int32),
-    )
-    done = processor.process([output("r", [97, 98], FinishReason.LENGTH, logprobs=given_columns)])
-    [completion] = done.request_outputs[0].outputs
-    assert completion.logprobs == [{97: Logprob(-2.0, 2, "a"), 98: Logprob(-0.5, 1, "b")}, {98: Logprob(-0.25, 1, "b")}]
-    assert completion.cumulative_logprob == -2.25
-
-
-def test_a_tied_token_has_one_entry_with_its_own_rank() -> None:
-    processor = Processor(byte_tokenizer())
-    processor.add_request(request(logprobs=2))
-    tied = LogprobsColumns(
-        token_ids=np.array([[98, 97, 98]], np.int32),
-        logprobs=np.array([[-0.5, -0.5, -0.5]], np.float32),
-        ranks=np.array([1], np.int32),
-    )
-    done = processor.process([output("r", [98], FinishReason.LENGTH, logprobs=tied)])
-    assert done.request_outputs[0].outputs[0].logprobs == [{98: Logprob(-0.5, 1, "b"), 97: Logprob(-0.5, 1, "a")}]
-
-
-@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
-def test_prompt_logprobs_come_whole(kind: RequestOutputKind) -> None:
-    processor = Processor(byte_tokenizer())
-    processor.add_request(request(prompt=[97, 98, 99, 100], prompt_logprobs=0), kind)
-    results = processor.process([output("r", [], prompt_logprobs=columns([98, 99], 2))]).request_outputs
-    assert all(result.prompt_logprobs is None for result in results)
-    results += processor.process([output("r", [1], prompt_logprobs=columns([100], 2))]).request_outputs
-    results += processor.process([output("r", [2], FinishReason.LENGTH)]).request_outputs
-    expected = [None, *({i: Logprob(-0.5 - i, i + 3, chr(i))} for i in (98, 99, 100))]
-    found = [result.prompt_logprobs for result in results if result.prompt_logprobs is not None]
-    assert found == [expected] * (2 if kind is CUMULATIVE else 1)
-
-
-def test_metrics_and_cached_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 11.0, 12.0])
-    monkeypatch.setattr("inflight.engine.output_processor.time.monotonic", lambda: next(clock))
-    processor = Processor(byte_tokenizer())
-    processor.add_request(request(n=2))
-    processor.process([output("0_r", [97], num_cached_tokens=16, first_scheduled_time=9.0)])
-    processor.process([output("1_r", [97], FinishReason.LENGTH, num_cached_tokens=32, first_scheduled_time=9.5)])
-    [result] = processor.process([output("0_r", [97], FinishReason.LENGTH, num_cached_tokens=16)]).request_outputs
-    assert result.num_cached_tokens == 16
-    assert result.metrics is not None
-    assert result.metrics.arrival_time == 1.0
-    assert (result.metrics.first_scheduled_time, result.metrics.first_token_time) == (9.0, 10.0)
-    assert result.metrics.finished_time == 12.0
-
-
-def test_cached_tokens_are_those_of_the_first_child() -> None:
-    """The others share its prompt: no earlier request's."""
-    for order in ("01", "10"):
-        processor = Processor(byte_tokenizer())
-        processor.add_request(request(n=2))
-        cached = {"0": 0, "1": 32}
-        for child in order:
-            found = processor.process(
-                [output(f"{child}_r", [97], FinishReason.LENGTH, num_cached_tokens=cached[child])]
-            ).request_outputs
-        assert [result.num_cached_tokens for result in found] == [0]
-
-
-def test_without_a_tokenizer() -> None:
-    processor = Processor(None)
-    processor.add_request(request(logprobs=0))
-    done = processor.process([output("r", [97], FinishReason.LENGTH, logprobs=columns([97], 0))])
-    [completion] = done.request_outputs[0].outputs
-    assert (completion.text, completion.token_ids) == ("", [97])
-    assert completion.logprobs == [{97: Logprob(-97.5, 100, None)}]
-
-
-def test_results_do_not_share_lists_with_the_processor() -> None:
-    processor = Processor(byte_tokenizer())
-    processor.add_request(request(), CUMULATIVE)
-    [first] = processor.process([output("r", [97])]).request_outputs
-    processor.process([output("r", [98])])
-    assert first.outputs[0].token_ids == [97]
-    assert first.outputs[0].text == "a"
-
-
-# -- defects -----------------------------------------------------------------------------------------------------------
-
-
 class Counting(EngineObserver):
     """Counts tokens; `raises` is against its contract."""
 
@@ -461,25 +285,3 @@ def test_an_abort_ends_all_though_the_text_of_one_has_a_defect(monkeypatch: pyte
     assert processor.abort("abc").requests_to_abort == ["a", "b", "c"]
     assert [state.completions[0].finish_reason for state in states] == ["error", "abort", "abort"]
     assert not processor.has_unfinished_requests()
-
-
-def test_a_resumed_request_brings_what_its_caller_has() -> None:
-    processor = OutputProcessor(None)
-    processed = request("r", [1, 2, 3, 4], n=2, temperature=1.0, prompt_logprobs=0, detokenize=False)
-    state = processor.add_request(processed, RequestOutputKind.DELTA)
-    assert state.resumed_children() == processed.children
-    first, second = (child.request_id for child in processed.children)
-    piece = EngineCoreOutput(request_id=first, new_token_ids=(), prompt_logprobs=columns([2, 3], 0))
-    processor.update([piece])
-    assert [child.num_prompt_logprobs_done for child in state.resumed_children()] == [3, 1]
-    processor.update([EngineCoreOutput(request_id=second, new_token_ids=(7, 8), num_cached_tokens=4)])
-    assert state.take_output() is not None  # a delta takes the tokens away from its caller's view only
-    rest = EngineCoreOutput(request_id=first, new_token_ids=(5,), prompt_logprobs=columns([4], 0), num_cached_tokens=2)
-    processor.update([rest])
-    assert state.take_output() is not None
-    found = state.resumed_children()
-    assert [child.emitted_token_ids for child in found] == [(5,), (7, 8)]
-    assert [child.num_prompt_logprobs_done for child in found] == [4, 1]
-    processor.update([EngineCoreOutput(request_id=first, new_token_ids=(6,), finish_reason=FinishReason.LENGTH)])
-    assert [child.request_id for child in state.resumed_children()] == [second]
-    assert state.num_cached_tokens == 2

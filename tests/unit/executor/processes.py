@@ -75,3 +75,12 @@ def run_script(script: str, *arguments: str, prefix: Sequence[str] = ()) -> subp
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+def pids_of(executor: MultiprocExecutor) -> list[int]:
+    pids: list[int] = executor.collective_rpc("pid")
+    return pids
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -67,7 +67,7 @@ def test_rotated_heads(rope: dict[str, Any], dtype: torch.dtype, kernels: str, m
     architecture = parse_architecture(config(head_dim, rope).to_dict())
     rotation = RotaryEmbedding(architecture.rope, head_dim, layer_context(dtype))(positions)
     ours = rotation.apply(heads, None)  # perhaps in place
-    # float32: an angle of 131071 radians is known to 2^-7. bf16: transformers rounds each product, addcmul the sum.
+    # float32: an angle of 131071 radians is known to 2^-7. bf16: transformers also rounds the second product.
     tolerance = {torch.float32: 0.02, torch.bfloat16: 0.05}[dtype]
     torch.testing.assert_close(ours, truth[0].transpose(0, 1), rtol=0, atol=tolerance)
     torch.testing.assert_close(

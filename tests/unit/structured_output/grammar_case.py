@@ -116,8 +116,12 @@ LARK = """
 start: NUM ("+" NUM)~1..3 "=" NUM
 NUM: /[0-9]|[1-9][0-9]{1,2}/
 """
-POINT = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["x"]}
-POINT["additionalProperties"] = False
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
 TAGS = {
     "type": "structural_tag",
     "structures": [

@@ -130,7 +130,7 @@ def test_the_file_says_what_is_around_a_text(tmp_path: Path, first: bool, last: 
         ({"tokenizer.ggml.pre": None}, ["pre=None"]),
         ({"tokenizer.ggml.pre": Number("I", 3)}, ["pre=3"]),
         ({"tokenizer.ggml.tokens": None}, ["tokenizer.ggml.tokens is missing"]),
-        ({"tokenizer.ggml.tokens": ["a", "a"]}, ["a token is there twice"]),
+        ({"tokenizer.ggml.tokens": ["a", "a"]}, ["tokenizer.ggml.tokens lists a token twice"]),
         ({"tokenizer.ggml.merges": ["ab"]}, ["the merge 'ab' is no pair"]),
         ({"tokenizer.ggml.merges": ["a nosuchtoken"]}, ["nosuchtoken"]),
         ({"tokenizer.ggml.token_type": None}, ["token_type"]),

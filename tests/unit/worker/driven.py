@@ -88,7 +88,7 @@ def make_executor(
 
 
 def workers_of(driven: Driven) -> list[Worker]:
-    return [rank.loop._worker for rank in driven.executor._ranks]  # type: ignore[union-attr, misc]
+    return [rank.loop._worker for rank in driven.executor._ranks]  # type: ignore[misc]
 
 
 def planner(

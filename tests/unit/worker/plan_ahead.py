@@ -96,7 +96,7 @@ class Job:
 
 class Row(NamedTuple):
     job: Job
-    count: int
+    count: int  # type: ignore[assignment]  # hides the method of tuples, which nobody calls
     is_new: bool
     max_drafts: int = -1
 

@@ -92,15 +92,17 @@ def make_app(engine: StandInEngine) -> Any:
 async def main() -> int:
     logging.basicConfig()
     logging.getLogger("inflight").setLevel("INFO")
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(sys.argv[1]).items()}
+    values: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(sys.argv[1]).items()
+    }
     settings = ServerSettings(**values)
 
-    async def start() -> StandInEngine:
+    async def start() -> Any:
         await asyncio.sleep(float(sys.argv[2]))
         return StandInEngine()
 
     if "CUT_SECONDS" in os.environ:
-        server.CUT_SECONDS = float(os.environ["CUT_SECONDS"])
+        server.CUT_SECONDS = float(os.environ["CUT_SECONDS"])  # type: ignore[attr-defined]
     shutdown = Shutdown(settings.shutdown_timeout, float(os.environ.get("END_SECONDS", END_SECONDS)))
     listener = Listener(settings)
     print(listener.port, flush=True)

@@ -6,9 +6,11 @@ import socket
 import ssl
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from inflight.entrypoints.serve import tls
 from inflight.entrypoints.serve.api_keys import ApiKeys
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.tls import make_ssl_context, reload_certificate
@@ -98,3 +100,26 @@ def test_a_certificate_is_replaced_and_a_wrong_pair_keeps_the_old_one(tmp_path: 
     with pytest.raises(ConfigError, match="private key"):
         reload_certificate(context, settings)
     assert shown_certificate(context) == second
+
+
+@needs_openssl
+def test_files_that_change_while_they_are_read_again_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key is half written after the first context has read it, so the second context must not read the file."""
+    certificate, key = make_certificate(tmp_path)
+    settings = ServerSettings(ssl_certfile=certificate, ssl_keyfile=key)
+    context = make_ssl_context(settings)
+    assert context is not None
+    first = shown_certificate(context)
+    make_certificate(tmp_path)
+    load = ssl.SSLContext.load_cert_chain
+
+    class Context(ssl.SSLContext):
+        def load_cert_chain(self, *files: Any) -> None:
+            load(self, *files)
+            Path(key).write_text(Path(key).read_text()[:100])
+
+    monkeypatch.setattr(tls.ssl, "create_default_context", lambda _purpose: Context(ssl.PROTOCOL_TLS_SERVER))
+    reload_certificate(context, settings)
+    assert shown_certificate(context) != first

@@ -1,0 +1,5 @@
+"""`python -m inflight` is the command `inflight`."""
+
+from inflight.entrypoints.cli.main import main
+
+main()
