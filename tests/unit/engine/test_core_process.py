@@ -18,8 +18,9 @@ import pytest
 from inflight.config.engine_args import EngineArgs
 from inflight.engine import engine_process
 from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.control_socket import FrontEndLink
 from inflight.engine.core_client import CoreClient
-from inflight.engine.core_process import CoreServer, FrontEndLink
+from inflight.engine.core_process import CoreServer
 from inflight.engine.engine_process import EngineProcess
 from inflight.engine.engine_sockets import EngineSockets
 from inflight.engine.front_end import resolve_config
