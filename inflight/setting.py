@@ -163,11 +163,20 @@ def parse_json_object(text: str) -> dict[str, Any]:  # Any: JSON
     """
     source = text.strip()
     try:
-        found = json.loads(source if source.startswith("{") else _read(Path(source)))
+        content = source if source.startswith("{") else _read(Path(source))
+        found = json.loads(content, object_pairs_hook=_without_duplicates)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{source!r} is neither a JSON object nor a file that holds one: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{source!r} holds no JSON object, but a {type(found).__name__}")
+    return found
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has {next(name for name in names if names.count(name) > 1)!r} more than once")
     return found
 
 

@@ -231,6 +231,7 @@ class MockEngine:
         leader: str | None = None,
         prompt_logprobs: bool = False,
         grammar: str | None = None,
+        num_losses: int = 0,
     ) -> None:
         """`grammar`: the regular expression for `ToyBackend`."""
         limit = min(len(prompt) + max_tokens, MAX_MODEL_LEN)
@@ -253,6 +254,7 @@ class MockEngine:
                 priority=priority,
                 cache_salt=salt,
                 prompt_leader=leader,
+                num_losses=num_losses,
             )
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import select
 import socket
 import struct
 import threading
@@ -19,6 +20,7 @@ _NAME_BYTES = 32
 _CHANNEL = struct.Struct(f">II{_NAME_BYTES}s")  # rank that connects, rank that accepts, name of the channel
 _HELLO_BYTES = _CHANNEL.size + 32  # the hello: the channel, and its HMAC under the token; the token itself is not sent
 _HELLO_SECONDS = 5.0  # a new connection is closed if it sends no hello in this time
+_MAX_STRANGERS = 256  # at most this many connections that have sent no hello may be open
 _LISTENER_SECONDS = 0.01  # the time between two attempts to reach a listener
 
 
@@ -93,11 +95,14 @@ class SocketMesh:
         self._rank, self._token, self._timeout = rank, token, timeout_seconds
         self._address_of = address_of
         self._listener = listener
+        listener.setblocking(False)
         self._lock = threading.Lock()  # for the next three
         self._accepted: dict[tuple[int, str], socket.socket] = {}
         self._connecting: set[socket.socket] = set()
         self._is_closed = False
-        self._accepting = threading.Lock()
+        self._accepting = threading.Lock()  # for the listener and the next attribute
+        # connections without a complete hello, the oldest first -> when it must be complete, and what of it has been received
+        self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
 
     @property
     def address(self) -> tuple[str, int]:
@@ -138,6 +143,9 @@ class SocketMesh:
                 waited.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait for the socket
         with self._accepting:  # until no thread uses the listener, because another file may get its descriptor number
             self._listener.close()
+            for stranger in self._strangers:
+                stranger.close()
+            self._strangers.clear()
 
     def _connect(self, peer: int, name: str) -> socket.socket:
         host, port = self._address_of(peer)
@@ -158,26 +166,58 @@ class SocketMesh:
         end = time.monotonic() + self._timeout
         with self._accepting:
             while (found := self._take(peer, name)) is None:
-                self._listener.settimeout(max(end - time.monotonic(), 1e-3))
-                try:
-                    connection, _ = self._listener.accept()
-                except TimeoutError:
-                    raise TimeoutError(f"rank {peer} did not connect within {self._timeout:g} s") from None
-                self._receive_hello(connection)
+                if time.monotonic() > end:
+                    raise TimeoutError(f"rank {peer} did not connect within {self._timeout:g} s")
+                self._meet_strangers(end)
         return found
 
-    def _receive_hello(self, connection: socket.socket) -> None:
-        """Keep `connection` if the peer knows the token, otherwise close it."""
-        hello = None
+    def _meet_strangers(self, end: float) -> None:
+        """Wait for a new connection, or for bytes of a stranger, until `end`. Keep a stranger that has proved that it knows the
+        token. A silent stranger delays nobody, and is dropped after _HELLO_SECONDS."""
+        poll = select.poll()
+        for waited in (self._listener, *self._strangers):
+            poll.register(waited, select.POLLIN)
+        until = min([end, *(deadline for deadline, _ in self._strangers.values())])
+        ready = {fd for fd, _ in poll.poll(max(until - time.monotonic(), 0.0) * 1000 + 1)}
+        for stranger in list(self._strangers):
+            if stranger.fileno() in ready:
+                self._receive_hello(stranger)
+            elif self._strangers[stranger][0] < time.monotonic():
+                self._drop(stranger)
+        if self._listener.fileno() in ready:
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):  # the peer has already left
+                return
+            if len(self._strangers) == _MAX_STRANGERS:
+                self._drop(next(iter(self._strangers)))  # the oldest: a rank sends its hello at once
+            connection.setblocking(False)
+            self._strangers[connection] = time.monotonic() + _HELLO_SECONDS, b""
+
+    def _drop(self, stranger: socket.socket) -> None:
+        del self._strangers[stranger]
+        stranger.close()
+
+    def _receive_hello(self, stranger: socket.socket) -> None:
+        """Receive more of its hello. If the hello is complete, keep the connection if the peer knows the token, otherwise close
+        it."""
+        deadline, hello = self._strangers[stranger]
         try:
-            with self._closing_wakes(connection):
-                hello = self._hello(connection)
-        finally:
-            with self._lock:
-                if hello is None or self._is_closed:
-                    connection.close()
-                else:
-                    self._accepted[hello] = connection
+            received = stranger.recv(_HELLO_BYTES - len(hello))
+        except OSError:
+            received = b""
+        hello += received
+        if received and len(hello) < _HELLO_BYTES:
+            self._strangers[stranger] = deadline, hello
+            return
+        channel = self._channel_of(hello)
+        with self._lock:
+            if channel is None or self._is_closed:
+                self._drop(stranger)
+            else:
+                del self._strangers[stranger]
+                stranger.settimeout(self._timeout)
+                self._accepted[channel] = stranger
 
     def _take(self, peer: int, name: str) -> socket.socket | None:
         with self._lock:
@@ -200,13 +240,8 @@ class SocketMesh:
         if self._is_closed:
             raise ConnectionError(f"rank {self._rank} has stopped its communication")
 
-    def _hello(self, connection: socket.socket) -> tuple[int, str] | None:
+    def _channel_of(self, hello: bytes) -> tuple[int, str] | None:
         """Returns (rank, name of the channel) from the peer's hello, or None if the peer does not know the token."""
-        connection.settimeout(min(_HELLO_SECONDS, self._timeout))
-        try:
-            hello = connection.recv(_HELLO_BYTES, socket.MSG_WAITALL)
-        except OSError:
-            return None
         channel, signature = hello[: _CHANNEL.size], hello[_CHANNEL.size :]
         if not hmac.compare_digest(signature, self._signature(channel)):  # also if the hello is too short
             return None

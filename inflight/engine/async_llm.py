@@ -54,8 +54,6 @@ from inflight.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-MAX_FRUITLESS_RESUMES = 4  # a request that is resumed more often without a new token fails
-
 
 class AsyncLLM(AsyncFrontEnd):
     """Make an engine with `from_args` or `attach`. End it with `close`, or use `async with`. All calls must be made on one
@@ -287,7 +285,7 @@ class AsyncLLM(AsyncFrontEnd):
         """Send what is left of a request to the engine. During a recovery it waits until `on_restored` sends it."""
         children = state.resumed_children()
         if not self._connection.lost_because:
-            self._connection.send(AddRequest(children=children, is_resumed=state.was_sent))
+            self._connection.send(AddRequest(children=children))
             state.was_sent = True
         self._admission.sent(len(children), len(state.request.prompt_token_ids))
 
@@ -399,17 +397,12 @@ class AsyncLLM(AsyncFrontEnd):
             self._fail([each.request.request_id for each in self._outputs.unfinished() if each.was_sent], error)
 
     def on_restored(self) -> None:
-        """Another process of the engine is ready: send it all unfinished requests, in the order of their arrival. If a request
-        was in flight during several losses, and got no token between them, it may be their cause, so it fails."""
+        """Another process of the engine is ready: send it all unfinished requests, in the order of their arrival."""
         self._admission.restarted()
         for state in self._outputs.unfinished():
-            if state.was_sent and state.count_resume() > MAX_FRUITLESS_RESUMES:
-                logger.error("request %s ends, because the engine was lost again and again", state.request.request_id)
-                self._fail(
-                    [state.request.request_id], EngineRecoveringError("the engine was lost each time it computed this")
-                )
-            else:
-                self._send(state)
+            if state.was_sent:
+                state.count_loss()
+            self._send(state)
         self._busy_since = time.monotonic()
 
     def _fail(self, request_ids: Iterable[str], error: InflightError) -> None:

@@ -306,7 +306,7 @@ class EngineCore:
         else:
             for request_id in {request_id for plan in plans for request_id in plan.request_ids}:
                 self.scheduler.fail(request_id, summary, engine_failed=True)
-        self._faults.end(result, num_resumed=self.scheduler.num_waiting)
+        self._faults.end(result, num_resumed=self.scheduler.num_begun)
         self.on_fault_status(self.fault_status())
         return True
 

@@ -22,9 +22,7 @@ it, so that a new request can be planned. No front end can delay a step. Side ef
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import json
 import logging
 import os
 import signal
@@ -38,15 +36,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 
+from inflight.engine.control_socket import ControlSocket, FrontEndLink
 from inflight.engine.core import EngineCore
 from inflight.engine.engine_process import EXIT_GIVEN_UP
 from inflight.engine.front_end import make_grammars
-from inflight.engine.outbox import EXIT_FAILED, Outbox
+from inflight.engine.outbox import EXIT_FAILED
 from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, RankError
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failure_of
 from inflight.executor.process import name_process
-from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
+from inflight.executor.transport import EXIT_STREAM_ENDED
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import (
@@ -69,17 +68,8 @@ logger = logging.getLogger("inflight.engine.core_process")  # not `__name__`, wh
 STATS_SECONDS = 0.05  # the shortest time between two reports of the engine's state to the front ends
 BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # the shortest time between two garbage collections
 MAX_END_SECONDS = 15.0  # how long a step may still run when the control socket is closed
+GUILTY = "the engine failed: its process ended each time it computed this request"
 MAX_GOODBYE_SECONDS = 1.0  # how long it may take to send a front end the reason of a failure
-
-
-class FrontEndLink:
-    """The connection to one front end. `num_received` is the number of sequences that the front end has sent so far."""
-
-    def __init__(self, index: int, stream: BlockingStream) -> None:
-        self.index = index
-        self.stream = stream
-        self.outbox = Outbox(stream, f"inflight-outbox-{index}")
-        self.num_received = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +84,24 @@ class CoreServer:
 
     Args:
         past: the recoveries before this process was started.
-        fault_time: see `StartEngine`.
+        fault_time, guilty: see `StartEngine`.
     """
 
     def __init__(
-        self, links: Sequence[FrontEndLink], past: FaultStatus | None = None, *, fault_time: float = 0.0
+        self,
+        links: Sequence[FrontEndLink],
+        past: FaultStatus | None = None,
+        *,
+        fault_time: float = 0.0,
+        guilty: Sequence[str] = (),
     ) -> None:
         self._links = list(links)
         self._past = past or FaultStatus()
         self._fault_time = fault_time
+        self._guilty = frozenset(guilty)
+        self._suspect = (
+            ""  # id of the sequence that runs alone, as the owner of this process knows it; "" if all may run
+        )
         self._num_resumed = 0
         self._has_fault_news = False  # whether `_num_resumed` has grown since the front ends were told
         self._tell_owner: Callable[[object], None] = lambda _: None
@@ -164,7 +163,7 @@ class CoreServer:
             self._greet(link)
         self._tell_faults()
         core.on_fault_status = lambda _: self._tell_faults()
-        core.before_plan = self._take_arrivals
+        core.before_plan = self._before_plan
         core.wait_for_arrival = self._wait_for_arrival
         executor.set_death_callback(lambda: self._arrivals.put(None))
         try:
@@ -209,6 +208,14 @@ class CoreServer:
         while not self._arrivals.empty():
             self._take(self._arrivals.get())
 
+    def _before_plan(self) -> None:
+        self._take_arrivals()
+        suspect = self._core.scheduler.suspects.lone
+        suspect_id = "" if suspect is None else suspect.request_id
+        if suspect_id != self._suspect:
+            self._suspect = suspect_id
+            self._tell_owner({"suspect": suspect_id})
+
     def _wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
         """Wait for the end of `step` or for a message. Returns False if the step is done, True if a message was processed."""
         if step is not self._awaited:
@@ -227,13 +234,15 @@ class CoreServer:
         link, message = arrival
         match message:
             case AddRequest():
-                if message.is_resumed:
-                    self._num_resumed += len(message.children)
-                    self._has_fault_news = True
                 for child in message.children:
                     self._owners[child.request_id] = link
                     link.num_received += 1
                     self._core.add_request(child)
+                    if child.request_id in self._guilty:
+                        self._core.scheduler.fail(child.request_id, GUILTY, engine_failed=True)
+                    elif child.emitted_token_ids:
+                        self._num_resumed += 1
+                        self._has_fault_news = True
             case AbortRequests():
                 self._abort(each for each in message.request_ids if self._owners.get(each) is link)
             case FrontEndCame():
@@ -329,48 +338,6 @@ class CoreServer:
         self._distribute(outputs, report=True)
 
 
-class ControlSocket:
-    """This process's end of the control socket. The control thread receives, the main thread sends."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._socket = control
-        self._lock = threading.Lock()
-        self._received = b""
-        self._arrived: list[tuple[FrontEndLink, int]] = []
-
-    def receive_start(self) -> StartEngine | None:
-        """Returns the first frame, or None if the owner is gone."""
-        message = BlockingStream(self._socket, read_ahead=False).receive((StartEngine,))
-        assert message is None or isinstance(message, StartEngine)
-        return message
-
-    def receive(self) -> tuple[FrontEndLink, int] | None:
-        """Answer pings until a front end comes. Returns its link, and how many front ends have died. None if the owner is
-        gone."""
-        while not self._arrived:
-            try:
-                received, fds, _, _ = socket.recv_fds(
-                    self._socket, 4096, 1
-                )  # one read returns at most one message with a socket
-            except OSError:
-                return None
-            if not received:
-                return None
-            *lines, self._received = (self._received + received).split(b"\n")
-            for line in lines:
-                match json.loads(line):
-                    case {"ping": _}:
-                        self.send({"pong": True})
-                    case {"front_end": int(number), "num_deaths": int(num_deaths)}:
-                        link = FrontEndLink(number, BlockingStream(socket.socket(fileno=fds.pop())))
-                        self._arrived.append((link, num_deaths))
-        return self._arrived.pop(0)
-
-    def send(self, message: object) -> None:
-        with self._lock, contextlib.suppress(OSError):  # the owner is gone; the control thread notices it
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-
-
 ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache, EndDamagedEngine)
 
 
@@ -393,7 +360,7 @@ def main() -> int:
         if (arrival := control.receive()) is None:
             return EXIT_STREAM_ENDED
         links.append(arrival[0])
-    server = CoreServer(links, start_engine.past, fault_time=start_engine.fault_time)
+    server = CoreServer(links, start_engine.past, fault_time=start_engine.fault_time, guilty=start_engine.guilty)
     server.start_reading(control)
     try:
         executor, core = _start(start_engine)

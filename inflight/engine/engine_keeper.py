@@ -53,6 +53,7 @@ class EngineKeeper:
         self._watching: asyncio.Task[None] | None = None
         self.process: EngineProcess | None = None
         self._last_state = ""
+        self._guilty: tuple[str, ...] = ()  # sequences that ran alone when processes were lost
         self.status = FaultStatus()
 
     def add(self, front_end: FrontEnd) -> int:
@@ -120,7 +121,12 @@ class EngineKeeper:
 
     def _start_process(self, fault_time: float) -> EngineProcess:
         process = self.process = EngineProcess(
-            self._args, self._config, front_ends=tuple(self._front_ends), past=self.status, fault_time=fault_time
+            self._args,
+            self._config,
+            front_ends=tuple(self._front_ends),
+            past=self.status,
+            fault_time=fault_time,
+            guilty=self._guilty,
         )
         for number, front_end in self._front_ends.items():
             front_end.put(process.sockets.pop(number))
@@ -172,10 +178,17 @@ class EngineKeeper:
         if not limits.enabled:
             self._give_up(reason)
         if process.process.exit_code == EXIT_GIVEN_UP:
-            self._give_up(f"{reason}; its ranks needed more than {limits.max_recoveries} recoveries within an hour")
+            self._give_up(
+                f"{reason}; its ranks had made max_recoveries={limits.max_recoveries} recoveries within one hour"
+            )
         if problem := self._limits.problem():
             self._give_up(f"{reason}; {problem}")
         self._limits.note()
+        if process.suspect:
+            logger.error(
+                "request %s ends, because the engine's process was lost while only this request ran", process.suspect
+            )
+            self._guilty = (*self._guilty, process.suspect)
         self.status = process.faults or self.status
         self._count("engine_died", reason)
         logger.error("%s; it is started again", reason)

@@ -3,7 +3,8 @@
 The two share a *control socket*. After the `StartEngine` frame its messages are lines of JSON:
 
     owner -> core   {"front_end": number, "num_deaths": n}, which brings one end of a front end's socket; {"ping": true}
-    core -> owner   {"pong": true}, {"ready": true}, {"faults": fields of a `FaultStatus`}
+    core -> owner   {"pong": true}, {"ready": true}, {"faults": fields of a `FaultStatus`},
+                    {"suspect": id of the sequence that runs alone, see `Suspects`; "" if all may run}
 
 When the owner closes the control socket, the core ends.
 """
@@ -45,6 +46,7 @@ class EngineProcess:
         is_ready: whether the engine has started.
         has_ended: whether the process has ended.
         faults: the newest status that the core has sent; None before the first one.
+        suspect: the id of the sequence that runs alone; "" if all may run.
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class EngineProcess:
         front_ends: Sequence[int] = (0,),
         past: FaultStatus | None = None,
         fault_time: float = 0.0,
+        guilty: tuple[str, ...] = (),
     ) -> None:
         """
         Args:
             past: the recoveries before this process. None: there was none.
             fault_time: when the process before this one was lost, as a time of `time.monotonic()`; 0.0 if there was none.
+            guilty: see `StartEngine`.
 
         Raises:
             EngineDeadError: the process ended at once.
@@ -67,7 +71,7 @@ class EngineProcess:
         self.sockets: dict[int, socket.socket] = {}
         self.is_ready = self.has_ended = False
         self.faults: FaultStatus | None = None
-        self._received = b""
+        self.suspect, self._received = "", b""
         self._pings = PingWatch(self._ping, self._hangs)
         self._has_news = asyncio.Event()
         self._control, theirs = socket.socketpair()
@@ -85,6 +89,7 @@ class EngineProcess:
             num_front_ends=len(front_ends),
             past=past or FaultStatus(),
             fault_time=fault_time,
+            guilty=guilty,
         )
         try:
             BlockingStream(self._control).send(start)
@@ -180,6 +185,8 @@ class EngineProcess:
                 case {"ready": _}:
                     self.is_ready = True
                     self._has_news.set()
+                case {"suspect": str(request_id)}:
+                    self.suspect = request_id
                 case {"faults": fields}:
                     self.faults = FaultStatus(**fields)
 

@@ -29,7 +29,7 @@ class FaultRecord:
         self._cause = _kind_of(cause)
 
     def end(self, result: RecoveryResult, num_resumed: int) -> None:
-        """`num_resumed`: how many sequences wait now, also those that had not begun."""
+        """`num_resumed`: how many sequences had begun, and go on."""
         assert self._began_at is not None
         self._last_seconds, self._began_at = time.monotonic() - self._began_at, None
         self._num_recoveries[self._cause] += 1

@@ -11,7 +11,13 @@ import numpy as np
 from inflight.engine.detokenizer import Detokenizer
 from inflight.engine.input_processor import ProcessedRequest
 from inflight.engine.stop_strings import StopStrings
-from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, LogprobsColumns
+from inflight.interface.request import (
+    MIN_PROGRESS_TOKENS,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    LogprobsColumns,
+)
 from inflight.metrics.observer import FinishedRequest
 from inflight.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -60,7 +66,6 @@ class RequestState:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None
         self.prompt_logprobs = None if request.params.prompt_logprobs is None else [None]
         self._kind = kind
-        self._num_resumes = self._num_tokens_resumed = 0
 
     @property
     def finished(self) -> bool:
@@ -102,12 +107,12 @@ class RequestState:
             self.prompt_logprobs = None
         return found
 
-    def count_resume(self) -> int:
-        """Count that the request is sent to another engine core. Returns how often this happened since its last token."""
-        num_tokens = sum(completion.num_tokens for completion in self.completions)
-        self._num_resumes = self._num_resumes + 1 if num_tokens == self._num_tokens_resumed else 1
-        self._num_tokens_resumed = num_tokens
-        return self._num_resumes
+    def count_loss(self) -> None:
+        """Count that an engine core was lost with this request."""
+        for completion in self.completions:
+            has_progressed = completion.num_tokens - completion.num_tokens_at_loss >= MIN_PROGRESS_TOKENS
+            completion.num_losses = 1 if has_progressed else completion.num_losses + 1
+            completion.num_tokens_at_loss = completion.num_tokens
 
     def resumed_children(self) -> tuple[EngineCoreRequest, ...]:
         """Returns the sequences that have not ended, each with its tokens so far. Another engine core that gets them goes on
@@ -121,6 +126,7 @@ class RequestState:
                 child,
                 emitted_token_ids=completion.token_ids,
                 num_prompt_logprobs_done=num_prompt_logprobs if completion.index == 0 else 1,
+                num_losses=completion.num_losses,
             )
             for child, completion in zip(self.request.children, self.completions, strict=True)
             if completion.finish_reason is None
@@ -161,6 +167,8 @@ class Completion:
         has_news: whether something was added that no DELTA output has contained yet.
         last_token_time: when the newest token came, as a time of `time.monotonic()`; None before the first token. The output
             processor sets it.
+        num_losses: how many engine cores were lost with the completion, without progress between them (`Suspects`).
+        num_tokens_at_loss: `num_tokens` at the last of these losses.
     """
 
     def __init__(
@@ -175,6 +183,7 @@ class Completion:
         self.finish_reason: FinishReason | None = None
         self.has_news = False
         self.last_token_time: float | None = None
+        self.num_losses = self.num_tokens_at_loss = 0
         self._stop_reason: str | int | None = None
         self._tokenizer = tokenizer
         self._num_logprobs = params.logprobs or 0

@@ -7,6 +7,7 @@ Messages are not encrypted, so nobody else must have access to the network betwe
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import socket
@@ -28,7 +29,9 @@ logger = logging.getLogger(__name__)
 
 MAX_HELLO_BYTES = 4096
 MAX_HELLO_SECONDS = 10.0
-MAX_STRANGERS = 256  # at most this many connections may be open that have not sent a valid `Hello`
+# At most this many connections may be open that have not sent a valid `Hello`. If another one comes, the oldest is dropped: a
+# rank sends its `Hello` at once.
+MAX_STRANGERS = 256
 RETRY_SECONDS = 0.5
 
 
@@ -59,7 +62,7 @@ class Listener:
         self._missing = set(self._ranks)
         self._max_silence_seconds = max_silence_seconds
         self._on_join = on_join
-        self._strangers: set[Stream] = set()
+        self._strangers: dict[Stream, asyncio.TimerHandle] = {}  # the oldest first; the timer drops it
         self._socket = _listen(parallel.master_addr, parallel.master_port)
         self._socket.setblocking(False)
 
@@ -92,19 +95,17 @@ class Listener:
             logger.warning("a connection could not be accepted: %s", error)
             return
         if len(self._strangers) >= MAX_STRANGERS:
-            connected.close()
-            return
+            self._dismiss(next(iter(self._strangers)), "a stranger", "too many connections have sent no Hello")
         use_heartbeats(connected, self._max_silence_seconds)
         stream = Stream(self._io, connected, allowed=(Hello,), max_frame_bytes=MAX_HELLO_BYTES)
         stream.on_message = partial(self._greet, stream, str(host))
         stream.on_end = partial(self._dismiss, stream, str(host))
-        self._strangers.add(stream)
-        no_hello = f"it sent no Hello within {MAX_HELLO_SECONDS:g} s"
-        self._io.loop.call_later(MAX_HELLO_SECONDS, partial(self._dismiss, stream, str(host), no_hello))
+        no_hello = partial(self._dismiss, stream, str(host), f"it sent no Hello within {MAX_HELLO_SECONDS:g} s")
+        self._strangers[stream] = self._io.loop.call_later(MAX_HELLO_SECONDS, no_hello)
 
     def _dismiss(self, stream: Stream, host: str, reason: str) -> None:
-        if stream in self._strangers:
-            self._strangers.remove(stream)
+        if (timer := self._strangers.pop(stream, None)) is not None:
+            timer.cancel()  # it holds the stream
             logger.warning("a connection from %s was dropped: %s", host, reason)
             stream.close()
 
@@ -115,7 +116,7 @@ class Listener:
             stream.send(encode(Refused(reason=refusal)).buffers())
             self._dismiss(stream, host, refusal)
             return
-        self._strangers.remove(stream)
+        self._strangers.pop(stream).cancel()
         self._missing.remove(hello.rank)
         stream.send(encode(Welcome(max_silence_seconds=self._max_silence_seconds)).buffers())
         stream.allowed = MESSAGE_TYPES

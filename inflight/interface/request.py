@@ -49,6 +49,10 @@ class ResolvedSampling:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
+# A sequence has made progress after a fault if it has got so many new tokens (see scheduler/suspects.py).
+MIN_PROGRESS_TOKENS = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreRequest:
     """One sequence to generate. A request with n > 1 becomes n of these, which are called siblings.
@@ -63,6 +67,7 @@ class EngineCoreRequest:
       `max_tokens`, `min_tokens`, penalties, the grammar and the seeds of draws count them.
     - `num_prompt_logprobs_done`: for how many prompt tokens the front end has already received log-probabilities. The first
       prompt token has none and counts as done.
+    - `num_losses`: how many engine cores were lost with this sequence, without progress between them (`Suspects`).
     """
 
     request_id: str
@@ -74,6 +79,7 @@ class EngineCoreRequest:
     prompt_leader: str | None = None
     emitted_token_ids: tuple[int, ...] = ()
     num_prompt_logprobs_done: int = 1
+    num_losses: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ class StartEngine:
         num_front_ends: how many sockets follow this frame at once, one for each front end.
         past: the recoveries before this process was started.
         fault_time: when the process before this one was lost, as a time of `time.monotonic()`. 0.0 if there was none.
+        guilty: ids of sequences that ran alone when earlier processes were lost. If a front end sends one again, it fails.
     """
 
     config: EngineConfig
@@ -37,6 +38,7 @@ class StartEngine:
     num_front_ends: int
     past: FaultStatus
     fault_time: float
+    guilty: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +60,10 @@ class EngineStartFailed:
 class AddRequest:
     """The n sequences of one request, in order. Each sequence has an id, and no other sequence ever gets the same id.
 
-    If `is_resumed`, the front end has already sent the request to an engine core that was lost. Sequences that have ended since
-    then are left out.
+    A front end sends a request again if the engine core was lost. Then sequences that have ended are left out.
     """
 
     children: tuple[EngineCoreRequest, ...]
-    is_resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

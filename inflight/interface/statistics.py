@@ -63,7 +63,7 @@ class FaultStatus:
         last_cause: why the last recovery was necessary, in one line. "" if there was none.
         last_recovery_seconds: the time from the notice of the last fault to the end of its recovery. 0.0 if there was none.
         num_stale_frames: late messages of earlier epochs that were dropped.
-        num_resumed_requests: sequences that went on after a recovery.
+        num_resumed_requests: sequences that had begun (after the loss of an engine core: had emitted tokens), and went on.
         spare_workers: processes that wait to replace a rank.
     """
 

@@ -48,6 +48,7 @@ class RequestGrammars:
     def add(self, request: Request) -> None:
         params = request.sampling.params.structured_outputs
         assert params is not None
+        request.defers_grammar = False
         future = self.manager.submit(
             request.request_id,
             params,
@@ -95,7 +96,7 @@ class RequestGrammars:
 
     def check_integrity(self, live: list[Request]) -> None:
         """Assert that there are entries only for live requests. For tests."""
-        request_ids = [request.request_id for request in live if request.has_grammar]
+        request_ids = [request.request_id for request in live if request.has_grammar and not request.defers_grammar]
         if self._manager is not None:
             self._manager.check_integrity(request_ids)
         assert self._compiling.keys() <= set(request_ids)

@@ -1,4 +1,4 @@
-"""`check_requests`: asserts that the states of requests and the scheduler's queues agree. For tests."""
+"""`check_requests` asserts that the states of requests and the scheduler's queues agree. `describe_requests` is for dumps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from inflight.scheduler.request import NO_SLOT, Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue
 
 
+def describe_requests(live: Iterable[Request]) -> str:
+    """Returns one line for each request that has a slot or is in a step in flight."""
+    return "\n".join(f"  {each.describe()}" for each in live if each.slot != NO_SLOT or each.num_in_flight)
+
+
 def check_requests(
     live: list[Request],
     running: Sequence[Request],
@@ -20,7 +25,8 @@ def check_requests(
     grammars: RequestGrammars,
     sharing: PromptSharing,
 ) -> None:
-    """
+    """For tests.
+
     Args:
         live: all requests that have not ended.
         running: in queue order.
@@ -40,5 +46,6 @@ def check_requests(
         assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
         is_held, is_compiling = waiting.is_held(request), grammars.is_compiling(request)
         assert is_held or not is_compiling
-        assert is_compiling or not is_held or sharing.leader_to_wait_for(request) is not None
+        has_event = is_compiling or request.defers_grammar or sharing.leader_to_wait_for(request) is not None
+        assert has_event or not is_held
     grammars.check_integrity(live)

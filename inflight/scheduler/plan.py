@@ -93,3 +93,18 @@ def _deltas(rows: Sequence[PlannedRow], num_groups: int) -> tuple[BlockTableDelt
         BlockTableDelta(slots=slot_array, columns=column_array, block_ids=np.array(ids, dtype=np.int32))
         for ids in block_ids
     )
+
+
+def note_planned(rows: Sequence[PlannedRow], step_id: int, end_time: float, stagger: int) -> None:
+    """Change the requests of a step that was planned. `end_time`: when it will end, on the clock of planned steps."""
+    for request, num_tokens, _, _, num_drafts in rows:
+        request.num_in_flight += 1
+        if request.has_untold_tokens:
+            request.has_untold_tokens = False
+            request.draft_token_ids = []  # these drafts were proposed before the grammar forced tokens
+        request.num_computed_tokens += num_tokens
+        request.num_planned_tokens += max(num_drafts, 0)
+        if request.num_computed_tokens == request.num_planned_tokens:  # this step draws a token
+            request.num_planned_tokens += 1
+            request.staggered_until = step_id + stagger
+            request.last_token_time = end_time

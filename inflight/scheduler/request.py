@@ -41,7 +41,9 @@ class Request:
         is_long: whether more than `long_prefill_token_threshold` of its tokens had to be computed when the scheduler last
             counted them.
         last_token_time: when the step that draws its newest token ends, on the clock of planned steps (`StepLimits`).
-        num_failed_steps: how many steps with this request have failed since it got its last token (`Suspects`).
+        num_faults: during how many faults it was in flight, without progress between them (`Suspects`).
+        num_tokens_at_fault: `num_tokens` at the last of these faults.
+        defers_grammar: its grammar is not compiled yet, because there are suspects (`Suspects`).
         has_untold_tokens: a grammar has forced the last tokens, and the workers do not know them yet. The next plan contains
             them.
     """
@@ -71,7 +73,9 @@ class Request:
         self.has_grammar = core.sampling.params.structured_outputs is not None
         self.draft_token_ids: list[int] = []
         self.num_drawn_tokens = 0
-        self.num_failed_steps = 0
+        self.num_faults = core.num_losses
+        self.num_tokens_at_fault = self.num_tokens
+        self.defers_grammar = False
         self.has_untold_tokens = False
 
     @property
@@ -82,6 +86,10 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def has_begun(self) -> bool:
+        return self.status is not RequestStatus.WAITING or bool(self.core.emitted_token_ids)
 
     @property
     def is_decoding(self) -> bool:

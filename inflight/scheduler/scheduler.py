@@ -47,8 +47,8 @@ from inflight.scheduler.added_tokens import (
     take_back_rejected,
 )
 from inflight.scheduler.grammars import RequestGrammars
-from inflight.scheduler.integrity import check_requests
-from inflight.scheduler.plan import PlannedRow, make_plan
+from inflight.scheduler.integrity import check_requests, describe_requests
+from inflight.scheduler.plan import PlannedRow, make_plan, note_planned
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue
@@ -93,7 +93,7 @@ class Scheduler:
         self._num_added = 0
         self._next_step_id = first_step_id
         self._failed: list[EngineCoreOutput] = []  # requests that failed outside a commit, see `take_failures`
-        self.stats, self.suspects = StepCounters(), Suspects()
+        self.stats, self.suspects = StepCounters(), Suspects(self._in_flight)
 
     @property
     def num_running(self) -> int:
@@ -102,6 +102,10 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def num_begun(self) -> int:
+        return sum(request.has_begun for request in self._requests.values())
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -117,7 +121,10 @@ class Scheduler:
         request = Request(core, order=self._num_added, blocks=blocks, max_model_len=self._max_model_len)
         self._num_added += 1
         self._requests[core.request_id] = request
-        if request.has_grammar:
+        if self.suspects.add(request):
+            for other in list(self._running):
+                self._requeue(other)
+        if request.has_grammar and not request.defers_grammar:
             self._grammars.add(request)
         request.is_long = self._sharing.leader(request) is None and self._sharing.is_long(request, self.limits)
         self._waiting.push(request, is_held=request.has_grammar)  # held until its grammar has been compiled
@@ -160,6 +167,8 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step. Returns None if nothing can be computed until a step in flight is committed or a grammar is
         compiled."""
+        for request in self.suspects.take_deferred():
+            self._grammars.add(request)
         self._release_compiled()
         rows: list[PlannedRow] = []
         budget = self._budget()
@@ -172,27 +181,16 @@ class Scheduler:
         plan = make_plan(self._next_step_id, rows, self._kv_cache.num_groups)
         self._next_step_id += 1
         self._in_flight.append((plan, [row.request for row in rows]))
-        end_time = self.limits.planned(plan)
+        note_planned(rows, plan.step_id, self.limits.planned(plan), self._config.stagger)
         if len(plan.grammar_rows):
             self._grammars.expect(plan)
-        has_held = self._waiting.num_held > 0
-        for request, num_tokens, _, _, num_drafts in rows:
-            request.num_in_flight += 1
-            if request.has_untold_tokens:
-                request.has_untold_tokens = False
-                request.draft_token_ids = []  # these drafts were proposed before the grammar forced tokens
-            request.num_computed_tokens += num_tokens
-            if has_held and request.has_planned_prompt:
+        if self._waiting.num_held > 0:
+            for request in (row.request for row in rows if row.request.has_planned_prompt):
                 self._waiting.release(request.request_id)  # its followers
-            request.num_planned_tokens += max(num_drafts, 0)
-            if request.num_computed_tokens == request.num_planned_tokens:  # this step draws a token
-                request.num_planned_tokens += 1
-                request.staggered_until = plan.step_id + self._config.stagger
-                request.last_token_time = end_time
         return plan
 
     def _budget(self) -> StepBudget:
-        waiting = self._waiting if self._free_slots and len(self._waiting) else None
+        waiting = self._waiting if self._free_slots and len(self._waiting) and not self.suspects.alone else None
         if waiting is not None or self._may_have_prompts or self._num_speculative_tokens:
             return self.limits.budget(self._next_step_id, self._running, waiting)
         return self.limits.unlimited()
@@ -207,7 +205,8 @@ class Scheduler:
 
     def _check_progress(self) -> None:
         """Called if nothing can be scheduled. Raises unless a step is in flight or all wait for a grammar or leader."""
-        only_waits = self._grammars.num_compiling > 0 and len(self._requests) == self._waiting.num_held
+        num_free = 0 if self.suspects.alone is not None else len(self._requests) - self._waiting.num_held
+        only_waits = self._grammars.num_compiling > 0 and num_free == 0
         if self._requests and not only_waits and not self._in_flight:
             raise EngineError(f"none of {len(self._requests)} requests can be scheduled: a defect of Inflight")
 
@@ -274,15 +273,18 @@ class Scheduler:
 
     def _schedule_waiting(self, rows: list[PlannedRow], budget: StepBudget) -> None:
         """Admit waiting requests in queue order, up to the first that does not fit."""
-        most_long = self._config.max_long_partial_prefills
         while budget.num_tokens > 0 and self._free_slots:
-            request = self.suspects.alone or self._waiting.peek(may_start_long=budget.num_long_partial < most_long)
-            if request is None or request.status is RequestStatus.RUNNING or request.num_in_flight:
+            is_alone = self.suspects.alone is not None
+            may_start_long = budget.num_long_partial < self._config.max_long_partial_prefills
+            request = self.suspects.lone if is_alone else self._waiting.peek(may_start_long=may_start_long)
+            if request is None or request.num_in_flight:
                 break  # if it was preempted, it can soon be admitted again; later requests would take its blocks
-            if (leader := self._sharing.leader_to_wait_for(request)) is not None:
+            if is_alone and (request.status is RequestStatus.RUNNING or self._waiting.is_held(request)):
+                break
+            if not is_alone and (leader := self._sharing.leader_to_wait_for(request)) is not None:
                 self._waiting.hold(request, leader.request_id)
                 continue
-            if not request.is_long and self._sharing.is_long(request, self.limits):
+            if not (is_alone or request.is_long) and self._sharing.is_long(request, self.limits):
                 # since it was queued, its leader has ended, or cached blocks were evicted
                 self._waiting.mark_long(request)
                 continue
@@ -367,9 +369,9 @@ class Scheduler:
                 self._kv_cache.commit(request.blocks, request.token_ids, num_computed)
             if added.finish_reason is not None:
                 self._finish(request)
-            elif added.token_ids and request.num_failed_steps:
-                self.suspects.clear(request)
-                if self.suspects.alone is not None and request.status is RequestStatus.RUNNING:
+            elif added.token_ids and request.num_faults:
+                self.suspects.note_progress(request)
+                if self.suspects.alone not in (None, request) and request.status is RequestStatus.RUNNING:
                     self._requeue(request)  # the next suspect runs alone
             if added.token_ids or added.finish_reason is not None or piece is not None:
                 results.append(make_output(request, added, drawn, piece))
@@ -416,9 +418,7 @@ class Scheduler:
     def describe(self) -> str:
         """Returns the state of the cache and of the requests as text, for an error dump."""
         counts = f"{len(self._running)} requests run, {len(self._waiting)} wait; {self._kv_cache.pool.describe()}; "
-        counts += f"{len(self._in_flight)} steps in flight"
-        shown = (each for each in self._requests.values() if each.slot != NO_SLOT or each.num_in_flight)
-        return "\n".join([counts, *(f"  {each.describe()}" for each in shown)])
+        return f"{counts}{len(self._in_flight)} steps in flight\n{describe_requests(self._requests.values())}"
 
     def check_integrity(self) -> None:
         """Assert that slots, blocks, queues and grammars agree. For tests. May be called between any two calls."""

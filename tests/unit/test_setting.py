@@ -77,6 +77,7 @@ def test_a_json_object_as_text_or_in_a_file(tmp_path: Path) -> None:
         (f"{tmp_path}/list.json", "a list"),
         ('{"a":' + "[" * 100_000, "neither"),
         ("/dev/zero", "larger than"),
+        ('{"a": {"b": 1, "c": 2, "b": 1}}', "'b' more than once"),
     ):
         with pytest.raises(ValueError, match=message):
             parse_json_object(text)

@@ -5,6 +5,7 @@ This file is also the program of each rank: `python test_process_world.py SCENAR
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -339,6 +340,22 @@ def test_the_token_does_not_travel() -> None:
             with pytest.raises(TimeoutError, match="rank 0 did not connect"):
                 honest.connection(0, "activations")
     for part in (caller, mesh, honest):
+        part.close()
+
+
+def test_silent_callers_delay_nobody() -> None:
+    token = bytes(range(TOKEN_BYTES))
+    mesh = SocketMesh(1, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=8.0)
+    member = SocketMesh(0, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=8.0)
+    with contextlib.ExitStack() as open_sockets:
+        for index in range(100):
+            silent = open_sockets.enter_context(socket.create_connection(mesh.address))
+            silent.sendall(b"\xff" * index)  # some send more than a hello
+        theirs = member.connection(1, "a")
+        start = time.monotonic()
+        ours = mesh.connection(0, "a")
+        assert time.monotonic() - start < 2.0
+    for part in (mesh, member, theirs, ours):
         part.close()
 
 

@@ -15,9 +15,11 @@ NO_EXECUTOR = 7
 
 
 class FailingWorker(MockTokensWorker):
-    """A prompt that begins with token 13 fails its step; with 14, the rank; with 15, its step and all that follow."""
+    """A prompt that begins with token 13 fails its step; with 14, the rank; with 15, its step and all that follow; with
+    16, the process; with 17, the process in its first decode."""
 
     is_broken = False
+    decodes_badly: frozenset[str] = frozenset()
 
     def check_health(self) -> None:
         if self.is_broken:
@@ -34,6 +36,11 @@ class FailingWorker(MockTokensWorker):
             raise ValueError("fifteen")
         if 16 in first:
             os._exit(16)  # as if a library crashed
+        if self.decodes_badly & {*scheduler_output.request_ids} - {
+            new.request_id for new in scheduler_output.new_requests
+        }:
+            os._exit(17)
+        self.decodes_badly |= {new.request_id for new in scheduler_output.new_requests if new.token_ids[0] == 17}
         return super().execute_model(scheduler_output)
 
 

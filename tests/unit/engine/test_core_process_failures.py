@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.control_socket import FrontEndLink
 from inflight.engine.core_client import CoreClient
-from inflight.engine.core_process import CoreServer, FrontEndLink
+from inflight.engine.core_process import CoreServer
 from inflight.engine.engine_sockets import EngineSockets
 from inflight.errors import (
     EngineDeadError,

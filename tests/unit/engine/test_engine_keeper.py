@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from inflight.engine import engine_keeper
-from inflight.engine.async_llm import MAX_FRUITLESS_RESUMES
 from inflight.engine.engine_process import EngineProcess
 from inflight.errors import EngineDeadError, EngineRecoveringError
+from inflight.scheduler.suspects import MAX_FAULTS
 from tests.unit.engine.core_process_cases import BROKEN, pid_of
 from tests.unit.engine.serving import endless, mock_engine, read, reasons_of, submit, tokens_of
 from tests.unit.engine.test_async_llm import run, until
@@ -122,14 +122,23 @@ def test_a_recovery_that_takes_too_long_is_given_up() -> None:
     run(test)
 
 
-def test_a_core_that_dies_is_started_again_and_a_request_that_kills_it_fails_alone() -> None:
+@pytest.mark.parametrize("token", [16, 17])
+def test_a_request_that_kills_the_core_ends_alone(token: int) -> None:
+    """With 16 its first step ends the process, with 17 its first decode."""
+
     async def test() -> None:
         async with mock_engine({"distributed_executor_backend": BROKEN + "FailingExecutor"}) as engine:
-            bad = await submit(engine, "bad", [16], endless())
-            with pytest.raises(EngineRecoveringError, match="was lost each time"):
-                await read(bad)
-            assert reasons_of(await read(await submit(engine, "good", "x", endless(5)))) == ["length"]
-            assert engine.fault_status.num_recoveries == {"engine_died": MAX_FRUITLESS_RESUMES + 1}
+            truth = tokens_of(await read(await submit(engine, "truth", "x", endless(400))))
+            streams = [await submit(engine, str(i), "x", endless(400)) for i in range(3)]
+            first = [await stream.__anext__() for stream in streams]
+            bad = await submit(engine, "bad", [token], endless())
+            streams += [await submit(engine, str(i), "x", endless(400)) for i in range(3, 6)]
+            last = (await read(bad))[-1]
+            assert last.engine_failed and "its process ended each time it computed this" in last.error
+            for begun, stream in zip([*first, None, None, None], streams, strict=True):
+                assert tokens_of([*([begun] if begun else []), *await read(stream)]) == truth
+            assert engine.fault_status.num_recoveries == {"engine_died": MAX_FAULTS + 1}
+            assert engine._keeper is not None and len(engine._keeper._guilty) == 1
 
     run(test)
 

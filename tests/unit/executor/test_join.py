@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import signal
@@ -20,10 +22,11 @@ import pytest
 from inflight.config.engine import EngineConfig
 from inflight.errors import ConfigError, EngineError, InflightError, WorkerDiedError
 from inflight.executor import node
-from inflight.executor.join import connect
+from inflight.executor.io_thread import IoThread
+from inflight.executor.join import MAX_HELLO_SECONDS, MAX_STRANGERS, Listener, connect
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.node import NodeArgs, run_node
-from inflight.executor.transport import BlockingStream
+from inflight.executor.transport import BlockingStream, Stream
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import Hello, Ready
 from tests.conformance.configs import engine_config, plan
@@ -220,6 +223,41 @@ def test_a_stranger_is_dropped(waiting: int, caplog: pytest.LogCaptureFixture) -
     while "expected one of Hello" not in caplog.text:  # logged after the stream was closed
         assert time.monotonic() < end, caplog.text
         time.sleep(0.01)
+
+
+def test_silent_strangers_delay_no_rank(waiting: int) -> None:
+    with contextlib.ExitStack() as open_sockets:
+        for _ in range(MAX_STRANGERS + 44):
+            stranger = open_sockets.enter_context(socket.create_connection(("127.0.0.1", waiting)))
+            stranger.sendall(b"InFl")
+        start = time.monotonic()
+        with pytest.raises(ConfigError, match="INFLIGHT_CLUSTER_TOKEN is not the same"):
+            connect(("127.0.0.1", waiting), replace(HELLO, token="guessed"), max_seconds=5)
+        assert time.monotonic() - start < 0.5 * MAX_HELLO_SECONDS
+
+
+def all_streams() -> list[object]:
+    gc.collect()
+    return [each for each in gc.get_objects() if isinstance(each, Stream)]
+
+
+def test_a_storm_of_strangers_leaves_nothing_behind(port: int) -> None:
+    config = two_node_config(port)
+    before = all_streams()
+    io = IoThread("io")
+    listener = Listener(io, config.parallel, TOKEN, 10.0, lambda rank, stream: None)
+    io.start()
+    io.run(listener.start)
+    for _ in range(200):
+        socket.create_connection(("127.0.0.1", port)).close()
+    end = time.monotonic() + 5
+    left = [object()]
+    while left or time.monotonic() < end - 4.5:  # half a second, in which all are accepted
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
+        left = [each for each in all_streams() if not any(each is known for known in before)]
+    io.run(listener.close)
+    io.stop()
 
 
 def test_a_rank_joins_once(port: int) -> None:

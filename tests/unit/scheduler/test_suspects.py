@@ -5,21 +5,26 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from inflight.scheduler.suspects import MAX_FAILED_STEPS, Suspects
+from inflight.scheduler.suspects import MAX_FAULTS, Suspects
 
 
-def request(order: int) -> Any:
-    return SimpleNamespace(order=order, num_failed_steps=0)
+def request(order: int, **changes: Any) -> Any:
+    fields = {"num_faults": 0, "num_tokens": 5, "num_tokens_at_fault": 5, "has_grammar": False, "defers_grammar": False}
+    return SimpleNamespace(order=order, **(fields | changes))
 
 
-def test_the_oldest_suspect_runs_alone_and_a_token_clears_it() -> None:
+def test_the_oldest_suspect_runs_alone_and_progress_clears_it() -> None:
     suspects, (a, b, c) = Suspects(), (request(0), request(1), request(2))
-    for number in range(MAX_FAILED_STEPS):
+    for number in range(MAX_FAULTS):
         assert suspects.alone is None
         assert suspects.note_failed_step([b, a] if number else [b, a, c]) is None
     assert suspects.alone is a
-    suspects.clear(a)
-    assert suspects.alone is b and a.num_failed_steps == 0
+    a.num_tokens += 1
+    suspects.note_progress(a)  # its prompt works; the first decode may still fail
+    assert suspects.alone is a
+    a.num_tokens += 1
+    suspects.note_progress(a)
+    assert suspects.alone is b and a.num_faults == 0
     assert suspects.note_failed_step([b]) is b
     suspects.clear(b)
     assert suspects.alone is None
@@ -27,5 +32,39 @@ def test_the_oldest_suspect_runs_alone_and_a_token_clears_it() -> None:
 
 def test_a_request_that_was_alone_by_chance_is_not_the_cause() -> None:
     suspects, a = Suspects(), request(0)
-    assert [suspects.note_failed_step([a]) for _ in range(MAX_FAILED_STEPS)] == [None] * MAX_FAILED_STEPS
+    assert [suspects.note_failed_step([a]) for _ in range(MAX_FAULTS)] == [None] * MAX_FAULTS
     assert suspects.note_failed_step([a]) is a
+
+
+def test_one_token_after_each_fault_is_no_progress() -> None:
+    """The prompt of such a request can be computed after a fault, but each decode fails."""
+    suspects, a = Suspects(), request(0)
+    for _ in range(MAX_FAULTS):
+        assert suspects.note_failed_step([a]) is None
+        a.num_tokens += 1
+        suspects.note_progress(a)
+    assert suspects.alone is a
+
+
+def test_a_suspect_waits_for_the_steps_of_others() -> None:
+    in_flight: list[Any] = []
+    suspects, a = Suspects(in_flight), request(0, num_faults=MAX_FAULTS)
+    in_flight.append(("a plan", [request(1)]))
+    assert suspects.add(a) and suspects.alone is a and suspects.lone is None
+    in_flight[0] = ("a plan", [a])
+    assert suspects.lone is a
+
+
+def test_only_the_grammar_of_the_suspect_that_may_run_is_compiled() -> None:
+    suspects = Suspects()
+    a, b = (request(order, num_faults=MAX_FAULTS, has_grammar=True) for order in range(2))
+    c = request(2, has_grammar=True)
+    assert [suspects.add(each) for each in (a, b, c)] == [True, True, False]
+    assert suspects.take_deferred() == [a]
+    assert suspects.take_deferred() == []
+    suspects.clear(b)  # it was aborted
+    suspects.clear(a)
+    assert suspects.take_deferred() == [c]
+    d = request(3, has_grammar=True)
+    suspects.add(d)
+    assert not d.defers_grammar
