@@ -22,6 +22,8 @@
         +-- EngineDeadError                  the engine has failed for good, or its process has ended
 
 Each message says what was given, what is allowed and what to do.
+
+Ranks also raise subclasses of `PeerError`, which never reach a user: a rank has lost other ranks.
 """
 
 from __future__ import annotations
@@ -103,6 +105,7 @@ class RankError(EngineError):
         worker_traceback: the traceback on the worker, as text; empty if there is none.
         type_name: the class of the worker's exception; empty if there is none.
         is_echo: whether the rank failed only because another rank had failed.
+        lost_ranks: the ranks that the rank could not reach any more, if that is why it failed.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class RankError(EngineError):
         worker_traceback: str = "",
         type_name: str = "",
         is_echo: bool = False,
+        lost_ranks: Sequence[int] = (),
     ) -> None:
         super().__init__(f"{message}\n{worker_traceback}" if worker_traceback else message)
         self.rank = rank
@@ -123,6 +127,7 @@ class RankError(EngineError):
         self.worker_traceback = worker_traceback
         self.type_name = type_name
         self.is_echo = is_echo
+        self.lost_ranks = tuple(lost_ranks)
 
     @property
     def summary(self) -> str:
@@ -173,6 +178,26 @@ class EngineDeadError(EngineError):
     def __init__(self, message: str, *, summary: str = "") -> None:
         super().__init__(message)
         self.summary = summary
+
+
+class PeerError(OSError):
+    """A rank has lost other ranks.
+
+    Attributes:
+        ranks: the global ranks that it has lost.
+    """
+
+    def __init__(self, message: str, *ranks: int) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class LostPeerError(PeerError, ConnectionError):
+    """The other rank has left or died, or it cannot be reached."""
+
+
+class SilentPeerError(PeerError, TimeoutError):
+    """Nothing came from the other ranks for too long."""
 
 
 def error_by_name(name: str, message: str) -> InflightError | None:

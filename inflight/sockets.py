@@ -1,10 +1,17 @@
-"""`listen`: opens a TCP socket on which ranks listen, at one address of the machine."""
+"""`listen`: opens a TCP socket on which ranks listen, at one address of the machine. `unreachable`: tries such addresses."""
 
 from __future__ import annotations
 
+import errno
+import select
 import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
 _BACKLOG = 128
+REACH_SECONDS = 2.0  # the kernel sends the first packet of a connection a second time after 1 s
+_CHECK_SECONDS = 0.05
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -15,3 +22,28 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+
+
+def unreachable(
+    addresses: Mapping[int, tuple[str, int]], seconds: float, is_in_vain: Callable[[], bool]
+) -> tuple[int, ...]:
+    """Connect to all addresses at the same time, and close the connections again. Returns the keys of the addresses that accept
+    no connection within `seconds`, or so far, when `is_in_vain` returns True."""
+    end, poll, waiting, failed = time.monotonic() + seconds, select.poll(), {}, set()
+    with ExitStack() as connections:
+        for key, (host, port) in addresses.items():
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            connection = connections.enter_context(socket.socket(family, kind, protocol))
+            connection.setblocking(False)
+            if connection.connect_ex(address) in (0, errno.EINPROGRESS):
+                waiting[connection.fileno()] = key, connection
+                poll.register(connection, select.POLLOUT)
+            else:
+                failed.add(key)
+        while waiting and time.monotonic() < end and not is_in_vain():
+            for number, _ in poll.poll(_CHECK_SECONDS * 1000):
+                key, connection = waiting.pop(number)
+                poll.unregister(number)
+                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    failed.add(key)
+        return tuple(sorted(failed | {key for key, _ in waiting.values()}))

@@ -27,6 +27,14 @@ class RankLayout:
     def rank(self, tp_rank: int, pp_rank: int) -> int:
         return pp_rank * self.tensor_parallel_size + tp_rank
 
+    def called_by(self, rank: int, *, has_drafts: bool) -> tuple[int, ...]:
+        """The ranks to which `rank` opens connections: of two connected ranks, the rank with the lower number connects. The
+        last stage sends the drawn tokens to the first stage or, with drafts, to all stages."""
+        tp_rank, pp_rank, last = self.tp_rank(rank), self.pp_rank(rank), self.pipeline_parallel_size - 1
+        stages = {pp_rank + 1, last} if pp_rank == 0 or has_drafts else {pp_rank + 1}
+        later = (self.rank(tp_rank, stage) for stage in sorted(stages) if pp_rank < stage <= last)
+        return (*range(rank + 1, self.rank(0, pp_rank + 1)), *later)
+
 
 def ranks_of_node(world_size: int, nnodes: int, node_rank: int) -> range:
     """The global ranks of one node. The ranks are divided evenly among the nodes, in order.

@@ -6,7 +6,9 @@ import contextlib
 import select
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from inflight.errors import LostPeerError, SilentPeerError
 
 Bytes = memoryview | bytes
 _PEER_HAS_CLOSED = getattr(select, "POLLRDHUP", select.POLLHUP)  # only Linux has POLLRDHUP
@@ -19,13 +21,22 @@ class Exchange:
         size, rank: the number of ranks of the group, and the rank of this end.
         connections: rank -> the connection to this rank, for all other ranks.
         timeout_seconds: the longest wait for a byte to arrive or to be sent.
+        ranks: the global ranks of the group, for errors. By default the group has all ranks.
 
     Attributes:
         is_waiting: whether this rank waits for other ranks.
     """
 
-    def __init__(self, size: int, rank: int, connections: Mapping[int, socket.socket], timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        size: int,
+        rank: int,
+        connections: Mapping[int, socket.socket],
+        timeout_seconds: float,
+        ranks: Sequence[int] = (),
+    ) -> None:
         self.size, self.rank = size, rank
+        self.ranks = ranks or range(size)
         self.is_waiting = False
         self.timeout_seconds = timeout_seconds
         self._connections = connections
@@ -45,8 +56,9 @@ class Exchange:
         named there. The two ends of a connection must agree on the number of bytes.
 
         Raises:
-            ConnectionError: this rank or a peer has left, a peer has died, or an earlier call has failed.
-            TimeoutError: the peers were silent for too long.
+            ConnectionError: this rank has left, or an earlier call has failed.
+            LostPeerError: a peer has left or died, or the link to it is broken.
+            SilentPeerError: the peers were silent for too long.
         """
         unsent = {peer: memoryview(data) for peer, data in outgoing.items() if len(data)}
         unread = {peer: view for peer, view in incoming.items() if len(view)}
@@ -88,9 +100,9 @@ class Exchange:
                 except BlockingIOError:
                     continue
                 except OSError as error:
-                    raise ConnectionError(f"lost rank {peer} of the group: {error}") from error
+                    raise self._lost(peer, str(error)) from error
                 if count == 0:
-                    raise ConnectionError(f"lost rank {peer} of the group: it has closed the connection")
+                    raise self._lost(peer)
                 moved = True
                 if count == len(view):
                     del left[peer]
@@ -103,8 +115,8 @@ class Exchange:
         leaves, the waits of the other peers fail, so their bytes may never come.
 
         Raises:
-            ConnectionError: a peer with which this call has finished has left.
-            TimeoutError: nothing could be sent or received in time.
+            LostPeerError: a peer with which this call has finished has left.
+            SilentPeerError: nothing could be sent or received in time.
         """
         poll, needed = select.poll(), unsent.keys() | unread.keys()
         for peer, connection in self._connections.items():
@@ -116,11 +128,15 @@ class Exchange:
         finally:
             self.is_waiting = False
         if not ready:
-            silent = ", ".join(map(str, sorted(needed)))
-            raise TimeoutError(f"ranks {silent} of the group were silent for {self.timeout_seconds:g} s")
+            silent = [self.ranks[peer] for peer in sorted(needed)]
+            message = f"ranks {', '.join(map(str, silent))} were silent for {self.timeout_seconds:g} s"
+            raise SilentPeerError(message, *silent)
         for peer, connection in self._connections.items():
             if peer not in needed and connection.fileno() in ready:
-                raise ConnectionError(f"lost rank {peer} of the group: it has closed the connection")
+                raise self._lost(peer)
+
+    def _lost(self, peer: int, reason: str = "it has closed the connection") -> LostPeerError:
+        return LostPeerError(f"lost rank {self.ranks[peer]}: {reason}", self.ranks[peer])
 
     def _shut_down(self) -> None:
         for connection in self._connections.values():

@@ -134,7 +134,7 @@ class ProcessWorld(World):
             for connection in connections.values():
                 connection.close()
             raise
-        return Exchange(len(ranks), ranks.index(self.rank), connections, self._timeout)
+        return Exchange(len(ranks), ranks.index(self.rank), connections, self._timeout, ranks)
 
     def _connect(self, ranks: Sequence[int], name: str, max_ctas: int | None = None) -> Communicator:
         """Make a communicator of the GPUs of `ranks`, which all call this."""

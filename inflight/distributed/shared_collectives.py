@@ -27,6 +27,7 @@ from torch import Tensor
 
 from inflight.distributed.collectives import Collectives, sum_in_rank_order
 from inflight.distributed.exchange import Exchange
+from inflight.errors import LostPeerError, SilentPeerError
 from inflight.kernels.cpu.library import DTYPES, RankGroup
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class SharedCollectives(Collectives):
     Args:
         memory: the memory that the ranks share.
         pidfds: a pidfd of each rank's process. This object owns them.
+        ranks: the global ranks of the group.
         timeout_seconds: the longest wait for a peer.
     """
 
@@ -60,11 +62,13 @@ class SharedCollectives(Collectives):
         kernels: ctypes.CDLL,
         memory: mmap.mmap,
         pidfds: Sequence[int],
-        size: int,
+        ranks: Sequence[int],
         rank: int,
         timeout_seconds: float,
     ) -> None:
+        size = len(ranks)
         self.size, self.rank = size, rank
+        self._ranks = ranks
         self._kernels, self._timeout = kernels, timeout_seconds
         self._pidfds = (ctypes.c_int32 * size)(*pidfds)
         self._memory = (ctypes.c_char * len(memory)).from_buffer(memory)  # keeps `memory` mapped
@@ -122,15 +126,16 @@ class SharedCollectives(Collectives):
         if status:
             raise self._error(status & 0xFF, status >> 8)
 
-    def _error(self, kind: int, rank: int) -> OSError:
+    def _error(self, kind: int, index: int) -> OSError:
+        rank = self._ranks[index]
         if kind == _SILENT:
-            return TimeoutError(f"rank {rank} of the group was silent for {self._timeout:g} s")
+            return SilentPeerError(f"rank {rank} was silent for {self._timeout:g} s", rank)
         if kind == _DEAD:
-            return ConnectionError(f"rank {rank} of the group has died")
+            return LostPeerError(f"rank {rank} has died", rank)
         assert kind == _LEFT, kind
-        return ConnectionError(
-            "this rank has stopped its communication" if rank == self.rank else f"rank {rank} of the group has left"
-        )
+        if index == self.rank:
+            return ConnectionError("this rank has stopped its communication")
+        return LostPeerError(f"rank {rank} has left the group", rank)
 
 
 def share_memory(exchange: Exchange, kernels: ctypes.CDLL | None) -> SharedCollectives | None:
@@ -152,7 +157,7 @@ def share_memory(exchange: Exchange, kernels: ctypes.CDLL | None) -> SharedColle
                 memory = _open_memory(offers[0], num_bytes)
                 pidfds = _open_processes([offer.process_id for offer in offers])
                 joined = SharedCollectives(
-                    kernels, memory, pidfds, exchange.size, exchange.rank, exchange.timeout_seconds
+                    kernels, memory, pidfds, exchange.ranks, exchange.rank, exchange.timeout_seconds
                 )
             except OSError as error:
                 logger.info("the ranks of a group cannot share memory: %s", error)

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from inflight.distributed.channel import Channel
+from inflight.errors import LostPeerError, SilentPeerError
 
 _NAME_BYTES = 32
 _CHANNEL = struct.Struct(f">II{_NAME_BYTES}s")  # rank that connects, rank that accepts, name of the channel
 _HELLO_BYTES = _CHANNEL.size + 32  # the hello: the channel, and its HMAC under the token; the token itself is not sent
 _HELLO_SECONDS = 5.0  # a new connection is closed if it sends no hello in this time
 _MAX_STRANGERS = 256  # at most this many connections that have sent no hello may be open
+_CONNECT_SECONDS = 5.0  # the kernel of the peer's machine accepts a connection at once, even if the peer is busy
 _LISTENER_SECONDS = 0.01  # the time between two attempts to reach a listener
 
 
@@ -69,8 +71,8 @@ class SocketChannel(Channel):
         if self._closed:
             return ConnectionError(f"the channel to rank {self._peer} was closed here")
         if isinstance(error, TimeoutError):
-            return TimeoutError(f"rank {self._peer} was silent for {self._timeout:g} s")
-        return ConnectionError(f"lost rank {self._peer}: {error}")
+            return SilentPeerError(f"rank {self._peer} was silent for {self._timeout:g} s", self._peer)
+        return LostPeerError(f"lost rank {self._peer}: {error}", self._peer)
 
 
 class SocketMesh:
@@ -117,18 +119,21 @@ class SocketMesh:
         """A new connection to `peer` for the channel `name`.
 
         Raises:
-            TimeoutError: the peer did not come in time.
-            ConnectionError: the mesh was closed, or the peer cannot be reached.
+            SilentPeerError: the peer did not come in time.
+            LostPeerError: the peer cannot be reached.
+            ConnectionError: the mesh was closed, or its listener is broken.
         """
         assert peer != self._rank and len(name.encode()) <= _NAME_BYTES, (peer, name)
         try:
             return self._connect(peer, name) if self._rank < peer else self._accept(peer, name)
-        except TimeoutError:
+        except SilentPeerError:
             self._raise_if_closed()
             raise
         except OSError as error:  # for example "no route to host"
             self._raise_if_closed()
-            raise ConnectionError(f"rank {self._rank} cannot reach rank {peer}: {error}") from error
+            message = f"rank {self._rank} cannot reach rank {peer}: {error}"
+            # if the listener of this rank is broken, the peer is not to blame
+            raise (LostPeerError(message, peer) if self._rank < peer else ConnectionError(message)) from error
 
     def close(self) -> None:
         """Let every wait for a connection fail, now and later. Connections that were returned stay open. Idempotent. Any
@@ -153,10 +158,11 @@ class SocketMesh:
         connection = socket.socket(family, kind, protocol)
         try:
             with self._closing_wakes(connection):
-                connection.settimeout(self._timeout)
+                connection.settimeout(min(_CONNECT_SECONDS, self._timeout))
                 connection.connect(address)
                 channel = _CHANNEL.pack(self._rank, peer, name.encode())
                 connection.sendall(channel + self._signature(channel))
+                connection.settimeout(self._timeout)
         except BaseException:
             connection.close()
             raise
@@ -167,7 +173,7 @@ class SocketMesh:
         with self._accepting:
             while (found := self._take(peer, name)) is None:
                 if time.monotonic() > end:
-                    raise TimeoutError(f"rank {peer} did not connect within {self._timeout:g} s")
+                    raise SilentPeerError(f"rank {peer} did not connect within {self._timeout:g} s", peer)
                 self._meet_strangers(end)
         return found
 

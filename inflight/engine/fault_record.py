@@ -32,7 +32,7 @@ class FaultRecord:
         """`num_resumed`: how many sequences had begun, and go on."""
         assert self._began_at is not None
         self._last_seconds, self._began_at = time.monotonic() - self._began_at, None
-        self._num_recoveries[self._cause] += 1
+        self._num_recoveries["link_broken" if result.cut_off else self._cause] += 1
         self._num_resumed += num_resumed
         new = f"ranks {', '.join(map(str, result.replaced))} are new" if result.replaced else "no rank was replaced"
         logger.warning(
@@ -60,4 +60,6 @@ class FaultRecord:
 def _kind_of(cause: RankError) -> FaultCause:
     if isinstance(cause, StepTimeoutError):
         return "rank_hung"
+    if cause.lost_ranks:  # every rank that failed had only lost other ranks
+        return "link_broken"
     return "step_failed" if isinstance(cause, StepError) else "rank_died"

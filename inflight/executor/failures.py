@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from inflight.errors import InflightError, WorkerDiedError, error_by_name
+from inflight.errors import InflightError, PeerError, WorkerDiedError, error_by_name
 from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerFailure
 
 
@@ -15,7 +15,15 @@ def failure_of(error: BaseException) -> WorkerFailure:
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
         is_echo=isinstance(error, ConnectionError | TimeoutError),  # `World` raises these if another rank is gone
+        lost_ranks=_lost_ranks(error),
     )
+
+
+def _lost_ranks(error: BaseException | None) -> tuple[int, ...]:
+    """The ranks of the `PeerError` that is `error`, or from which `error` was raised."""
+    while error is not None and not isinstance(error, PeerError):
+        error = error.__cause__
+    return () if error is None else error.ranks
 
 
 def failed_reply(
@@ -46,4 +54,10 @@ def start_up_error(rank: int, failure: WorkerFailure, num_ranks: int) -> Infligh
     if error is not None:
         return error
     message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
-    return WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback, is_echo=failure.is_echo)
+    return WorkerDiedError(
+        message,
+        rank=rank,
+        worker_traceback=failure.traceback,
+        is_echo=failure.is_echo,
+        lost_ranks=failure.lost_ranks,
+    )

@@ -33,6 +33,9 @@ MAX_HELLO_SECONDS = 10.0
 # rank sends its `Hello` at once.
 MAX_STRANGERS = 256
 RETRY_SECONDS = 0.5
+CONNECT_SECONDS = (
+    2.0  # the kernel waits longer and longer between the packets of one try; so a new try is made after this time
+)
 
 
 class Listener:
@@ -162,7 +165,7 @@ def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float) -> so
     end = time.monotonic() + max_seconds
     while True:
         try:
-            connected = socket.create_connection(address, timeout=MAX_HELLO_SECONDS)
+            connected = socket.create_connection(address, timeout=CONNECT_SECONDS)
             break
         except OSError as error:
             if time.monotonic() + RETRY_SECONDS > end:

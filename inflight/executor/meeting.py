@@ -26,6 +26,7 @@ class Meeting:
         self._ranks = frozenset(range(num_ranks))
         self._addresses: dict[int, tuple[str, int]] = {}
         self._ready: set[int] = set()
+        self._broken_links: set[tuple[int, int]] = set()
         self._error: InflightError | None = None  # why the whole meeting has failed; None if it has not
         self._changed = threading.Condition()
 
@@ -42,6 +43,8 @@ class Meeting:
                     self._ready.add(reply.rank)
                     self._changed.notify_all()
             case _:
+                with self._changed:
+                    self._broken_links |= {(reply.rank, lost) for lost in reply.failure.lost_ranks}
                 self.fail(reply.rank, start_up_error(reply.rank, reply.failure, len(self._ranks)))
 
     def fail(self, rank: int, error: InflightError) -> None:
@@ -65,6 +68,12 @@ class Meeting:
             )
             self._changed.notify_all()
 
+    @property
+    def broken_links(self) -> frozenset[tuple[int, int]]:
+        """Pairs of ranks: one that could not join, and one that it could not reach."""
+        with self._changed:
+            return frozenset(self._broken_links)
+
     # -- waits ---------------------------------------------------------------------------------------------------------
 
     def wait_for_reports(self, ranks: Collection[int], seconds: float) -> set[int]:
@@ -77,6 +86,12 @@ class Meeting:
             self._changed.wait_for(lambda: missing() <= self.failed.keys() or self._error is not None, seconds)
             self._raise_if_closed()
             return missing() | (set(ranks) & self.failed.keys())
+
+    def wait_for_all_replies(self, seconds: float) -> None:
+        """Wait until each rank has joined or failed, but at most `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ranks <= self._ready | self.failed.keys(), seconds)
+            self._raise_if_closed()
 
     def wait_until_all_listen(self, deadline: float | None = None) -> tuple[tuple[str, int], ...]:
         """Returns the address of each rank. `deadline` and errors: as in `wait_until_all_are_ready`."""

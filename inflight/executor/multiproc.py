@@ -39,7 +39,7 @@ from inflight.executor.process import (
     wait_for_end,
     worker_title,
 )
-from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream
+from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, REPLACED_LINK_SILENCE_SECONDS, Stream
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
 from inflight.interface.messages import (
@@ -107,8 +107,9 @@ class MultiprocExecutor(Executor):
     def _launch(self) -> None:
         parallel, fault_tolerance = self.config.parallel, self.config.fault_tolerance
         if parallel.nnodes > 1:
-            max_silence_seconds = min(MAX_LINK_SILENCE_SECONDS, self._step_budget)
-            self._listener = Listener(self._io, parallel, envs.cluster_token(), max_silence_seconds, self._begin)
+            silence = REPLACED_LINK_SILENCE_SECONDS if fault_tolerance.enabled else MAX_LINK_SILENCE_SECONDS
+            max_silence = min(silence, self._step_budget)
+            self._listener = Listener(self._io, parallel, envs.cluster_token(), max_silence, self._begin)
         self._io.start()
         self._io.run(self._launch_local)
         self.join_epoch()
@@ -303,7 +304,7 @@ class MultiprocExecutor(Executor):
         state.is_gone = True
         state.has_ended.set()
         if state.stream is not None:
-            state.stream.close()
+            state.stream.abort()
         if state.process is not None and not self._terminating:
             state.process.send_signal(signal.SIGKILL)
         if state is not self._ranks[rank]:
@@ -354,7 +355,7 @@ class MultiprocExecutor(Executor):
         old, self._ranks[rank] = self._ranks[rank], _Rank()
         old.is_gone = True
         if old.stream is not None:
-            old.stream.close()
+            old.stream.abort()
         self._pings.heard(rank)
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ class Pending(ABC):
             worker_traceback=failure.traceback,
             type_name=failure.type_name,
             is_echo=failure.is_echo,
+            lost_ranks=failure.lost_ranks,
         )
 
 

@@ -17,7 +17,9 @@ step, the epoch is over, because a step needs all ranks. No token is lost, becau
    and replaced, too. A new process that still imports its libraries or loads its weights, because an earlier replacement was
    under way, is not killed: it reports afterwards.
 4. When all ranks have reported, they get the addresses of all ranks, and make new groups and links. No rank is the
-   master, so rank 0 may be lost, too.
+   master, so rank 0 may be lost, too. First each rank tries to reach the ranks that it must connect to. If it cannot reach
+   some of them, it reports which, and the next epoch begins with 1. If the links stay broken, the fewest ranks are replaced
+   (broken_links.py).
 5. New ranks allocate the KV cache of the old configuration. They do not measure the free memory: the memory of the dead process
    may still count as used. Then all ranks run a step without requests, so a rank that cannot compute any more is found.
 6. If a rank is lost meanwhile, the next epoch begins with 1.
@@ -36,6 +38,7 @@ from typing import TYPE_CHECKING
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import EngineClosedError, InflightError, RankError
+from inflight.executor.broken_links import BrokenLinks
 from inflight.interface.start_up import BeginEpoch
 
 if TYPE_CHECKING:
@@ -54,10 +57,12 @@ class RecoveryResult:
     Attributes:
         epoch: the number of the new epoch.
         replaced: the ranks that are new. They have loaded their weights again, and their KV caches are empty.
+        cut_off: those of them that were replaced because of broken links.
     """
 
     epoch: int
     replaced: tuple[int, ...]
+    cut_off: tuple[int, ...] = ()
 
     @property
     def kept_arenas(self) -> bool:
@@ -91,9 +96,10 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
     deadline = time.monotonic() + limits.config.engine_recovery_timeout_seconds
     too_late = f"engine_recovery_timeout_sec={limits.config.engine_recovery_timeout_seconds:g} has passed"
     replaced: set[int] = set()
+    links, cut_off = BrokenLinks(executor.local_ranks), set[int]()
     error: Exception = cause
     while not (problem := limits.problem()):
-        lost = executor.begin_epoch(cause)
+        lost = executor.begin_epoch(cause) | cut_off
         new: set[int] = set()
         try:
             new = _gather(executor, lost)
@@ -101,7 +107,11 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
             if new:
                 limits.note()
             executor.join_epoch(deadline)
-            return RecoveryResult(epoch=executor.meeting.epoch, replaced=tuple(sorted(replaced)))
+            return RecoveryResult(
+                epoch=executor.meeting.epoch,
+                replaced=tuple(sorted(replaced)),
+                cut_off=tuple(sorted(links.replaced)),
+            )
         except EngineClosedError:
             raise
         except (TimeoutError, InflightError) as failure:
@@ -109,8 +119,10 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
         if time.monotonic() > deadline:
             problem = too_late
             break
-        logger.warning("the ranks could not begin epoch %d: %s", executor.meeting.epoch, error)
-        if not new:
+        reason = str(error).partition("\n")[0]
+        logger.warning("the ranks could not begin epoch %d: %s", executor.meeting.epoch, reason)
+        cut_off = links.ranks_to_replace(executor.meeting, has_new_ranks=bool(new))
+        if not new | cut_off:
             time.sleep(RETRY_SECONDS)
     logger.error("the engine cannot recover: %s. The last error: %s", problem, error)
     raise cause

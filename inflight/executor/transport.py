@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 MAX_BUFFERS_PER_CALL = 512  # for one call of sendmsg; the kernel allows 1024
 # A TCP link that is silent for this long is broken. If the time allowed for a step is shorter, it is used instead.
 MAX_LINK_SILENCE_SECONDS = 60.0
+REPLACED_LINK_SILENCE_SECONDS = (
+    15.0  # if a lost rank is replaced: a new connection comes sooner than the old one repeats packets
+)
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER for no time
 EXIT_STREAM_ENDED = 3  # exit code of a worker whose executor is gone
 
 
@@ -155,6 +160,14 @@ class Stream:
         if self._is_open:
             self.close()
             self.on_end(reason)
+
+    def abort(self) -> None:
+        """Close the stream, and reset a TCP link. If the link is broken now, the kernel does not try to send what is left. When
+        the link is back, the next packet of the peer is answered by a reset, so the peer ends at once."""
+        with self._lock:
+            if self._is_open:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.close()
 
     def close(self) -> None:
         """Close the stream without calling `on_end`. Idempotent. When the I/O thread has ended, any thread may call this."""

@@ -11,12 +11,13 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
+from inflight.errors import LostPeerError
 from inflight.executor.failures import failure_of
 from inflight.interface.messages import (
     ExecuteModel,
@@ -32,7 +33,7 @@ from inflight.interface.messages import (
 from inflight.interface.start_up import BeginEpoch, EpochCommand, EpochReply, JoinEpoch, Listening, Ready, StartUpFailed
 from inflight.interface.step import ModelRunnerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
-from inflight.sockets import listen
+from inflight.sockets import REACH_SECONDS, listen, unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class WorkerLoop:
         reply: sends a reply. Called in any thread. Must not wait for anything that only this loop can do.
         make_worker: constructs the worker of this rank, with the rendezvous of the first `JoinEpoch`.
         host: the address at which the rank listens for the other ranks. None if the ranks are threads.
+        called: the ranks to which this rank opens connections.
     """
 
     def __init__(
@@ -64,11 +66,13 @@ class WorkerLoop:
         reply: Callable[[WorkerReply | EpochReply], None],
         make_worker: Callable[[Rendezvous | None], WorkerBase],
         host: str | None = None,
+        called: Sequence[int] = (),
     ) -> None:
         self._rank = rank
         self._reply = reply
         self._make_worker = make_worker
         self._host = host
+        self._called = called
         self._worker: WorkerBase | None = None
         self._commands: SimpleQueue[WorkerCommand | EpochCommand | None] = SimpleQueue()  # None: check `_waiting` again
         self._waiting: deque[WorkerCommand] = deque()  # the first may wait for steps, the others wait for the first
@@ -131,6 +135,8 @@ class WorkerLoop:
                 if not self._is_stopped:
                     self._take(command)
         finally:
+            if self._listener is not None:
+                self._listener.close()
             if self._worker is not None:
                 try:
                     self._worker.shutdown()
@@ -179,6 +185,12 @@ class WorkerLoop:
 
     def _join_epoch(self, command: JoinEpoch) -> None:
         rendezvous = command.rendezvous
+        if lost := self._unreachable(command):
+            # the listener stays open, so this rank is not lost for the others, too, and they report only links that are broken
+            message = f"rank {self._rank} cannot reach ranks {', '.join(map(str, lost))}"
+            failure = failure_of(LostPeerError(message, *lost))
+            self._reply(StartUpFailed(rank=self._rank, failure=failure, epoch=command.epoch))
+            return
         if self._listener is not None:
             listener, self._listener = self._listener, None
             if rendezvous is None:
@@ -208,6 +220,13 @@ class WorkerLoop:
                 listener, self._first_listener = self._first_listener, None
                 listener.close()
         self._reply(Ready(rank=self._rank, epoch=command.epoch))
+
+    def _unreachable(self, command: JoinEpoch) -> tuple[int, ...]:
+        """The ranks that this rank must connect to, but cannot reach."""
+        if command.rendezvous is None or not command.rendezvous.addresses:
+            return ()
+        addresses = {rank: command.rendezvous.addresses[rank] for rank in self._called}
+        return unreachable(addresses, REACH_SECONDS, lambda: self._epoch > command.epoch or self._is_stopped)
 
     def _loaded_worker(self, rendezvous: Rendezvous | None) -> WorkerBase:
         worker = self._make_worker(rendezvous)

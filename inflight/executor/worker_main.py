@@ -56,7 +56,9 @@ def main() -> None:
     if start_up is None:
         os._exit(EXIT_STREAM_ENDED)
     host = start_up.host or str(stream_socket.getsockname()[0])
-    loop = WorkerLoop(start_up.rank, partial(send_reply, stream), partial(make_worker, start_up), host)
+    config = start_up.config
+    called = config.parallel.layout.called_by(start_up.rank, has_drafts=config.speculative is not None)
+    loop = WorkerLoop(start_up.rank, partial(send_reply, stream), partial(make_worker, start_up), host, called)
     loop.put(BeginEpoch(epoch=start_up.epoch))
     threading.Thread(target=read_commands, args=(stream, loop), name="inflight-inbox", daemon=True).start()
     loop.run()

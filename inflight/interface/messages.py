@@ -60,12 +60,18 @@ class AskActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """A worker's exception, as text. `is_echo` is True if another rank is the cause: it has failed or does not answer."""
+    """A worker's exception, as text.
+
+    Attributes:
+        is_echo: whether another rank is the cause: it has failed or does not answer.
+        lost_ranks: the ranks that the worker has lost, if that is known.
+    """
 
     type_name: str
     message: str
     traceback: str
     is_echo: bool = False
+    lost_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

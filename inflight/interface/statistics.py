@@ -47,7 +47,7 @@ class SchedulerStats:
     hidden_share: float | None = None
 
 
-FaultCause = Literal["rank_died", "rank_hung", "step_failed", "engine_died", "front_end_died"]
+FaultCause = Literal["rank_died", "rank_hung", "link_broken", "step_failed", "engine_died", "front_end_died"]
 FAULT_CAUSES: tuple[FaultCause, ...] = get_args(FaultCause)
 FaultState = Literal["healthy", "recovering", "failed"]
 

@@ -39,6 +39,7 @@ from inflight.interface.messages import RpcReply
 from inflight.interface.start_up import Ready
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
+from tests.deaf import deafen
 
 MAX_HOLD_SECONDS = 10.0
 
@@ -178,6 +179,10 @@ class ScriptedWorker(WorkerBase):
             with socket.socket(fileno=os.dup(int(sys.argv[2]))) as stream:
                 stream.sendall(b"".join(bytes(buffer) for buffer in encode(message).buffers()))
             time.sleep(1)
+
+    def deafen(self, rank: int, num_epochs: int) -> None:
+        if rank == self._rank:
+            deafen(num_epochs)
 
     def log(self, text: str) -> None:
         logging.getLogger("inflight.scripted").info(text)

@@ -12,3 +12,12 @@ def test_the_ranks_of_a_stage_are_neighbours() -> None:
         (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2),
     ]  # fmt: skip
     assert [layout.rank(layout.tp_rank(rank), layout.pp_rank(rank)) for rank in range(6)] == list(range(6))
+
+
+def test_a_rank_calls_the_later_ranks_of_its_stage_and_the_stages_to_which_it_has_links() -> None:
+    layout = RankLayout(tensor_parallel_size=2, pipeline_parallel_size=4)
+    calls = {rank: layout.called_by(rank, has_drafts=False) for rank in range(8)}
+    assert calls == {0: (1, 2, 6), 1: (3, 7), 2: (3, 4), 3: (5,), 4: (5, 6), 5: (7,), 6: (7,), 7: ()}
+    assert layout.called_by(2, has_drafts=True) == (3, 4, 6)
+    assert RankLayout(3, 1).called_by(0, has_drafts=True) == (1, 2)
+    assert RankLayout(1, 2).called_by(0, has_drafts=False) == (1,)

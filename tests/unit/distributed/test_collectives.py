@@ -31,6 +31,7 @@ from inflight.distributed.exchange import Exchange
 from inflight.distributed.process_world import ProcessWorld
 from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectives, share_memory
 from inflight.distributed.thread_world import ThreadWorlds
+from inflight.errors import LostPeerError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.kernels.cpu.library import load_kernels
 from inflight.sockets import listen
@@ -304,13 +305,33 @@ def wait_until_waiting(rank: Rank) -> None:
     raise AssertionError("the rank does not wait")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_error_has_the_global_number_of_the_rank_that_has_left(kind: str) -> None:
+    connected = exchanges(2)
+    for exchange in connected:
+        exchange.ranks = (4, 7)
+    ranks: list[Collectives] = []
+    for shared, exchange in zip(
+        share(connected, [load_kernels() if kind == "shared" else None] * 2), connected, strict=True
+    ):
+        assert (shared is not None) == (kind == "shared")
+        ranks.append(shared or ChannelCollectives(exchange))
+    ranks[0].close()
+    with pytest.raises(LostPeerError) as caught:
+        ranks[1].all_reduce(torch.ones(3))
+    assert caught.value.ranks == (4,)
+    ranks[1].close()
+    for exchange in connected:
+        exchange.close()
+
+
 def test_a_rank_that_is_killed_frees_the_others(ranks: list[Rank]) -> None:
     ranks[2].process.send_signal(signal.SIGKILL)
     for rank in ranks[:2]:
-        assert rank.says().startswith("ConnectionError: ")
+        assert rank.says().startswith("LostPeerError: ")
     for rank in ranks[:2]:
         rank.tell("reduce")
-        assert rank.says().startswith("ConnectionError: ")
+        assert rank.says().startswith(("LostPeerError: ", "ConnectionError: "))
 
 
 def test_close_frees_all_ranks_though_one_is_stopped(ranks: list[Rank]) -> None:
@@ -318,13 +339,13 @@ def test_close_frees_all_ranks_though_one_is_stopped(ranks: list[Rank]) -> None:
     ranks[2].process.send_signal(signal.SIGSTOP)
     ranks[0].tell("close")
     assert {ranks[0].says(), ranks[0].says()} == {"ConnectionError: this rank has stopped its communication", "closed"}
-    assert ranks[1].says().startswith("ConnectionError: ")
+    assert ranks[1].says().startswith("LostPeerError: ")
     ranks[2].process.send_signal(signal.SIGCONT)
     ranks[2].tell("reduce")
     if (said := ranks[2].says()) == "sum 3.0":
         ranks[2].tell("reduce")
         said = ranks[2].says()
-    assert said.startswith("ConnectionError: ")
+    assert said.startswith(("LostPeerError: ", "ConnectionError: "))
     ranks[1].tell("close")
     assert ranks[1].says() == "closed"
     ranks[1].tell("reduce")

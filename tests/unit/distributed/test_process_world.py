@@ -29,6 +29,7 @@ from inflight.distributed.socket_channel import SocketMesh
 from inflight.distributed.stage_link import StageLink
 from inflight.distributed.store import reach_store
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import LostPeerError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.sockets import listen
 from inflight.timeline import Timeline
@@ -399,6 +400,7 @@ if __name__ == "__main__":
 def test_a_peer_without_a_route_is_named_in_a_connection_error() -> None:
     """Other ranks are the reason for such an error, so the rank that raises it is not replaced."""
     mesh = SocketMesh(0, listen("127.0.0.1", 0), TOKEN, lambda rank: ("255.255.255.255", 9), timeout_seconds=5.0)
-    with pytest.raises(ConnectionError, match="rank 0 cannot reach rank 1: "):
+    with pytest.raises(LostPeerError, match="rank 0 cannot reach rank 1: ") as caught:
         mesh.connection(1, "activations")
+    assert caught.value.ranks == (1,)
     mesh.close()

@@ -12,6 +12,7 @@ from inflight.executor.io_thread import IoThread
 from inflight.executor.transport import BlockingStream, Stream
 from inflight.interface.codec import Message
 from inflight.interface.start_up import Ready
+from inflight.sockets import listen
 
 
 @pytest.fixture
@@ -43,3 +44,14 @@ def test_a_message_that_cannot_be_taken_in_ends_its_stream(
     assert peer.receive() is None
     assert "Traceback" in caplog.text
     peer.close()
+
+
+def test_an_abort_resets_the_link(io_thread: IoThread) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        theirs = socket.create_connection(listener.getsockname(), timeout=5)
+        ours, _ = listener.accept()
+    stream = io_thread.run(lambda: Stream(io_thread, ours))
+    io_thread.run(stream.abort)
+    with theirs, pytest.raises(ConnectionResetError):
+        theirs.recv(1)
+    stream.abort()  # does nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inflight.executor import worker_loop
 from inflight.executor.worker_loop import WorkerLoop
 from inflight.interface.messages import (
     ExecuteModel,
@@ -29,6 +31,7 @@ from inflight.interface.messages import (
 from inflight.interface.start_up import BeginEpoch, EpochReply, JoinEpoch, Listening, Ready, StartUpFailed
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
+from inflight.sockets import listen
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
 
@@ -396,3 +399,57 @@ def test_a_rank_that_cannot_reach_the_others_tries_again_in_the_next_epoch() -> 
 
 def refuse() -> WorkerBase:
     raise ConnectionRefusedError("rank 1 does not listen")
+
+
+def test_a_rank_names_the_ranks_that_it_cannot_reach_and_listens_on() -> None:
+    replies: list[WorkerReply | EpochReply] = []
+    loop = WorkerLoop(0, replies.append, lambda rendezvous: refuse(), "127.0.0.1", called=(1, 2))
+    runner = threading.Thread(target=loop.run, daemon=True)
+    runner.start()
+    loop.put(BeginEpoch(epoch=5))
+    wait_until(lambda: len(replies) == 1)
+    (listening,) = replies
+    assert isinstance(listening, Listening)
+    with listen("127.0.0.1", 0) as one, socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        addresses = (
+            listening.address,
+            one.getsockname(),
+            deaf.getsockname(),
+            ("127.0.0.1", 1),
+        )  # it does not call rank 3
+        place = Rendezvous(epoch=5, timeout_seconds=60, token=b"", addresses=addresses)
+        loop.put(JoinEpoch(epoch=5, rendezvous=place))
+        wait_until(lambda: len(replies) == 2)
+        failed = replies[1]
+        assert isinstance(failed, StartUpFailed)
+        assert (failed.failure.lost_ranks, failed.failure.is_echo, failed.epoch) == ((2,), True, 5)
+        assert "rank 0 cannot reach ranks 2" in failed.failure.message
+        socket.create_connection(listening.address, 5).close()
+    loop.stop()
+    runner.join(5)
+
+
+def test_a_new_epoch_ends_the_attempt_to_reach_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_loop, "REACH_SECONDS", 60.0)
+    replies: list[WorkerReply | EpochReply] = []
+    loop = WorkerLoop(0, replies.append, lambda rendezvous: refuse(), "127.0.0.1", called=(1,))
+    runner = threading.Thread(target=loop.run, daemon=True)
+    runner.start()
+    with socket.socket() as full, contextlib.ExitStack() as clients:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(2):  # more connections than the listener keeps, so the next one gets no answer
+            client = clients.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        place = Rendezvous(epoch=5, timeout_seconds=60, token=b"", addresses=(("127.0.0.1", 1), full.getsockname()))
+        loop.put(BeginEpoch(epoch=5))
+        loop.put(JoinEpoch(epoch=5, rendezvous=place))
+        wait_until(lambda: len(replies) == 1)
+        time.sleep(0.1)
+        loop.put(BeginEpoch(epoch=6))
+        wait_until(lambda: len(replies) == 3)
+    assert isinstance(replies[2], Listening) and replies[2].epoch == 6
+    loop.stop()
+    runner.join(5)

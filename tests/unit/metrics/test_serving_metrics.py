@@ -221,6 +221,6 @@ def test_recoveries_are_counted_from_the_status_at_the_start() -> None:
     metrics.faults_changed(FaultStatus(num_recoveries=counts, num_resumed_requests=9, last_recovery_seconds=1.5))
     value = Scraped(metrics)
     assert value("engine_recovering") == 0
-    assert [value("recoveries_total", cause=cause) for cause in FAULT_CAUSES] == [1, 0, 0, 1, 0]
+    assert [value("recoveries_total", cause=cause) for cause in FAULT_CAUSES] == [1, 0, 0, 0, 1, 0]
     assert (value("resumed_requests_total"), value("stale_frames_total")) == (4, 4)
     assert value("last_recovery_seconds") == 1.5

@@ -1,0 +1,30 @@
+"""Which addresses can be reached."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import ExitStack
+
+from inflight.sockets import listen, unreachable
+
+
+def test_an_address_is_unreachable_if_nobody_listens_there_or_no_route_leads_there() -> None:
+    with listen("127.0.0.1", 0) as listener, socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        addresses = {3: listener.getsockname(), 4: deaf.getsockname(), 5: ("255.255.255.255", 9)}
+        assert unreachable(addresses, 5.0, lambda: False) == (4, 5)
+
+
+def test_an_address_that_does_not_answer_is_unreachable_after_the_time_or_when_the_wait_is_in_vain() -> None:
+    with socket.socket() as full, ExitStack() as clients:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(2):  # more connections than the listener keeps: the kernel drops the packets of the next ones
+            client = clients.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        for seconds, is_in_vain in ((0.2, False), (60.0, True)):
+            start = time.monotonic()
+            assert unreachable({7: full.getsockname()}, seconds, lambda: is_in_vain) == (7,)  # noqa: B023
+            assert time.monotonic() - start < 10
