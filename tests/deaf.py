@@ -6,11 +6,12 @@ import itertools
 import socket
 
 from inflight.executor import worker_loop
+from inflight.sockets import listen
 
 
 def deafen(num_epochs: int) -> None:
     """In this process, do not listen in the next `num_epochs` epochs."""
-    listen, count = worker_loop.listen, itertools.count()
+    count = itertools.count()
 
     def listen_or_not(host: str, port: int) -> socket.socket:
         if next(count) >= num_epochs:
@@ -19,4 +20,4 @@ def deafen(num_epochs: int) -> None:
         deaf.bind((host, port))
         return deaf
 
-    worker_loop.listen = listen_or_not  # type: ignore[assignment]
+    worker_loop.listen = listen_or_not  # type: ignore[attr-defined]

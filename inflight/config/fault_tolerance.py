@@ -20,7 +20,8 @@ class FaultToleranceConfig:
         resume_requests_after_recovery: requests in flight go on after a recovery. If it is False, they fail with an error.
         max_recoveries: the most recoveries within one hour. A further fault ends the engine. Recoveries of ranks, restarts of
             the engine's process and restarts of front ends are counted separately.
-        spare_workers: how many processes import their libraries, and then wait to replace a rank.
+        spare_workers: how many processes import their libraries, and then wait to replace a rank. If it is above 0, a spare
+            engine core with a process for each rank waits, too, unless there are ranks on several machines.
     """
 
     enabled: bool = True

@@ -6,10 +6,12 @@ import contextlib
 import json
 import socket
 import threading
+from dataclasses import dataclass
 
 from inflight.engine.outbox import Outbox
 from inflight.executor.transport import BlockingStream
 from inflight.interface.serving import StartEngine
+from inflight.interface.statistics import FaultStatus
 
 
 class FrontEndLink:
@@ -22,6 +24,15 @@ class FrontEndLink:
         self.num_received = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The owner wants this process to load the model and to serve. The fields are those of `EngineProcess.begin`."""
+
+    past: FaultStatus
+    fault_time: float
+    guilty: frozenset[str]
+
+
 class ControlSocket:
     """This process's end of the control socket. The control thread receives, the main thread sends."""
 
@@ -29,7 +40,7 @@ class ControlSocket:
         self._socket = control
         self._lock = threading.Lock()
         self._received = b""
-        self._arrived: list[tuple[FrontEndLink, int]] = []
+        self._arrived: list[tuple[FrontEndLink, int] | Begin] = []
 
     def receive_start(self) -> StartEngine | None:
         """Returns the first frame, or None if the owner is gone."""
@@ -37,9 +48,9 @@ class ControlSocket:
         assert message is None or isinstance(message, StartEngine)
         return message
 
-    def receive(self) -> tuple[FrontEndLink, int] | None:
-        """Answer pings until a front end comes. Returns its link, and how many front ends have died. None if the owner is
-        gone."""
+    def receive(self) -> tuple[FrontEndLink, int] | Begin | None:
+        """Answer pings until a front end comes. Returns its link, and how many front ends have died. Or returns `Begin`, or
+        None if the owner is gone."""
         while not self._arrived:
             try:
                 received, fds, _, _ = socket.recv_fds(
@@ -57,6 +68,8 @@ class ControlSocket:
                     case {"front_end": int(number), "num_deaths": int(num_deaths)}:
                         link = FrontEndLink(number, BlockingStream(socket.socket(fileno=fds.pop())))
                         self._arrived.append((link, num_deaths))
+                    case {"begin": dict(past), "fault_time": float(fault_time), "guilty": list(guilty)}:
+                        self._arrived.append(Begin(FaultStatus(**past), fault_time, frozenset(guilty)))
         return self._arrived.pop(0)
 
     def send(self, message: object) -> None:

@@ -36,15 +36,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 
-from inflight.engine.control_socket import ControlSocket, FrontEndLink
+from inflight.engine.control_socket import Begin, ControlSocket, FrontEndLink
 from inflight.engine.core import EngineCore
-from inflight.engine.engine_process import EXIT_GIVEN_UP
+from inflight.engine.engine_process import EXIT_GIVEN_UP, TITLE
 from inflight.engine.front_end import make_grammars
 from inflight.engine.outbox import EXIT_FAILED
 from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, RankError
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failure_of
-from inflight.executor.process import name_process
+from inflight.executor.process import name_process, show_title
 from inflight.executor.transport import EXIT_STREAM_ENDED
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
@@ -80,28 +80,19 @@ class FrontEndCame:
 
 
 class CoreServer:
-    """Runs the engine core for all front ends, whose first connections are `links`. For the main thread of the process.
+    """Runs the engine core for all front ends. For the main thread of the process.
 
-    Args:
-        past: the recoveries before this process was started.
-        fault_time, guilty: see `StartEngine`.
+    Attributes:
+        has_begun: set when the owner wants this process to serve. Then the first front ends have come. A spare process waits
+            for it.
     """
 
-    def __init__(
-        self,
-        links: Sequence[FrontEndLink],
-        past: FaultStatus | None = None,
-        *,
-        fault_time: float = 0.0,
-        guilty: Sequence[str] = (),
-    ) -> None:
-        self._links = list(links)
-        self._past = past or FaultStatus()
-        self._fault_time = fault_time
-        self._guilty = frozenset(guilty)
-        self._suspect = (
-            ""  # id of the sequence that runs alone, as the owner of this process knows it; "" if all may run
-        )
+    def __init__(self, links: Sequence[FrontEndLink] = ()) -> None:
+        self.has_begun = threading.Event()
+        self._links = list(links)  # before `has_begun` for the control thread, afterwards for the main thread
+        self._past, self._fault_time, self._guilty = FaultStatus(), 0.0, frozenset[str]()  # see `EngineProcess.begin`
+        # id of the sequence that runs alone, as the owner of this process knows it; "" if all may run
+        self._suspect = ""
         self._num_resumed = 0
         self._has_fault_news = False  # whether `_num_resumed` has grown since the front ends were told
         self._tell_owner: Callable[[object], None] = lambda _: None
@@ -118,11 +109,8 @@ class CoreServer:
         self._is_reported = False  # whether the newest state of the engine was sent to the front ends
 
     def start_reading(self, control: ControlSocket) -> None:
-        """Start the inbox threads and the control thread. When the control socket is closed, the process ends, even while the
-        engine starts."""
+        """Start the control thread. When the control socket is closed, the process ends, even while the engine starts."""
         self._tell_owner = control.send
-        for link in self._links:
-            self._start_inbox(link)
         threading.Thread(target=self._follow_control, args=(control,), name="inflight-control", daemon=True).start()
 
     def _start_inbox(self, link: FrontEndLink) -> None:
@@ -131,8 +119,15 @@ class CoreServer:
     def _follow_control(self, control: ControlSocket) -> None:
         """Runs in the control thread. It only reads and answers, so it answers pings even while a step hangs."""
         while (arrival := control.receive()) is not None:
+            if isinstance(arrival, Begin):
+                self._past, self._fault_time, self._guilty = arrival.past, arrival.fault_time, arrival.guilty
+                self.has_begun.set()
+                continue
             link, num_deaths = arrival
-            self._arrivals.put((link, FrontEndCame(num_deaths)))
+            if self.has_begun.is_set():
+                self._arrivals.put((link, FrontEndCame(num_deaths)))
+            else:
+                self._links.append(link)
             self._start_inbox(link)
         self._is_ending = True
         self._arrivals.put(None)
@@ -355,18 +350,15 @@ def main() -> int:
     start_engine = control.receive_start()
     if start_engine is None:
         return EXIT_STREAM_ENDED
-    links: list[FrontEndLink] = []
-    for _ in range(start_engine.num_front_ends):
-        if (arrival := control.receive()) is None:
-            return EXIT_STREAM_ENDED
-        links.append(arrival[0])
-    server = CoreServer(links, start_engine.past, fault_time=start_engine.fault_time, guilty=start_engine.guilty)
+    server = CoreServer()
     server.start_reading(control)
     try:
-        executor, core = _start(start_engine)
+        executor, core = _start(start_engine, server)
     except Exception as error:  # sent to the front ends, which raise it
         if not isinstance(error, InflightError):
             logger.exception("the engine could not start")
+        if not server.has_begun.is_set():  # a spare process has no front ends
+            return EXIT_FAILED
         server.tell_all(EngineStartFailed(failure=failure_of(error)))
         server.say_goodbye()
         return EXIT_FAILED
@@ -387,10 +379,22 @@ def main() -> int:
     return 0
 
 
-def _start(start_engine: StartEngine) -> tuple[Executor, EngineCore]:
-    config = start_engine.config
-    begin = time.perf_counter()
-    executor = Executor.get_class(config)(config)
+def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, EngineCore]:
+    config, begin = start_engine.config, 0.0
+
+    def wait() -> None:
+        nonlocal begin
+        server.has_begun.wait()
+        begin = time.perf_counter()
+        if start_engine.is_spare:
+            show_title(TITLE)
+            name_process(TITLE)
+
+    if start_engine.is_spare:
+        executor = Executor.get_class(config).after_waiting(config, wait)
+    else:
+        wait()  # first, so that the front ends hear of every failure
+        executor = Executor.get_class(config)(config)
     logger.info("libraries were imported and the weights were loaded in %.2f s", time.perf_counter() - begin)
     try:
         grammars = None

@@ -1,5 +1,8 @@
 """`EngineKeeper`: watches the engine core's process, and starts it again if it dies or hangs.
 
+If the configuration wants spare processes, there is a spare engine core, too: a process with its ranks' processes, which have
+imported their libraries, and load no model before they are needed.
+
 The server with one front end, `AsyncLLM` and the supervisor of several front ends each have one. Every front end gets a socket
 to each new process, and sends its unfinished requests again.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 import time
@@ -25,6 +29,9 @@ from inflight.interface.statistics import FaultCause, FaultStatus
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.5  # the time before the next try, if a process cannot be started
+SPARE_SECONDS = (
+    2.0  # the spare process starts this long after the present one was ready, so it does not slow requests down
+)
 
 
 class FrontEnd(Protocol):
@@ -51,6 +58,12 @@ class EngineKeeper:
         self._num_front_ends = 0  # front ends added so far; also the next number, so no number is used twice
         self._limits = RecoveryLimits(config.fault_tolerance)
         self._watching: asyncio.Task[None] | None = None
+        # ranks of other machines cannot wait for two engine cores
+        self._wants_spare = (
+            config.fault_tolerance.enabled and config.fault_tolerance.spare_workers > 0 and config.parallel.nnodes == 1
+        )
+        self._spare: EngineProcess | None = None
+        self._spare_time = math.inf  # when a spare process may be started
         self.process: EngineProcess | None = None
         self._last_state = ""
         self._guilty: tuple[str, ...] = ()  # sequences that ran alone when processes were lost
@@ -91,6 +104,7 @@ class EngineKeeper:
             if not self._watching.cancelled():
                 self._watching.exception()  # reads the exception: asyncio logs an exception that nobody has read
             self._watching = None
+        await self._end_spare()
         process, self.process = self.process, None
         if process is not None:
             await process.close(grace_seconds)
@@ -120,17 +134,34 @@ class EngineKeeper:
         return self.status.num_recoveries.get("front_end_died", 0)
 
     def _start_process(self, fault_time: float) -> EngineProcess:
-        process = self.process = EngineProcess(
-            self._args,
-            self._config,
-            front_ends=tuple(self._front_ends),
-            past=self.status,
-            fault_time=fault_time,
-            guilty=self._guilty,
-        )
+        """Let the spare process begin, or a new one if there is none."""
+        process, self._spare = self._spare or EngineProcess(self._args, self._config), None
+        process.begin(tuple(self._front_ends), self.status, fault_time, self._guilty)
         for number, front_end in self._front_ends.items():
             front_end.put(process.sockets.pop(number))
+        self.process = process
         return process
+
+    async def _keep_spare(self) -> None:
+        """Start a spare process if it is missing, and look whether it hangs."""
+        if self._spare is not None and self._spare.has_ended:
+            logger.warning("the spare process of the engine has ended (%s)", self._spare.process.state)
+            await self._end_spare()
+        if self._spare is not None:
+            self._spare.check()
+        elif self._wants_spare and time.monotonic() > self._spare_time:
+            try:
+                self._spare = EngineProcess(self._args, self._config, is_spare=True)
+            except (OSError, EngineDeadError) as error:
+                logger.error("%s; the next try is in %g s", error, SPARE_SECONDS)
+                self._spare_time = time.monotonic() + SPARE_SECONDS
+
+    async def _end_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        self._spare_time = time.monotonic() + SPARE_SECONDS
+        if spare is not None:
+            spare.process.send_signal(signal.SIGKILL)  # it has nothing to lose
+            await spare.close()
 
     def _count(self, cause: FaultCause, reason: str) -> None:
         counts = self.status.num_recoveries
@@ -147,10 +178,11 @@ class EngineKeeper:
         limits = self._config.fault_tolerance
         process = self.process
         assert process is not None
-        await self._follow(process)
+        await self._follow(process, until_ready=True)
         if not process.is_ready:
             self._give_up(f"the engine's process is gone: {process.process.state}")  # it could not start
         while True:
+            await self._follow(process)
             fault_time = time.monotonic()
             try:
                 async with asyncio.timeout(limits.engine_recovery_timeout_seconds):
@@ -159,13 +191,15 @@ class EngineKeeper:
                         await self._follow(process, until_ready=True)
             except TimeoutError:
                 self._give_up(f"the engine did not start again within {limits.engine_recovery_timeout_seconds:g} s")
-            await self._follow(process)
 
     async def _follow(self, process: EngineProcess, *, until_ready: bool = False) -> None:
         """Return when the process has ended. With `until_ready` return also when it is ready. Kill a process that hangs."""
         while not process.has_ended and not (until_ready and process.is_ready):
             process.check()
+            if process.is_ready:
+                await self._keep_spare()
             await process.wait_for_news(PING_SECONDS)
+        self._spare_time = time.monotonic() + SPARE_SECONDS
 
     async def _replace(self, process: EngineProcess, fault_time: float) -> EngineProcess:
         """Start another process, if this is allowed. Try again and again if the operating system cannot start one.

@@ -2,7 +2,8 @@
 
 The two share a *control socket*. After the `StartEngine` frame its messages are lines of JSON:
 
-    owner -> core   {"front_end": number, "num_deaths": n}, which brings one end of a front end's socket; {"ping": true}
+    owner -> core   {"front_end": number, "num_deaths": n}, which brings one end of a front end's socket; {"ping": true};
+                    once: {"begin": fields of a `FaultStatus`, the recoveries so far; "fault_time", "guilty": see `begin`}
     core -> owner   {"pong": true}, {"ready": true}, {"faults": fields of a `FaultStatus`},
                     {"suspect": id of the sequence that runs alone, see `Suspects`; "" if all may run}
 
@@ -18,6 +19,7 @@ import logging
 import signal
 import socket
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
@@ -31,39 +33,29 @@ from inflight.interface.statistics import FaultStatus
 logger = logging.getLogger(__name__)
 
 TITLE = "inflight: engine"
+SPARE_TITLE = "inflight: spare engine"
 MAX_END_SECONDS = 20.0  # how long the process may need to end (its workers: 5 s; a step that hangs: 15 s)
 SOCKET_BUFFER_BYTES = 2**20
 EXIT_GIVEN_UP = 4  # exit code of an engine core whose ranks needed too many recoveries
 
 
 class EngineProcess:
-    """The process in which the engine core runs. It begins to load the model at once. Used on one event loop.
+    """The process in which the engine core runs. It loads the model after `begin`. Used on one event loop.
 
     Attributes:
         process: the process itself.
-        sockets: number of a front end -> the socket to the engine, one for each of `front_ends`. A caller that takes one out
-            owns it. `close` closes the others.
+        sockets: number of a front end -> the socket to the engine, one for each front end given to `begin`. A caller that takes
+            one out owns it. `close` closes the others.
         is_ready: whether the engine has started.
         has_ended: whether the process has ended.
         faults: the newest status that the core has sent; None before the first one.
         suspect: the id of the sequence that runs alone; "" if all may run.
     """
 
-    def __init__(
-        self,
-        args: EngineArgs,
-        config: EngineConfig,
-        *,
-        front_ends: Sequence[int] = (0,),
-        past: FaultStatus | None = None,
-        fault_time: float = 0.0,
-        guilty: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, args: EngineArgs, config: EngineConfig, *, is_spare: bool = False) -> None:
         """
         Args:
-            past: the recoveries before this process. None: there was none.
-            fault_time: when the process before this one was lost, as a time of `time.monotonic()`; 0.0 if there was none.
-            guilty: see `StartEngine`.
+            is_spare: see `StartEngine`.
 
         Raises:
             EngineDeadError: the process ended at once.
@@ -76,7 +68,8 @@ class EngineProcess:
         self._has_news = asyncio.Event()
         self._control, theirs = socket.socketpair()
         try:
-            self.process = ChildProcess(TITLE, "inflight.engine.core_process", [theirs.fileno()], keeps_secrets=True)
+            title = SPARE_TITLE if is_spare else TITLE
+            self.process = ChildProcess(title, "inflight.engine.core_process", [theirs.fileno()], keeps_secrets=True)
         except BaseException:
             self._control.close()
             raise
@@ -86,25 +79,52 @@ class EngineProcess:
             config=config,
             tokenizer=args.tokenizer,
             skip_tokenizer_init=args.skip_tokenizer_init,
-            num_front_ends=len(front_ends),
-            past=past or FaultStatus(),
-            fault_time=fault_time,
-            guilty=guilty,
+            is_spare=is_spare,
         )
         try:
             BlockingStream(self._control).send(start)
-            for number in front_ends:
-                self.sockets[number] = self._pass_socket(number, 0)
-        except BaseException as error:
-            self._close_sockets()
-            stop_processes([self.process], MAX_END_SECONDS)
-            if isinstance(error, OSError):
-                raise EngineDeadError(f"the engine's process is gone: {self.process.state}") from error
-            raise
+        except OSError as error:
+            raise self._gone() from error
         self._control.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._control, self._read)
         self._loop.add_reader(self.process.pidfd, self._note_end)
+
+    def begin(
+        self,
+        front_ends: Sequence[int] = (0,),
+        past: FaultStatus | None = None,
+        fault_time: float = 0.0,
+        guilty: Sequence[str] = (),
+    ) -> None:
+        """Let the process load the model and serve. Call it once.
+
+        Args:
+            past: the recoveries before this process. None: there was none.
+            fault_time: when the process before this one was lost, as a time of `time.monotonic()`; 0.0 if there was none.
+            guilty: ids of sequences that ran alone when earlier processes were lost. If a front end sends one again, it fails.
+
+        Raises:
+            EngineDeadError: the process is gone, or this process has no free descriptors. The process was ended.
+        """
+        try:
+            for number in front_ends:
+                self.sockets[number] = self._pass_socket(number, 0)
+            begin = {"begin": asdict(past or FaultStatus()), "fault_time": fault_time, "guilty": list(guilty)}
+            self._control.send(_line(begin))
+        except OSError as error:
+            self._remove_readers()
+            raise self._gone() from error
+
+    def _gone(self) -> EngineDeadError:
+        """End the process. Returns the error that says so."""
+        self._close_sockets()
+        stop_processes([self.process], MAX_END_SECONDS)
+        return EngineDeadError(f"the engine's process is gone: {self.process.state}")
+
+    def _remove_readers(self) -> None:
+        self._loop.remove_reader(self._control)
+        self._loop.remove_reader(self.process.pidfd)
 
     def connect(self, number: int, num_deaths: int) -> socket.socket | None:
         """Connect a front end to the running engine. Returns its socket, or None if the process is gone.
@@ -138,8 +158,7 @@ class EngineProcess:
     async def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:
         """Close the owner's ends of the sockets, wait until the process of the engine has ended, and kill it if it does not end
         in time. Call it once."""
-        self._loop.remove_reader(self._control)
-        self._loop.remove_reader(self.process.pidfd)
+        self._remove_readers()
         self._close_sockets()
         await asyncio.to_thread(stop_processes, [self.process], grace_seconds)
         self.process.close()

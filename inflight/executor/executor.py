@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import ranks_of_node
@@ -55,6 +55,7 @@ class Executor(ABC):
         EngineClosedError: `shutdown` was called before or during the call.
 
     The constructor of a concrete executor ends with a call of `_start()`, which returns when every rank has loaded its model.
+    `after_waiting` constructs an executor whose ranks wait before they load it.
 
     Attributes:
         meeting: the beginning of the present epoch. For recovery.py and concrete executors.
@@ -62,6 +63,7 @@ class Executor(ABC):
     """
 
     can_recover = True  # False: `recover` always raises
+    _wait: Callable[[], None] | None = None  # called before the ranks are launched
 
     @staticmethod
     def get_class(config: EngineConfig) -> type[Executor]:
@@ -73,6 +75,14 @@ class Executor(ABC):
         from inflight.executor.selector import executor_class  # not at the top, because that file imports this one
 
         return executor_class(config.parallel.distributed_executor_backend)
+
+    @classmethod
+    def after_waiting(cls, config: EngineConfig, wait: Callable[[], None]) -> Self:
+        """Construct an executor, but call `wait` before the ranks load the model. Meanwhile their libraries are imported."""
+        executor = cls.__new__(cls)  # a subclass, also a user's one, need not know of `wait`
+        executor._wait = wait
+        cls.__init__(executor, config)
+        return executor
 
     def __init__(self, config: EngineConfig) -> None:
         parallel = config.parallel
@@ -342,6 +352,9 @@ class Executor(ABC):
 
     # -- methods that a concrete executor implements -----------------------------------------------------------
 
+    def _prepare(self) -> None:
+        """Start what the ranks need to import their libraries. `_launch` follows, perhaps much later."""
+
     @abstractmethod
     def _launch(self) -> None:
         """Start every rank and wait until its worker is constructed and its model is loaded.
@@ -385,6 +398,9 @@ class Executor(ABC):
 
     def _start(self) -> None:
         try:
+            if self._wait is not None:
+                self._prepare()
+                self._wait()
             self._launch()
         except BaseException:  # also KeyboardInterrupt: if the constructor fails, no rank may stay alive
             self.shutdown()

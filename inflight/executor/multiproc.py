@@ -9,7 +9,8 @@ the executor. A rank is dead when its stream or its process has ended. Messages 
 first. A rank that does not answer pings is lost too: ping_watch.py.
 
 A lost rank is replaced in the next epoch (recovery.py). On this machine a spare process takes its place, or a new process. On
-another node, `inflight worker` makes a new connection and starts a new process with it, as at the start.
+another node, `inflight worker` makes a new connection and starts a new process with it, as at the start. In a spare engine core
+(engine_keeper.py) all ranks of this machine begin as spare processes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from inflight.executor.ping_watch import PING_SECONDS, PingWatch
 from inflight.executor.process import (
     SIGKILL_SECONDS,
     SPARE_TITLE,
+    WAITING_TITLE,
     WorkerProcess,
     stop_processes,
     wait_for_end,
@@ -97,12 +99,18 @@ class MultiprocExecutor(Executor):
         self._terminating = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
         self._spares: deque[tuple[WorkerProcess, Stream]] = deque()  # changed in the I/O thread
+        self._wanted_spares = 0, SPARE_TITLE  # how many there shall be, and their title
         self._pings = PingWatch(self._ask, self._hangs)
         # the last command and its encoded bytes, so that a step is encoded only once for all ranks
         self._encoded: tuple[WorkerCommand | EpochCommand | None, list[Buffer]] = (None, [])
+        self._io.start()
         self._start()
 
     # -- start-up --------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._wanted_spares = len(self.local_ranks), WAITING_TITLE
+        self._io.run(self._fill_spares)
 
     def _launch(self) -> None:
         parallel, fault_tolerance = self.config.parallel, self.config.fault_tolerance
@@ -110,10 +118,11 @@ class MultiprocExecutor(Executor):
             silence = REPLACED_LINK_SILENCE_SECONDS if fault_tolerance.enabled else MAX_LINK_SILENCE_SECONDS
             max_silence = min(silence, self._step_budget)
             self._listener = Listener(self._io, parallel, envs.cluster_token(), max_silence, self._begin)
-        self._io.start()
+        self._wanted_spares = 0, SPARE_TITLE
         self._io.run(self._launch_local)
         self.join_epoch()
         if fault_tolerance.enabled:
+            self._wanted_spares = fault_tolerance.spare_workers, SPARE_TITLE
             self._io.run(self._start_pings)
             self._io.run(self._fill_spares)
         elif self._listener is not None:
@@ -261,8 +270,9 @@ class MultiprocExecutor(Executor):
 
     def _fill_spares(self) -> None:
         """Start spare processes, as many as are missing."""
-        while len(self._spares) < self.config.fault_tolerance.spare_workers and not self._terminating:
-            spare = self._new_process(SPARE_TITLE)
+        count, title = self._wanted_spares
+        while len(self._spares) < count and not self._terminating:
+            spare = self._new_process(title)
             process, stream = spare
             stream.on_message = lambda message: None
             stream.on_end = lambda reason: None  # the end of the process is noticed below

@@ -16,7 +16,7 @@ from inflight.config.ranks import RankLayout, ranks_of_node
 from inflight.errors import ConfigError, EngineError, WorkerDiedError
 from inflight.executor.join import connect
 from inflight.executor.process import (
-    STOPPED_CHECK_SECONDS,
+    STOPPED_LOOK_SECONDS,
     WorkerProcess,
     stop_processes,
     wait_for_first_end,
@@ -104,9 +104,9 @@ class _Node:
             self.processes[rank] = WorkerProcess(worker_title(self._layout, rank), connected.fileno())
 
     def wait_for_lost(self) -> list[int]:
-        """Wait until processes have ended, or at most STOPPED_CHECK_SECONDS. Returns the ranks that were lost, and not told to
+        """Wait until processes have ended, or at most STOPPED_LOOK_SECONDS. Returns the ranks that were lost, and not told to
         end."""
-        wait_for_first_end(self.processes.values(), STOPPED_CHECK_SECONDS)
+        wait_for_first_end(self.processes.values(), STOPPED_LOOK_SECONDS)
         for process in self.processes.values():
             process.kill_if_stopped()
         return [rank for rank, process in self.processes.items() if process.exit_code not in (None, 0)]

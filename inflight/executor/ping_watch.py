@@ -4,7 +4,7 @@ It watches the ranks and the engine core, whose number is 0. Every PING_SECONDS 
 reads messages answers; it never computes. A process that does not answer may only be slow: other processes have its cores. So
 silence alone is no proof. A rank or an engine core is lost in these cases:
 
-    its process is stopped by a signal                           after STOPPED_TICKS pings without an answer
+    its process is stopped by a signal                           at the third look in a row (`ChildProcess.stays_stopped`)
     no thread of its process runs, waits for a core or a disk    at the FROZEN_TICKS-th look without an answer; so the
                                                                  answering thread waits for a lock that no thread releases
     it is on another machine                                     after REMOTE_TICKS pings; the link may be cut
@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from inflight.executor.process import ChildProcess
+from inflight.executor.process import STOPPED_LOOK_SECONDS, ChildProcess
 
-PING_SECONDS = 0.5
-STOPPED_TICKS = 2
-FROZEN_TICKS = 10
-REMOTE_TICKS = 20
+PING_SECONDS = STOPPED_LOOK_SECONDS
+ANSWER_TICKS = 4  # a process whose threads all sleep is no reason for doubt before it has missed so many pings
+FROZEN_TICKS = 20
+REMOTE_TICKS = 40
 
 
 class PingWatch:
@@ -56,12 +56,12 @@ class PingWatch:
     def _silence(self, rank: int, process: ChildProcess | None) -> str:
         """Returns why the rank is lost, or "" if it is not."""
         num_silent = self._num_silent[rank]
-        if num_silent < STOPPED_TICKS:
-            return ""
         if process is None:
             return "the link to its machine may be cut" if num_silent >= REMOTE_TICKS else ""
-        if process.is_stopped:
+        if process.stays_stopped():
             return process.state
+        if num_silent < ANSWER_TICKS:
+            return ""
         self._num_frozen[rank] = 0 if process.may_run else self._num_frozen[rank] + 1
-        is_frozen = self._num_frozen[rank] >= FROZEN_TICKS - STOPPED_TICKS
+        is_frozen = self._num_frozen[rank] >= FROZEN_TICKS - ANSWER_TICKS
         return f"no thread of process {process.pid} can run" if is_frozen else ""

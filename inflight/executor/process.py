@@ -26,9 +26,10 @@ logger = logging.getLogger(__name__)
 
 SIGTERM_SECONDS = 0.5
 SIGKILL_SECONDS = 5.0  # the kernel may need time to free much memory
-STOPPED_CHECK_SECONDS = 0.5  # the time between two calls of `kill_if_stopped`
-MAX_STOPPED_CHECKS = 3
+STOPPED_LOOK_SECONDS = 0.25  # the time between two calls of `stays_stopped`
+MAX_STOPPED_LOOKS = 3  # more than 2, so that Ctrl-Z and `fg`, which reach all processes, do not end any
 SPARE_TITLE = "inflight: worker spare"
+WAITING_TITLE = "inflight: spare engine worker"  # a rank of an engine core that waits
 _PR_SET_NAME = 15
 
 
@@ -37,8 +38,10 @@ def worker_title(layout: RankLayout, rank: int) -> str:
 
 
 def name_process(title: str, short_name: str | None = None) -> None:
-    """Name this process. Call it when a program begins. Log lines show `title`, and `top` shows `short_name`."""
-    logging.basicConfig(format=f"%(levelname)s [{title.removeprefix('inflight: ')}] %(name)s: %(message)s")
+    """Name this process. Call it when a program begins, and when a spare process is used. Log lines show `title`, and `top`
+    shows `short_name`."""
+    prefix = f"%(levelname)s [{title.removeprefix('inflight: ')}]"
+    logging.basicConfig(format=f"{prefix} %(name)s: %(message)s", force=True)  # `force`: a spare gets another name
     logging.getLogger("inflight").setLevel(envs.log_level())
     name = short_name or title.replace(": ", "-").replace(" ", "-")
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
@@ -82,7 +85,7 @@ class ChildProcess:
         self.title = title
         self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=stream_fds, env=environment)
         self.pid = self._popen.pid
-        self._num_stopped = 0  # how many calls of `kill_if_stopped` in a row found the process stopped
+        self._num_stopped = 0  # how many calls of `stays_stopped` in a row found the process stopped
         try:
             self.pidfd = os.pidfd_open(self.pid)
         except OSError:  # this process has no free descriptor
@@ -112,10 +115,15 @@ class ChildProcess:
         """Whether a signal such as SIGSTOP has stopped the process. A debugger does not stop it in this sense."""
         return _status_letter(Path(f"/proc/{self.pid}/stat")) == "T"
 
-    def kill_if_stopped(self) -> None:
-        """Call this every STOPPED_CHECK_SECONDS. Kills the process when MAX_STOPPED_CHECKS calls in a row found it stopped."""
+    def stays_stopped(self) -> bool:
+        """Look whether the process is stopped, every STOPPED_LOOK_SECONDS. Returns True when MAX_STOPPED_LOOKS looks in a row
+        found it stopped. The looks are counted, and not the seconds: when this process was stopped, too, it has not looked."""
         self._num_stopped = self._num_stopped + 1 if self.is_stopped else 0
-        if self._num_stopped >= MAX_STOPPED_CHECKS:
+        return self._num_stopped >= MAX_STOPPED_LOOKS
+
+    def kill_if_stopped(self) -> None:
+        """Kill the process if it `stays_stopped`."""
+        if self.stays_stopped():
             logger.error("%s (pid %d) is stopped by a signal, so it is killed", self.title, self.pid)
             self.send_signal(signal.SIGKILL)
 

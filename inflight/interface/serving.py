@@ -26,19 +26,14 @@ class StartEngine:
 
     Attributes:
         tokenizer: the folder or hub id of the tokenizer that grammars use. None means the model's own tokenizer.
-        num_front_ends: how many sockets follow this frame at once, one for each front end.
-        past: the recoveries before this process was started.
-        fault_time: when the process before this one was lost, as a time of `time.monotonic()`. 0.0 if there was none.
-        guilty: ids of sequences that ran alone when earlier processes were lost. If a front end sends one again, it fails.
+        is_spare: the process waits until another engine core is lost. It and its ranks' processes import their libraries, but
+            load no model before they are told to begin.
     """
 
     config: EngineConfig
     tokenizer: str | None
     skip_tokenizer_init: bool
-    num_front_ends: int
-    past: FaultStatus
-    fault_time: float
-    guilty: tuple[str, ...]
+    is_spare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ class DeafWorker(Worker):
             self._num_steps = STEPS_BEFORE_CUT
             deafen(num_epochs)
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         if self._num_steps == 0:
             self._pipeline.link._before._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
         self._num_steps -= 1

@@ -103,6 +103,18 @@ def test_a_spare_process_takes_the_place_of_a_rank() -> None:
         assert server.wait_for_child("worker spare") != spare
 
 
+def test_a_spare_engine_and_its_processes_take_the_place_of_the_engine_and_its_ranks() -> None:
+    with serving(*TWO_RANKS, "--fault-tolerance-config", '{"spare_workers": 1}') as server:
+        truth = text_of(server.start_stream(300))
+        spares = {server.wait_for_child("spare engine"), server.wait_for_child("spare engine worker")}
+        stream = server.start_stream(300)
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        assert text_of(stream) == truth
+        pids = server.children()
+        assert spares <= {pids["engine"], pids["worker tp0 pp0"], pids["worker tp1 pp0"]}
+        assert server.wait_for_child("spare engine") not in spares
+
+
 def test_without_fault_tolerance_a_step_that_fails_on_one_rank_ends_the_server_and_is_named() -> None:
     with serving(*TWO_RANKS, NO_RECOVERY, "--distributed-executor-backend", FAULTY) as server:
         assert complete(server, 3)[0] == 200

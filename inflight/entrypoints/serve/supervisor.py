@@ -34,7 +34,7 @@ from inflight.entrypoints.serve.server import StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
 from inflight.errors import EngineDeadError, EngineError, InflightError, error_by_name
-from inflight.executor.process import STOPPED_CHECK_SECONDS, ChildProcess, stop_processes
+from inflight.executor.process import STOPPED_LOOK_SECONDS, ChildProcess, stop_processes
 
 if TYPE_CHECKING:
     from inflight.engine.engine_keeper import EngineKeeper
@@ -244,7 +244,7 @@ class Supervisor:
             while not begun.done():
                 ends = [front_end.ended for front_end in self.front_ends]
                 await asyncio.wait(
-                    [begun, given_up, *ends], timeout=STOPPED_CHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    [begun, given_up, *ends], timeout=STOPPED_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
                 )
                 if given_up.done():
                     given_up.result()

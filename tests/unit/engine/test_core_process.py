@@ -96,7 +96,8 @@ def test_signals_to_the_group_leave_the_engine_to_its_front_end() -> None:
 def test_several_front_ends_share_one_engine() -> None:
     async def test() -> None:
         args = mock_args(max_num_seqs=8)
-        process = EngineProcess(args, resolve_config(args), front_ends=(0, 1))
+        process = EngineProcess(args, resolve_config(args))
+        process.begin((0, 1))
         try:
             first, second = await asyncio.gather(
                 *(AsyncLLM.attach(args, sockets(process.sockets.pop(i))) for i in (0, 1))
@@ -124,7 +125,8 @@ def test_several_front_ends_share_one_engine() -> None:
 def test_a_front_end_that_sends_nonsense_is_dropped_alone() -> None:
     async def test() -> None:
         args = mock_args()
-        process = EngineProcess(args, resolve_config(args), front_ends=(0, 1))
+        process = EngineProcess(args, resolve_config(args))
+        process.begin((0, 1))
         nonsense, good = process.sockets.pop(1), process.sockets.pop(0)
         try:
             engine = await AsyncLLM.attach(args, sockets(good))

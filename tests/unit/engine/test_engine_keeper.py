@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -43,6 +44,31 @@ def test_requests_go_on_in_another_process(number: signal.Signals) -> None:
             await until(lambda: engine.fault_status.num_resumed_requests == 4)
             assert engine.fault_status.num_recoveries == {"engine_died": 1}
             assert engine.fault_status.state == "healthy"
+
+    run(test)
+
+
+def test_a_spare_process_takes_the_place_of_the_engine() -> None:
+    async def test() -> None:
+        async with mock_engine({"fault_tolerance_config": {"spare_workers": 1}}) as engine:
+            keeper = engine._keeper
+            assert keeper is not None
+            truth = tokens_of(await read(await submit(engine, "truth", "x", endless(400))))
+            await until(lambda: keeper._spare is not None, 20)
+            assert keeper._spare is not None
+            spare = keeper._spare.process.pid
+            os.kill(spare, signal.SIGKILL)  # then there is another one
+            await until(lambda: keeper._spare is not None and keeper._spare.process.pid != spare, 20)
+            spare = keeper._spare.process.pid
+            assert "spare" in Path(f"/proc/{spare}/cmdline").read_text()
+            assert engine.fault_status.num_recoveries == {}
+            stream = await submit(engine, "a", "x", endless(400))
+            await stream.__anext__()
+            os.kill(pid_of(engine), signal.SIGKILL)
+            await until(lambda: engine.fault_status.num_recoveries == {"engine_died": 1}, 20)
+            assert tokens_of(await read(await submit(engine, "b", "x", endless(400)))) == truth
+            assert pid_of(engine) == spare
+            assert "spare" not in Path(f"/proc/{spare}/cmdline").read_text()
 
     run(test)
 

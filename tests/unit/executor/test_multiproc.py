@@ -99,16 +99,22 @@ def test_a_stopped_rank_times_out_and_is_ended(caplog: pytest.LogCaptureFixture)
     assert "SIGKILL" in caplog.text
 
 
-def test_a_payload_for_a_stopped_rank_stalls_nobody(executor: MultiprocExecutor) -> None:
-    pids = pids_of(executor)
-    os.kill(pids[0], signal.SIGSTOP)
-    start = time.monotonic()
-    for _ in range(3):
-        executor.collective_rpc("echo", (b"x" * 10_000_000,), non_block=True, unique_reply_rank=1)
-    assert executor.collective_rpc("pid", unique_reply_rank=1, timeout=5) == pids[1]
-    assert time.monotonic() - start < 3
-    os.kill(pids[0], signal.SIGCONT)
-    assert pids_of(executor) == pids
+def test_a_payload_for_a_stopped_rank_stalls_nobody() -> None:
+    config = engine_config(tensor_parallel_size=2, backend="mp")
+    intolerant = FaultToleranceConfig(enabled=False)  # otherwise the rank would be replaced after 0.75 s
+    executor = MultiprocExecutor(dataclasses.replace(config, fault_tolerance=intolerant), SCRIPTED)
+    try:
+        pids = pids_of(executor)
+        os.kill(pids[0], signal.SIGSTOP)
+        start = time.monotonic()
+        for _ in range(3):
+            executor.collective_rpc("echo", (b"x" * 10_000_000,), non_block=True, unique_reply_rank=1)
+        assert executor.collective_rpc("pid", unique_reply_rank=1, timeout=5) == pids[1]
+        assert time.monotonic() - start < 3
+        os.kill(pids[0], signal.SIGCONT)
+        assert pids_of(executor) == pids
+    finally:
+        executor.shutdown()
 
 
 def test_a_process_that_has_ended_is_seen_by_all_threads_at_once() -> None:

@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 
-from inflight.executor.process import MAX_STOPPED_CHECKS, ChildProcess, wait_for_end
+from inflight.executor.process import MAX_STOPPED_LOOKS, ChildProcess, wait_for_end
 
 
 def test_a_process_is_killed_when_it_was_found_stopped_often_enough_in_a_row() -> None:
@@ -19,7 +19,7 @@ def test_a_process_is_killed_when_it_was_found_stopped_often_enough_in_a_row() -
                 end = time.monotonic() + 10
                 while process.is_stopped is not (number == signal.SIGSTOP):
                     assert time.monotonic() < end
-                for _ in range(MAX_STOPPED_CHECKS - 1):
+                for _ in range(MAX_STOPPED_LOOKS - 1):
                     process.kill_if_stopped()
                     assert process.is_alive
             process.kill_if_stopped()
