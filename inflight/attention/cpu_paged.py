@@ -13,7 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata, bytes_of_layer
+from inflight.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionMetadata,
+    AttentionParams,
+    bytes_of_layer,
+)
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
@@ -40,7 +46,11 @@ class CpuPagedBackend(AttentionBackend):
         self._kernels = kernels
 
     @staticmethod
-    def supports(head_dim: int, block_size: int, dtype: torch.dtype, kv_cache_dtype: torch.dtype) -> bool:
+    def supports(
+        head_dim: int, block_size: int, dtype: torch.dtype, kv_cache_dtype: torch.dtype, is_plain: bool = True
+    ) -> bool:
+        if not is_plain:
+            return False
         fits = head_dim % HEAD_DIM_MULTIPLE == 0 and block_size % BLOCK_SIZE_MULTIPLE == 0 and dtype in DTYPES
         return fits and (kv_cache_dtype == dtype or (kv_cache_dtype == torch.int8 and head_dim <= MAX_INT8_HEAD_DIM))
 
@@ -80,10 +90,9 @@ class CpuPagedBackend(AttentionBackend):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        params: AttentionParams,
     ) -> torch.Tensor:
+        assert params.is_plain, "get_backend needs is_plain=False"
         assert isinstance(metadata, CpuPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
         num_tokens, num_heads, head_dim = query.shape
         assert num_tokens == metadata.num_tokens, f"{num_tokens} query tokens, {metadata.num_tokens} in the metadata"
@@ -103,6 +112,6 @@ class CpuPagedBackend(AttentionBackend):
             kv_cache.data_ptr(),
             metadata.step,
             layout,
-            scale,
+            params.scale,
         )
         return output

@@ -26,6 +26,7 @@ def get_backend(
     dtype: torch.dtype,
     kv_cache_dtype: torch.dtype,
     *,
+    is_plain: bool = True,
     num_multiprocessors: int = 0,
     max_shared_bytes: int = 0,
 ) -> AttentionBackend:
@@ -33,6 +34,7 @@ def get_backend(
     kernel, or plain torch if this kernel is not installed or does not support the model's shapes.
 
     Args:
+        is_plain: whether no layer has a soft cap or sinks (`AttentionParams`).
         num_multiprocessors, max_shared_bytes: properties of the GPU, see `Accelerator`.
 
     Raises:
@@ -41,8 +43,10 @@ def get_backend(
     assert head_dim > 0, f"head_dim is {head_dim}"
     assert dtype.is_floating_point, f"attention needs a floating-point dtype, not {dtype}"
     if device_kind == "cuda":
+        if not is_plain:
+            raise ConfigError("attention with a soft cap or sinks is not supported on a GPU yet")
         return _gpu_backend(head_dim, dtype, kv_cache_dtype, num_multiprocessors, max_shared_bytes)
-    if CpuPagedBackend.supports(head_dim, block_size, dtype, kv_cache_dtype):
+    if CpuPagedBackend.supports(head_dim, block_size, dtype, kv_cache_dtype, is_plain):
         kernels = load_kernels()
         if kernels is not None:
             return CpuPagedBackend(kernels)

@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata, HeadNorm, Rotation
+from inflight.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionMetadata,
+    AttentionParams,
+    HeadNorm,
+    Rotation,
+)
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.triton.attention_decode import DecodeScratch, attention_decode, num_splits
 from inflight.kernels.triton.attention_mixed import LEAST_SHARED_BYTES, attention_mixed
@@ -96,9 +103,7 @@ class TritonPagedBackend(AttentionBackend):
         value: Tensor,
         kv_cache: Tensor,
         metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        params: AttentionParams,
     ) -> Tensor:
         return self.attend(
             torch.cat((query, key, value), dim=1),
@@ -106,9 +111,8 @@ class TritonPagedBackend(AttentionBackend):
             None,
             kv_cache,
             metadata,
+            params,
             num_heads=query.shape[1],
-            scale=scale,
-            sliding_window=sliding_window,
         )
 
     def attend(
@@ -118,12 +122,12 @@ class TritonPagedBackend(AttentionBackend):
         norm: HeadNorm | None,
         kv_cache: Tensor,
         metadata: AttentionMetadata,
+        params: AttentionParams,
         *,
         num_heads: int,
-        scale: float,
-        sliding_window: int | None,
     ) -> Tensor:
         """See `AttentionBackend`. Without a `rotation`, queries and keys are not rotated."""
+        assert params.is_plain, "get_backend needs is_plain=False"
         assert isinstance(metadata, TritonPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
         assert len(heads) == metadata.num_tokens, f"{len(heads)} tokens, but {metadata.num_tokens} in the metadata"
         query = rotary_kv(
@@ -137,6 +141,7 @@ class TritonPagedBackend(AttentionBackend):
             metadata.positions,
             num_heads=num_heads,
         )
+        scale, sliding_window = params.scale, params.sliding_window
         tables = metadata.block_table, metadata.slots, metadata.seq_lens
         if metadata.max_query_len > 1:
             return attention_mixed(

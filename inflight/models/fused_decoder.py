@@ -90,7 +90,7 @@ class FusedDecoder:
             attended=attended.data_ptr(),
             gated=gated.data_ptr(),
             layout=CpuPagedBackend.head_layout(kv_cache, num_heads, head_dim, dtype),
-            scale=attention.attn.scale,
+            scale=attention.attn.params.scale,
             eps=layers[0].input_layernorm.eps,
             qk_eps=0.0 if attention.qk_norm is None else attention.qk_norm.eps,
         )

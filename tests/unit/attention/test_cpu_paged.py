@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from inflight.attention.backend import AttentionInputs
+from inflight.attention.backend import AttentionInputs, AttentionParams
 from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.attention.selector import get_backend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
@@ -33,6 +33,7 @@ TOLERANCES = {
     (torch.float32, torch.int8): 5e-4,
     (torch.bfloat16, torch.int8): 4e-2,
 }
+PARAMS = AttentionParams(0.2)
 DTYPES = pytest.mark.parametrize(("dtype", "kv_cache_dtype"), TOLERANCES)
 
 
@@ -170,11 +171,10 @@ def test_a_whole_chunk_or_split_of_nan_is_not_forgotten(row: dict[str, Any], mon
             queries = torch.randn(1100, 6, 32).to(dtype)
             keys, values = broken.sequences[0][0].to(dtype)
             keys[first:end] = torch.nan
-            forward = {"scale": 0.2, "sliding_window": None}
-            broken.backend.forward(queries, keys[:1100], values[:1100], broken.views[0], metadata, **forward)
+            broken.backend.forward(queries, keys[:1100], values[:1100], broken.views[0], metadata, PARAMS)
             broken.computed += 1100
             metadata = broken.backend.build_metadata(broken.inputs(np.array([1])), case.spec)
-            last = broken.backend.forward(queries[:1], keys[1100:], values[1100:], broken.views[0], metadata, **forward)
+            last = broken.backend.forward(queries[:1], keys[1100:], values[1100:], broken.views[0], metadata, PARAMS)
             assert last.isnan().all(), (first, end)
     finally:
         torch.set_num_threads(before)
@@ -188,7 +188,7 @@ def test_a_query_that_is_not_finite_gives_nan(instruction_set: str) -> None:
         queries = torch.randn(300, 6, 32)
         queries[200, 3, 5] = number
         keys, values = made.sequences[0][0].float()
-        out = made.backend.forward(queries, keys, values, made.views[0], metadata, scale=0.2, sliding_window=None)
+        out = made.backend.forward(queries, keys, values, made.views[0], metadata, PARAMS)
         assert out[200, 3].isnan().all()
         out[200, 3] = 0
         assert not out.isnan().any()
@@ -213,7 +213,7 @@ def test_results_that_wait_to_be_merged_take_little_memory() -> None:
     def attend(num_threads: int) -> None:  # in a thread of its own: it begins without memory of its own
         def call() -> None:
             torch.set_num_threads(num_threads)
-            outputs.append(backend.forward(*rows, view, metadata, scale=0.1, sliding_window=None))
+            outputs.append(backend.forward(*rows, view, metadata, PARAMS))
 
         thread = threading.Thread(target=call)
         thread.start()
@@ -255,7 +255,7 @@ def test_a_row_is_the_same_bit_for_bit_in_any_company(row: dict[str, Any], monke
                     rows[at : at + size] = own[new]
                     parts.append(rows)
                 metadata = made.backend.build_metadata(inputs, case.spec)
-                out = made.backend.forward(*parts, made.views[0], metadata, scale=0.2, sliding_window=window)
+                out = made.backend.forward(*parts, made.views[0], metadata, AttentionParams(0.2, window))
                 results.append(out[at : at + size].clone())
                 made.computed += lengths.astype(np.int32)
                 start += size

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inflight.attention.backend import Rotation
+from inflight.attention.backend import AttentionParams, Rotation
 from inflight.attention.selector import get_backend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.attention.triton_paged import TritonPagedBackend, TritonPagedMetadata
@@ -162,7 +162,7 @@ def test_a_row_is_the_same_bit_for_bit_in_any_mixed_batch(window: int | None) ->
                 rows[at : at + lengths[0]] = own[new]
                 parts.append(rows)
             metadata = world.backend.build_metadata(inputs, case.spec)
-            out = world.backend.forward(*parts, world.views[0], metadata, scale=0.2, sliding_window=window)
+            out = world.backend.forward(*parts, world.views[0], metadata, AttentionParams(0.2, window))
             results.append(out[at : at + lengths[0]])
             world.computed += lengths.astype(np.int32)
             start += int(lengths[0])
@@ -182,8 +182,7 @@ def test_a_decode_row_does_not_depend_on_who_comes_last() -> None:
     metadata = world.backend.build_metadata(inputs, CASE.spec)
     query, (key, value) = torch.randn(2, 6, 16), torch.randn(2, 2, 2, 16)
     first, again = (
-        world.backend.forward(query, key, value, world.views[0], metadata, scale=0.2, sliding_window=None)
-        for _ in range(2)
+        world.backend.forward(query, key, value, world.views[0], metadata, AttentionParams(0.2)) for _ in range(2)
     )
     assert torch.equal(first, again)
 
@@ -226,7 +225,7 @@ def test_padding_changes_nothing(lengths: tuple[int, ...], num_rows: int, num_to
         if pad:
             metadata = _padded(metadata, num_rows, num_tokens)
         parts = heads[: metadata.num_tokens].split((6, 2, 2), dim=1)
-        out = world.backend.forward(*parts, world.views[0], metadata, scale=0.3, sliding_window=None)
+        out = world.backend.forward(*parts, world.views[0], metadata, AttentionParams(0.3))
         results.append(out[:count])
         arenas.append(world.arena[1:])  # all but the dummy block
     if lengths != (1, 1, 1):  # with other numbers of rows, decode may be split in another way
@@ -260,10 +259,7 @@ def test_attend_is_norm_rotation_and_forward(has_norm: bool, lengths: tuple[int,
         metadata = backend.build_metadata(world.inputs(np.array(lengths)), case.spec)
         results.append(
             backend.attend(
-                *(all_heads.clone(), rotation, norm, world.views[0], metadata),
-                num_heads=6,
-                scale=0.2,
-                sliding_window=25,
+                *(all_heads.clone(), rotation, norm, world.views[0], metadata, AttentionParams(0.2, 25)), num_heads=6
             )
         )
         caches.append(world.views[0])
@@ -283,9 +279,7 @@ def test_float8_saturates() -> None:
     inputs = world.inputs(np.array([1, 1, 1]))
     key, value = torch.full((3, 2, 16), 1e4), torch.full((3, 2, 16), -500.0)
     metadata = world.backend.build_metadata(inputs, case.spec)
-    out = world.backend.forward(
-        *(torch.ones(3, 6, 16), key, value, world.views[0], metadata), scale=0.1, sliding_window=None
-    )
+    out = world.backend.forward(*(torch.ones(3, 6, 16), key, value, world.views[0], metadata), AttentionParams(0.1))
     assert out.eq(-448).all()
     assert all(world.views[0][int(world.tables[row][0])][0, :, 0].float().eq(448).all() for row in range(3))
 
