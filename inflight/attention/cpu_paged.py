@@ -23,6 +23,7 @@ from inflight.attention.backend import (
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
+from inflight.kernels.cpu.library import AttentionParams as KernelParams
 
 HEAD_DIM_MULTIPLE = BLOCK_SIZE_MULTIPLE = 16  # the number of lanes of the widest vectors
 MAX_INT8_HEAD_DIM = 512  # a sum of 512 products of int8 and int16 fits 32 bits
@@ -46,11 +47,7 @@ class CpuPagedBackend(AttentionBackend):
         self._kernels = kernels
 
     @staticmethod
-    def supports(
-        head_dim: int, block_size: int, dtype: torch.dtype, kv_cache_dtype: torch.dtype, is_plain: bool = True
-    ) -> bool:
-        if not is_plain:
-            return False
+    def supports(head_dim: int, block_size: int, dtype: torch.dtype, kv_cache_dtype: torch.dtype) -> bool:
         fits = head_dim % HEAD_DIM_MULTIPLE == 0 and block_size % BLOCK_SIZE_MULTIPLE == 0 and dtype in DTYPES
         return fits and (kv_cache_dtype == dtype or (kv_cache_dtype == torch.int8 and head_dim <= MAX_INT8_HEAD_DIM))
 
@@ -68,6 +65,13 @@ class CpuPagedBackend(AttentionBackend):
         block_stride = kv_cache.stride(0) * kv_cache.element_size()
         dtypes = DTYPES[dtype], CACHE_DTYPES[kv_cache.dtype]
         return HeadLayout(num_heads, kv_cache.shape[1] // 2, head_dim, *dtypes, block_stride)
+
+    @staticmethod
+    def kernel_params(params: AttentionParams) -> KernelParams:
+        """Makes the struct that describes `params` to the kernel. `params` must be kept, because the struct has a pointer."""
+        sinks = params.sinks
+        assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous()), "sinks must be float32"
+        return KernelParams(params.scale, params.soft_cap or 0.0, None if sinks is None else sinks.data_ptr())
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> CpuPagedMetadata:
         arrays = tuple(
@@ -92,13 +96,13 @@ class CpuPagedBackend(AttentionBackend):
         metadata: AttentionMetadata,
         params: AttentionParams,
     ) -> torch.Tensor:
-        assert params.is_plain, "get_backend needs is_plain=False"
         assert isinstance(metadata, CpuPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
         num_tokens, num_heads, head_dim = query.shape
         assert num_tokens == metadata.num_tokens, f"{num_tokens} query tokens, {metadata.num_tokens} in the metadata"
         for rows in (query, key, value):
             assert rows.stride()[1:] == (head_dim, 1) and rows.dtype == query.dtype, (rows.stride(), rows.dtype)
         assert kv_cache.dtype in (query.dtype, torch.int8), (kv_cache.dtype, query.dtype)
+        assert params.sinks is None or len(params.sinks) == num_heads, (params.sinks.shape, num_heads)
         layout = self.head_layout(kv_cache, num_heads, head_dim, query.dtype)
         output = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
         self._kernels.inflight_paged_attention(
@@ -112,6 +116,6 @@ class CpuPagedBackend(AttentionBackend):
             kv_cache.data_ptr(),
             metadata.step,
             layout,
-            params.scale,
+            self.kernel_params(params),
         )
         return output

@@ -34,7 +34,7 @@ def get_backend(
     kernel, or plain torch if this kernel is not installed or does not support the model's shapes.
 
     Args:
-        is_plain: whether no layer has a soft cap or sinks (`AttentionParams`).
+        is_plain: GPU: whether no layer has a soft cap or sinks (`AttentionParams`).
         num_multiprocessors, max_shared_bytes: properties of the GPU, see `Accelerator`.
 
     Raises:
@@ -46,7 +46,7 @@ def get_backend(
         if not is_plain:
             raise ConfigError("attention with a soft cap or sinks is not supported on a GPU yet")
         return _gpu_backend(head_dim, dtype, kv_cache_dtype, num_multiprocessors, max_shared_bytes)
-    if CpuPagedBackend.supports(head_dim, block_size, dtype, kv_cache_dtype, is_plain):
+    if CpuPagedBackend.supports(head_dim, block_size, dtype, kv_cache_dtype):
         kernels = load_kernels()
         if kernels is not None:
             return CpuPagedBackend(kernels)

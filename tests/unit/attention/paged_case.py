@@ -79,7 +79,8 @@ class World:
         self.sees_what_was_written = True  # else the truth is of the keys and values before they were quantised
         self.random = np.random.default_rng(case.seed)
         self.generator = torch.Generator().manual_seed(case.seed)
-        sinks = self._draw(case.num_kv_heads * case.per_head).float() if case.has_sinks else None
+        # as large as the scores of many keys together
+        sinks = (3 + 3 * self._draw(case.num_kv_heads * case.per_head)).float() if case.has_sinks else None
         self.params = AttentionParams(1 / math.sqrt(case.head_dim), case.window, case.soft_cap, sinks)
         totals = np.sum(case.steps, axis=0)
         self.computed = np.zeros(len(totals), dtype=np.int32)
