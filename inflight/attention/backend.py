@@ -52,11 +52,6 @@ class AttentionParams:
     soft_cap: float | None = None  # above 0; None: scores are not capped
     sinks: Tensor | None = None  # float32 [num_heads], contiguous, of this rank's heads, on the device; None: no sinks
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether scores are not capped and the heads have no sinks."""
-        return self.soft_cap is None and self.sinks is None
-
 
 class HeadNorm(Protocol):
     """An RMSNorm of each query head and key head over its head_dim elements (`layers.norm.QKNorm`)."""

@@ -16,7 +16,7 @@ from inflight.errors import ConfigError
 from inflight.kernels.cpu.library import load_kernels
 
 FLOAT8 = torch.float8_e4m3fn
-MAX_TRITON_HEAD_DIM = 256  # larger tiles do not fit the registers
+MAX_TRITON_HEAD_DIM = 512  # larger tiles do not fit the registers
 
 
 def get_backend(
@@ -26,7 +26,6 @@ def get_backend(
     dtype: torch.dtype,
     kv_cache_dtype: torch.dtype,
     *,
-    is_plain: bool = True,
     num_multiprocessors: int = 0,
     max_shared_bytes: int = 0,
 ) -> AttentionBackend:
@@ -34,7 +33,6 @@ def get_backend(
     kernel, or plain torch if this kernel is not installed or does not support the model's shapes.
 
     Args:
-        is_plain: GPU: whether no layer has a soft cap or sinks (`AttentionParams`).
         num_multiprocessors, max_shared_bytes: properties of the GPU, see `Accelerator`.
 
     Raises:
@@ -43,8 +41,6 @@ def get_backend(
     assert head_dim > 0, f"head_dim is {head_dim}"
     assert dtype.is_floating_point, f"attention needs a floating-point dtype, not {dtype}"
     if device_kind == "cuda":
-        if not is_plain:
-            raise ConfigError("attention with a soft cap or sinks is not supported on a GPU yet")
         return _gpu_backend(head_dim, dtype, kv_cache_dtype, num_multiprocessors, max_shared_bytes)
     if CpuPagedBackend.supports(head_dim, block_size, dtype, kv_cache_dtype):
         kernels = load_kernels()

@@ -115,7 +115,7 @@ def _attend(
     heads = query.reshape(len(query), num_kv_heads, per_head, -1).permute(1, 2, 0, 3)
     keys, values = (x[:, None].expand(-1, per_head, -1, -1) for x in (keys, values))
     # `heads` is [num_kv_heads, per_head, num_queries, head_dim]
-    if params.is_plain:
+    if params.soft_cap is None and params.sinks is None:
         found = F.scaled_dot_product_attention(heads, keys, values, attn_mask=visible, scale=params.scale)
     else:
         found = _attend_with_cap_and_sinks(heads, keys, values, visible, params)

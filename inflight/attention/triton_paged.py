@@ -127,7 +127,6 @@ class TritonPagedBackend(AttentionBackend):
         num_heads: int,
     ) -> Tensor:
         """See `AttentionBackend`. Without a `rotation`, queries and keys are not rotated."""
-        assert params.is_plain, "get_backend needs is_plain=False"
         assert isinstance(metadata, TritonPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
         assert len(heads) == metadata.num_tokens, f"{len(heads)} tokens, but {metadata.num_tokens} in the metadata"
         query = rotary_kv(
@@ -141,13 +140,15 @@ class TritonPagedBackend(AttentionBackend):
             metadata.positions,
             num_heads=num_heads,
         )
-        scale, sliding_window = params.scale, params.sliding_window
         tables = metadata.block_table, metadata.slots, metadata.seq_lens
+        sliding_window = params.sliding_window
         if metadata.max_query_len > 1:
             return attention_mixed(
                 *(query, kv_cache, *tables, metadata.query_start_loc),
-                scale=scale,
+                scale=params.scale,
                 sliding_window=sliding_window,
+                soft_cap=params.soft_cap,
+                sinks=params.sinks,
                 max_shared_bytes=self._max_shared_bytes,
             )
         num_kv_heads = kv_cache.shape[2]
@@ -155,8 +156,10 @@ class TritonPagedBackend(AttentionBackend):
         return attention_decode(
             *(query, kv_cache, *tables, self._decode_scratch(query, num_kv_heads)),
             splits=num_splits(metadata.num_rows, num_kv_heads, longest, self._num_multiprocessors),
-            scale=scale,
+            scale=params.scale,
             sliding_window=sliding_window,
+            soft_cap=params.soft_cap,
+            sinks=params.sinks,
         )
 
     def _decode_scratch(self, query: Tensor, num_kv_heads: int) -> DecodeScratch:
