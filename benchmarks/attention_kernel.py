@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.models import SHAPES
 from benchmarks.report import emit, print_table
-from inflight.attention.backend import AttentionBackend, AttentionInputs
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionParams
 from inflight.attention.selector import get_backend
 from inflight.device.cpu import CpuDevice
 from inflight.interface.kv_cache import KVCacheSpec
@@ -54,6 +54,7 @@ class Layers:
     def __init__(self, shape: str, kv_cache_dtype: str, block_size: int, arena_bytes: int, device: CpuDevice) -> None:
         fields = SHAPES[shape].fields
         self.num_heads, self.num_kv_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
+        self.params = AttentionParams(fields["head_dim"] ** -0.5)
         self.head_dim, self.num_layers = fields["head_dim"], fields["num_hidden_layers"]
         dtype: torch.dtype = getattr(torch, kv_cache_dtype)
         self.spec = KVCacheSpec(
@@ -82,9 +83,7 @@ class Layers:
         )
         metadata = self.backend.build_metadata(inputs, self.spec)
         for view in self.views:
-            self.backend.forward(
-                *self._rows(made * size), view, metadata, scale=self.head_dim**-0.5, sliding_window=None
-            )
+            self.backend.forward(*self._rows(made * size), view, metadata, self.params)
         for start in range(made, self.num_blocks, made):
             part = self.arena[start : start + made]
             part.copy_(self.arena[: len(part)])
@@ -109,9 +108,7 @@ class Layers:
         metadata = self.backend.build_metadata(inputs, self.spec)
         rows = self._rows(case.num_rows * case.num_queries)
         views = itertools.cycle(self.views)
-        return lambda: self.backend.forward(
-            *rows, next(views), metadata, scale=self.head_dim**-0.5, sliding_window=None
-        )
+        return lambda: self.backend.forward(*rows, next(views), metadata, self.params)
 
     def read_bytes(self, case: Case) -> int:
         """Keys and values, scales included, that a call reads once."""

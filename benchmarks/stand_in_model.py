@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from inflight.attention.backend import AttentionBackend
+from inflight.attention.backend import AttentionBackend, AttentionParams
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.partition import PipelineStage
 from inflight.layers.attention import Attention
@@ -32,8 +32,7 @@ class StandInModel(CausalLM):
                 num_heads=architecture.num_heads,
                 num_kv_heads=architecture.num_kv_heads,
                 head_dim=architecture.head_dim,
-                scale=1.0,
-                sliding_window=None,
+                params=AttentionParams(1.0),
                 backend=context.backend,
             )
             for index in range(stage.start, stage.stop)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend
+from inflight.attention.backend import AttentionBackend, AttentionParams
 from inflight.config.engine import ModelConfig, QuantizationConfig
 from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
@@ -30,17 +30,21 @@ class FullContextAttention:
         value: Tensor,
         kv_cache: Tensor,
         metadata: object,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        params: AttentionParams,
     ) -> Tensor:
         num_tokens, num_heads, _ = query.shape
         group_size = num_heads // key.shape[1]
         keys, values = (x.double().repeat_interleave(group_size, dim=1) for x in (key, value))
-        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * scale
+        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * params.scale
+        if params.soft_cap is not None:
+            scores = params.soft_cap * torch.tanh(scores / params.soft_cap)
         age = torch.arange(num_tokens).unsqueeze(1) - torch.arange(num_tokens)  # [query, key]
-        visible = (age >= 0) & (age < (sliding_window or num_tokens))
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        visible = (age >= 0) & (age < (params.sliding_window or num_tokens))
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if params.sinks is not None:
+            sinks = params.sinks.double()[:, None, None].expand(-1, num_tokens, 1)
+            scores = torch.cat((scores, sinks), dim=-1)
+        weights = scores.softmax(-1)[..., :num_tokens]
         return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype).contiguous()
 
 

@@ -38,6 +38,21 @@ class AttentionMetadata:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """What a layer's attention computes besides the products: constant for all steps.
+
+    A score is `scale * (query . key)`. With a `soft_cap` c, a score x becomes `c * tanh(x / c)`. Then keys that the query does
+    not see are masked. With `sinks`, each query head has one more logit: it adds `exp(sink)` to the denominator of the softmax,
+    and it has no value.
+    """
+
+    scale: float  # above 0
+    sliding_window: int | None = None  # how many tokens a query sees, including its own; None: all
+    soft_cap: float | None = None  # above 0; None: scores are not capped
+    sinks: Tensor | None = None  # float32 [num_heads], contiguous, of this rank's heads, on the device; None: no sinks
+
+
 class HeadNorm(Protocol):
     """An RMSNorm of each query head and key head over its head_dim elements (`layers.norm.QKNorm`)."""
 
@@ -118,9 +133,7 @@ class AttentionBackend(ABC):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         """Writes `key` and `value` to the cache, then attends.
 
@@ -129,8 +142,7 @@ class AttentionBackend(ABC):
             key, value: `[num_tokens, num_kv_heads, head_dim]`. Query head h reads key head h // (num_heads / num_kv_heads).
             kv_cache: this layer's `kv_cache_view`.
             metadata: this step's metadata, built by this backend for the layer's KV group.
-            scale: the factor by which the scores are multiplied before the softmax.
-            sliding_window: the same as in the spec from which the metadata was built.
+            params: the layer's constants. `sliding_window` is the same as in the spec from which the metadata was built.
 
         Returns:
             `[num_tokens, num_heads, head_dim]`, contiguous, in new memory.
@@ -143,10 +155,9 @@ class AttentionBackend(ABC):
         norm: HeadNorm | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
+        params: AttentionParams,
         *,
         num_heads: int,
-        scale: float,
-        sliding_window: int | None,
     ) -> torch.Tensor:
         """Norms and rotates queries and keys, then calls `forward`.
 
@@ -164,8 +175,7 @@ class AttentionBackend(ABC):
             heads[:, num_heads + num_kv_heads :],
             kv_cache,
             metadata,
-            scale=scale,
-            sliding_window=sliding_window,
+            params,
         )
 
 

@@ -13,10 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata, bytes_of_layer
+from inflight.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionMetadata,
+    AttentionParams,
+    bytes_of_layer,
+)
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
+from inflight.kernels.cpu.library import AttentionParams as KernelParams
 
 HEAD_DIM_MULTIPLE = BLOCK_SIZE_MULTIPLE = 16  # the number of lanes of the widest vectors
 MAX_INT8_HEAD_DIM = 512  # a sum of 512 products of int8 and int16 fits 32 bits
@@ -59,6 +66,13 @@ class CpuPagedBackend(AttentionBackend):
         dtypes = DTYPES[dtype], CACHE_DTYPES[kv_cache.dtype]
         return HeadLayout(num_heads, kv_cache.shape[1] // 2, head_dim, *dtypes, block_stride)
 
+    @staticmethod
+    def kernel_params(params: AttentionParams) -> KernelParams:
+        """Makes the struct that describes `params` to the kernel. `params` must be kept, because the struct has a pointer."""
+        sinks = params.sinks
+        assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous()), "sinks must be float32"
+        return KernelParams(params.scale, params.soft_cap or 0.0, None if sinks is None else sinks.data_ptr())
+
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> CpuPagedMetadata:
         arrays = tuple(
             np.array(array, dtype=np.int32, order="C")  # copies
@@ -80,9 +94,7 @@ class CpuPagedBackend(AttentionBackend):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         assert isinstance(metadata, CpuPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
         num_tokens, num_heads, head_dim = query.shape
@@ -90,6 +102,7 @@ class CpuPagedBackend(AttentionBackend):
         for rows in (query, key, value):
             assert rows.stride()[1:] == (head_dim, 1) and rows.dtype == query.dtype, (rows.stride(), rows.dtype)
         assert kv_cache.dtype in (query.dtype, torch.int8), (kv_cache.dtype, query.dtype)
+        assert params.sinks is None or len(params.sinks) == num_heads, (params.sinks.shape, num_heads)
         layout = self.head_layout(kv_cache, num_heads, head_dim, query.dtype)
         output = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
         self._kernels.inflight_paged_attention(
@@ -103,6 +116,6 @@ class CpuPagedBackend(AttentionBackend):
             kv_cache.data_ptr(),
             metadata.step,
             layout,
-            scale,
+            self.kernel_params(params),
         )
         return output

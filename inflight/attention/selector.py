@@ -16,7 +16,7 @@ from inflight.errors import ConfigError
 from inflight.kernels.cpu.library import load_kernels
 
 FLOAT8 = torch.float8_e4m3fn
-MAX_TRITON_HEAD_DIM = 256  # larger tiles do not fit the registers
+MAX_TRITON_HEAD_DIM = 512  # larger tiles do not fit the registers
 
 
 def get_backend(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata, AttentionParams
 from inflight.interface.kv_cache import KVCacheSpec
 
 # The queries of a row are computed in pieces of this many tokens. So masks are small, and a piece does not read the keys after
@@ -68,14 +68,13 @@ class TorchSdpaBackend(AttentionBackend):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         assert isinstance(metadata, TorchSdpaMetadata), f"metadata of another backend: {type(metadata).__name__}"
         assert len(query) == metadata.num_tokens, f"{len(query)} query tokens, {metadata.num_tokens} in the metadata"
         slots = kv_cache.permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, 2, num_kv_heads, head_dim]
         slots[metadata.written] = torch.stack((key, value), dim=1)
+        sliding_window = params.sliding_window
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         for row in metadata.rows:
             gathered = (
@@ -87,7 +86,7 @@ class TorchSdpaBackend(AttentionBackend):
                 first = row.first_key if sliding_window is None else max(row.first_key, start - sliding_window + 1)
                 keys, values = gathered[:, :, first - row.first_key : end - row.first_key]
                 visible = _visible(torch.arange(start, end)[:, None], torch.arange(first, end), sliding_window)
-                output[tokens] = _attend(query[tokens], keys, values, visible, scale)
+                output[tokens] = _attend(query[tokens], keys, values, visible, params)
         return output
 
 
@@ -106,7 +105,7 @@ def _visible(queries: torch.Tensor, keys: torch.Tensor, sliding_window: int | No
 
 
 def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, scale: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, params: AttentionParams
 ) -> torch.Tensor:
     """query [num_queries, num_heads, head_dim]; keys, values [num_kv_heads, num_keys, head_dim] -> a tensor in query's shape.
 
@@ -114,11 +113,25 @@ def _attend(
     """
     num_kv_heads, per_head = len(keys), query.shape[1] // len(keys)
     heads = query.reshape(len(query), num_kv_heads, per_head, -1).permute(1, 2, 0, 3)
-    found = F.scaled_dot_product_attention(
-        heads,  # [num_kv_heads, per_head, num_queries, head_dim]
-        keys[:, None].expand(-1, per_head, -1, -1),
-        values[:, None].expand(-1, per_head, -1, -1),
-        attn_mask=visible,
-        scale=scale,
-    )
+    keys, values = (x[:, None].expand(-1, per_head, -1, -1) for x in (keys, values))
+    # `heads` is [num_kv_heads, per_head, num_queries, head_dim]
+    if params.soft_cap is None and params.sinks is None:
+        found = F.scaled_dot_product_attention(heads, keys, values, attn_mask=visible, scale=params.scale)
+    else:
+        found = _attend_with_cap_and_sinks(heads, keys, values, visible, params)
     return found.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _attend_with_cap_and_sinks(
+    heads: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, params: AttentionParams
+) -> torch.Tensor:
+    """`scaled_dot_product_attention` with a soft cap and sinks, in float32: it has neither."""
+    scores = (heads.float() @ keys.float().mT).mul_(params.scale)
+    if params.soft_cap is not None:
+        scores = scores.div_(params.soft_cap).tanh_().mul_(params.soft_cap)
+    scores = scores.masked_fill_(~visible, -torch.inf)
+    if params.sinks is not None:
+        sinks = params.sinks.view(*heads.shape[:2], 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[2]]
+    return (weights @ values.float()).to(heads.dtype)

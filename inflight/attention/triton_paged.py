@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata, HeadNorm, Rotation
+from inflight.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionMetadata,
+    AttentionParams,
+    HeadNorm,
+    Rotation,
+)
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.triton.attention_decode import DecodeScratch, attention_decode, num_splits
 from inflight.kernels.triton.attention_mixed import LEAST_SHARED_BYTES, attention_mixed
@@ -96,9 +103,7 @@ class TritonPagedBackend(AttentionBackend):
         value: Tensor,
         kv_cache: Tensor,
         metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        params: AttentionParams,
     ) -> Tensor:
         return self.attend(
             torch.cat((query, key, value), dim=1),
@@ -106,9 +111,8 @@ class TritonPagedBackend(AttentionBackend):
             None,
             kv_cache,
             metadata,
+            params,
             num_heads=query.shape[1],
-            scale=scale,
-            sliding_window=sliding_window,
         )
 
     def attend(
@@ -118,10 +122,9 @@ class TritonPagedBackend(AttentionBackend):
         norm: HeadNorm | None,
         kv_cache: Tensor,
         metadata: AttentionMetadata,
+        params: AttentionParams,
         *,
         num_heads: int,
-        scale: float,
-        sliding_window: int | None,
     ) -> Tensor:
         """See `AttentionBackend`. Without a `rotation`, queries and keys are not rotated."""
         assert isinstance(metadata, TritonPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
@@ -138,11 +141,14 @@ class TritonPagedBackend(AttentionBackend):
             num_heads=num_heads,
         )
         tables = metadata.block_table, metadata.slots, metadata.seq_lens
+        sliding_window = params.sliding_window
         if metadata.max_query_len > 1:
             return attention_mixed(
                 *(query, kv_cache, *tables, metadata.query_start_loc),
-                scale=scale,
+                scale=params.scale,
                 sliding_window=sliding_window,
+                soft_cap=params.soft_cap,
+                sinks=params.sinks,
                 max_shared_bytes=self._max_shared_bytes,
             )
         num_kv_heads = kv_cache.shape[2]
@@ -150,8 +156,10 @@ class TritonPagedBackend(AttentionBackend):
         return attention_decode(
             *(query, kv_cache, *tables, self._decode_scratch(query, num_kv_heads)),
             splits=num_splits(metadata.num_rows, num_kv_heads, longest, self._num_multiprocessors),
-            scale=scale,
+            scale=params.scale,
             sliding_window=sliding_window,
+            soft_cap=params.soft_cap,
+            sinks=params.sinks,
         )
 
     def _decode_scratch(self, query: Tensor, num_kv_heads: int) -> DecodeScratch:

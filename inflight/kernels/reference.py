@@ -21,6 +21,8 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes causal attention for the last tokens of each row (sequence) over the row's blocks. The blocks already hold all
     keys and values of the row, also those of the last tokens.
@@ -32,6 +34,8 @@ def paged_attention(
         block_table: `[num_rows, max_blocks]`; position p of row i is in block `block_table[i, p // block_size]`.
         sliding_window: a query at p sees the keys at `[max(0, p - sliding_window + 1), p]`. If it is None, the query sees the
             keys at `[0, p]`.
+        soft_cap: c, for scores `c * tanh(scale * (query . key) / c)`.
+        sinks: `[num_heads]`, for each head one more logit in the denominator of the softmax.
     """
     block_size, num_kv_heads = key_cache.shape[1:3]
     per_head = query.shape[1] // num_kv_heads
@@ -55,7 +59,13 @@ def paged_attention(
             used = visible.any(dim=0)
             heads = query[tokens].view(-1, num_kv_heads, per_head, query.shape[2])
             scores = torch.einsum("qhgd,khd->hgqk", heads, keys[used]) * scale
-            weights = torch.softmax(scores.masked_fill(~visible[:, used], -torch.inf), dim=-1)
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            scores = scores.masked_fill(~visible[:, used], -torch.inf)
+            if sinks is not None:
+                sinks = sinks.to(scores.dtype).view(num_kv_heads, per_head, 1, 1)
+                scores = torch.cat((scores, sinks.expand(*scores.shape[:3], 1)), dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : int(used.sum())]
             output[tokens] = torch.einsum("hgqk,khd->qhgd", weights, values[used]).flatten(1, 2)
     return output
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionBackend, AttentionMetadata, HeadNorm, Rotation
+from inflight.attention.backend import AttentionBackend, AttentionMetadata, AttentionParams, HeadNorm, Rotation
 from inflight.interface.kv_cache import KVCacheSpec
 
 
 class Attention(nn.Module):
-    """Causal attention of this rank's heads. A query sees the last `sliding_window` tokens, itself included (None: all tokens).
+    """Causal attention of this rank's heads.
 
     The worker calls `kv_cache_spec`, allocates the cache and calls `bind`. Only then can `forward` run.
     """
@@ -22,15 +22,13 @@ class Attention(nn.Module):
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        scale: float,
-        sliding_window: int | None,
+        params: AttentionParams,
         backend: AttentionBackend,
     ) -> None:
         super().__init__()
         self.layer_name = layer_name
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.scale, self.sliding_window = scale, sliding_window
-        self.backend = backend
+        self.params, self.backend = params, backend
         self.kv_cache: Tensor | None = None
         self.group_index = 0
 
@@ -44,7 +42,7 @@ class Attention(nn.Module):
             dtype=str(dtype).removeprefix("torch."),
             itemsize=dtype.itemsize,
             scale_bytes=0 if dtype.is_floating_point else torch.float32.itemsize,
-            sliding_window=self.sliding_window,
+            sliding_window=self.params.sliding_window,
         )
 
     def bind(self, kv_cache: Tensor | None, group_index: int) -> None:
@@ -71,7 +69,6 @@ class Attention(nn.Module):
             norm,
             self.kv_cache,
             attn_metadata[self.group_index],
+            self.params,
             num_heads=self.num_heads,
-            scale=self.scale,
-            sliding_window=self.sliding_window,
         )

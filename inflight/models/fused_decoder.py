@@ -90,7 +90,6 @@ class FusedDecoder:
             attended=attended.data_ptr(),
             gated=gated.data_ptr(),
             layout=CpuPagedBackend.head_layout(kv_cache, num_heads, head_dim, dtype),
-            scale=attention.attn.scale,
             eps=layers[0].input_layernorm.eps,
             qk_eps=0.0 if attention.qk_norm is None else attention.qk_norm.eps,
         )
@@ -132,5 +131,6 @@ def _describe(layer: LlamaDecoderLayer) -> DecoderLayer:
         gate_up_proj=_weight_of(mlp.gate_up_proj),
         down_proj=_weight_of(mlp.down_proj),
         kv_cache=attention.attn.kv_cache.data_ptr(),
+        attention=CpuPagedBackend.kernel_params(attention.attn.params),
         kv_group=attention.attn.group_index,
     )

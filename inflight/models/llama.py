@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionMetadata, Rotation
+from inflight.attention.backend import AttentionMetadata, AttentionParams, Rotation
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
@@ -51,8 +51,7 @@ class LlamaAttention(Loadable):
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=head_dim,
-            scale=head_dim**-0.5,
-            sliding_window=architecture.sliding_windows[layer],
+            params=AttentionParams(head_dim**-0.5, architecture.sliding_windows[layer]),
             backend=context.backend,
         )
 

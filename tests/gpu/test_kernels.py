@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionInputs
+from inflight.attention.backend import AttentionInputs, AttentionParams
 from inflight.attention.triton_paged import TritonPagedBackend
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
@@ -87,13 +87,14 @@ class Arena:
             place = blocks.to(DEVICE), slice(None), slice(None), (positions % BLOCK_SIZE).to(DEVICE)
             view.view(bits)[place] = values.to(view.dtype).view(bits)
 
-    def truth(self, query: Tensor, view: Tensor, scale: float) -> Tensor:
+    def truth(self, query: Tensor, view: Tensor, params: AttentionParams) -> Tensor:
         """By what stands in the cache after the step."""
         keys, values = (view[:, i].transpose(1, 2).cpu().to(torch.float64).nan_to_num(0.0) for i in (0, 1))
         return reference.paged_attention(
             query.double().cpu(), keys, values, torch.from_numpy(self.inputs.block_table).long(),
-            torch.from_numpy(self.inputs.query_start_loc), torch.from_numpy(self.inputs.seq_lens),
-            scale=scale, sliding_window=self.spec.sliding_window,
+            torch.from_numpy(self.inputs.query_start_loc), torch.from_numpy(self.inputs.seq_lens), scale=params.scale,
+            sliding_window=params.sliding_window, soft_cap=params.soft_cap,
+            sinks=None if params.sinks is None else params.sinks.cpu(),
         )  # fmt: skip
 
 
@@ -110,6 +111,8 @@ def check_attention(
     dtype: torch.dtype,
     window: int | None = None,
     kv_cache_dtype: torch.dtype | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     num_heads, num_kv_heads, head_dim = heads
     arena = Arena(rows, num_kv_heads, head_dim, kv_cache_dtype or dtype, window)
@@ -119,12 +122,12 @@ def check_attention(
     packed = drawn(arena.num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype, seed=99)
     query, key, value = packed.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     metadata = backend.build_metadata(arena.inputs, arena.spec)
-    scale = 1 / math.sqrt(head_dim)
-    output = backend.forward(query, key, value, view, metadata, scale=scale, sliding_window=window)
-    again = backend.forward(query, key, value, view, metadata, scale=scale, sliding_window=window)
+    params = AttentionParams(1 / math.sqrt(head_dim), window, soft_cap, sinks)
+    output = backend.forward(query, key, value, view, metadata, params)
+    again = backend.forward(query, key, value, view, metadata, params)
     assert torch.equal(output, again), "the result depends on timing"
     tolerance = TOLERANCES[dtype] if kv_cache_dtype is None else 2 * TOLERANCES[dtype]
-    assert difference(output, arena.truth(query, view, scale)) < tolerance
+    assert difference(output, arena.truth(query, view, params)) < tolerance
     last = int(arena.inputs.seq_lens[-1]) - 1
     block = int(arena.inputs.block_table[-1, last // BLOCK_SIZE])
     for i, written in enumerate((key, value)):
@@ -141,6 +144,16 @@ def test_paged_attention(
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
     check_attention(backend, rows, (num_heads, num_kv_heads, head_dim), dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("head_dim", [64, 256, 512])
+@pytest.mark.parametrize("rows", [DECODES, MIXED], ids=["decodes", "mixed"])
+def test_soft_cap_sinks_and_large_heads(
+    backend: TritonPagedBackend, rows: list[tuple[int, int]], head_dim: int, dtype: torch.dtype
+) -> None:
+    sinks = 3 + 3 * drawn(8, dtype=torch.float32, seed=5)
+    check_attention(backend, rows, (8, 2, head_dim), dtype, window=1000, soft_cap=2.0, sinks=sinks)
 
 
 @pytest.mark.parametrize("rows", [DECODES, MIXED, DECODES * 24], ids=["decodes", "mixed", "many decodes"])

@@ -28,7 +28,8 @@ constexpr float kLog2E = 1.44269504f;
 
 struct Queries {
     const uint32_t* rows[kTileRows];
-    float factors[kTileRows];  // a row's sums of products times its factor are its scores, as exponents of 2
+    // a row's sums of products times its factor are its scores: as exponents of 2, or divided by the soft cap
+    float factors[kTileRows];
 };
 
 // The part of a chunk that some row of a tile sees.
@@ -47,7 +48,7 @@ struct Attention {
     char* cache;
     const AttentionStep& step;
     const HeadLayout& layout;
-    float scale;
+    const AttentionParams& params;
 
     using Unit = typename Cells::Unit;
     using Weight = typename Cells::Weight;
@@ -119,6 +120,7 @@ struct Attention {
             }
             const int row = (head - tile.first_head) * rows_of_head, end_row = row + rows_of_head;
             score(queries, keys, key_scales, first, end, row, end_row, scores, ahead);
+            if (params.soft_cap > 0) cap_scores(scores, first, end, row, end_row);
             float factors[kTileRows], weight_scales[kTileRows];
             for (int i = row; i < end_row; i++) {
                 const int query_row = tile.first + i - row;
@@ -151,6 +153,15 @@ struct Attention {
                 row, end_row);
     }
 
+    // Turns scores that are divided by the soft cap into capped scores, as exponents of 2.
+    __attribute__((noinline)) void cap_scores(float* scores, int first, int end, int row, int end_row) const {
+        const VecF cap = splat(params.soft_cap * kLog2E);
+        for (int i = row; i < end_row; i++)
+            for (float *at = scores + i * kChunkKeys + first * kLanes, *to = scores + i * kChunkKeys + end * kLanes; at < to;
+                 at += kLanes)
+                store(at, mul(cap, hyperbolic_tangent(load(at))));
+    }
+
     void weigh(
         const Chunk& chunk, const Unit* const* values, int row, int end_row, const Weight* weights,
         const float* weight_scales, const float* factors, float* sums, Ahead& ahead) const {
@@ -173,11 +184,14 @@ struct Attention {
         }
     }
 
-    int64_t query_offset(const Tile& tile, int row, int64_t token_stride) const {
+    int query_head(const Tile& tile, int row) const {
         const int query_row = tile.first + row % tile.rows_of_head();
-        const int token = step.query_start_loc[tile.row] + query_row / per_head();
-        const int head = (tile.first_head + row / tile.rows_of_head()) * per_head() + query_row % per_head();
-        return token * token_stride + static_cast<int64_t>(head) * layout.head_dim;
+        return (tile.first_head + row / tile.rows_of_head()) * per_head() + query_row % per_head();
+    }
+
+    int64_t query_offset(const Tile& tile, int row, int64_t token_stride) const {
+        const int token = step.query_start_loc[tile.row] + (tile.first + row % tile.rows_of_head()) / per_head();
+        return token * token_stride + static_cast<int64_t>(query_head(tile, row)) * layout.head_dim;
     }
 
     // `space`: [kTileRows][head_dim]. If the cache is int8, queries are quantised into it; otherwise they stay where they are.
@@ -185,7 +199,7 @@ struct Attention {
         Queries queries;
         for (int i = 0; i < tile.num_rows(); i++) {
             const T* query = tensors.query + query_offset(tile, i, tensors.query_stride);
-            queries.factors[i] = scale * kLog2E;
+            queries.factors[i] = params.soft_cap > 0 ? params.scale / params.soft_cap : params.scale * kLog2E;
             if constexpr (Cells::kScaled) {
                 int16_t* integers = space + i * layout.head_dim;
                 queries.factors[i] *= quantise(query, integers, layout.head_dim);
@@ -245,7 +259,11 @@ struct Attention {
         const int size = layout.head_dim;
         for (int i = 0; i < tile.num_rows(); i++) {
             T* to = tensors.out + query_offset(tile, i, static_cast<int64_t>(layout.num_heads) * size);
-            const VecF inverse = splat(1.0f / state.sum[i]);
+            // The sink is added last, not as the first key: the merged splits, and so the bits, are those of a row without one.
+            const float factor = params.sinks == nullptr
+                ? 1.0f / state.sum[i]
+                : factor_with_sink(state.largest[i], state.sum[i], params.sinks[query_head(tile, i)] * kLog2E);
+            const VecF inverse = splat(factor);
             for (int d = 0; d < size; d += kLanes) store(to + d, mul(load(state.values + i * size + d), inverse));
         }
     }
@@ -366,7 +384,8 @@ extern "C" int64_t inflight_attention_scratch_bytes(int32_t head_dim, int32_t nu
 
 extern "C" void inflight_paged_attention(
     const void* query, int64_t query_stride, const void* key, int64_t key_stride, const void* value, int64_t value_stride,
-    void* out, void* cache, const AttentionStep* step, const HeadLayout* layout, float scale) {
+    void* out, void* cache, const AttentionStep* step, const HeadLayout* layout,
+    const AttentionParams* params) {
     const auto run_as = [&](auto type) {
         using T = decltype(type);
         const StepTensors<T> tensors{
@@ -374,9 +393,9 @@ extern "C" void inflight_paged_attention(
             static_cast<const T*>(value), value_stride, static_cast<T*>(out)};
         char* arena = static_cast<char*>(cache);
         if (layout->cache_dtype == kInt8)
-            run(Attention<T, Int8Cells>{tensors, arena, *step, *layout, scale});
+            run(Attention<T, Int8Cells>{tensors, arena, *step, *layout, *params});
         else
-            run(Attention<T, PlainCells<T>>{tensors, arena, *step, *layout, scale});
+            run(Attention<T, PlainCells<T>>{tensors, arena, *step, *layout, *params});
     };
     if (layout->dtype == kFloat32)
         run_as(float{});

@@ -281,6 +281,13 @@ inline void merge(const State& into, const State& from, int num_rows, int head_d
     }
 }
 
+// Returns what the values are multiplied with at the end if the softmax has one more logit, without a value. All logits are
+// exponents of 2.
+inline float factor_with_sink(float largest, float sum, float sink) {
+    const float now = std::max(largest, sink), a = power_of_2(largest - now);
+    return a / (sum * a + power_of_2(sink - now));
+}
+
 inline void clear(const State& state, int num_rows, int head_dim) {
     std::fill_n(state.largest, num_rows, kNever);
     std::fill_n(state.sum, num_rows, 0.0f);

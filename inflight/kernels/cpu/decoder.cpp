@@ -31,7 +31,7 @@ void run_layer(const DecoderLayer& layer, const DecoderStep& step, bool has_delt
     const char *key = query + query_size * element, *value = key + key_size * element;
     inflight_paged_attention(
         query, heads_size, key, heads_size, value, heads_size, step.attended, layer.kv_cache,
-        step.kv_groups[layer.kv_group], &layout, step.scale);
+        step.kv_groups[layer.kv_group], &layout, &layer.attention);
     int64_t num_rows = step.num_tokens;
     const void* attended = step.attended;
     if (is_last && step.num_rows >= 0) {  // `heads` and `hidden` are not needed any more, so they are used as buffers

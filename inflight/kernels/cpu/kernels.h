@@ -28,6 +28,12 @@ struct HeadLayout {
     int64_t block_stride;          // bytes from one block of the arena to the next
 };
 
+struct AttentionParams {  // what a layer's attention computes besides the products
+    float scale;                   // of the scores; above 0
+    float soft_cap;                // c: a score x becomes c * tanh(x / c); 0: it stays x
+    const float* sinks;            // for each query head, one more logit in the denominator of the softmax; null: there is none
+};
+
 struct LinearWeight {  // [out_features, in_features]; linear.h describes the layout of `packed`
     const void* packed;
     const float* bias;             // one number for each lane of each panel, or null
@@ -49,6 +55,7 @@ struct DecoderLayer {  // a pre-norm layer with grouped queries and a gated MLP,
     const LinearWeight* gate_up_proj;
     const LinearWeight* down_proj;
     void* kv_cache;
+    AttentionParams attention;
     int32_t kv_group;
 };
 
@@ -68,7 +75,6 @@ struct DecoderStep {  // all buffers are contiguous rows, one for each token
     void* attended;                // [num_tokens, num_heads * head_dim]
     void* gated;                   // [num_tokens, intermediate_size]
     HeadLayout layout;
-    float scale;
     float eps;
     float qk_eps;
 };
@@ -138,7 +144,8 @@ INFLIGHT_EXPORT void inflight_apply_token_masks(
 // Writes the step's keys and values to the cache, then attends. `out` is [num_tokens, num_heads, head_dim].
 INFLIGHT_EXPORT void inflight_paged_attention(
     const void* query, int64_t query_stride, const void* key, int64_t key_stride, const void* value, int64_t value_stride,
-    void* out, void* cache, const AttentionStep* step, const HeadLayout* layout, float scale);
+    void* out, void* cache, const AttentionStep* step, const HeadLayout* layout,
+    const AttentionParams* params);
 
 // The most memory, in bytes, that `inflight_paged_attention` keeps from call to call, if one thread calls it whose
 // OpenMP pool has `num_threads` threads.

@@ -62,6 +62,16 @@ class HeadLayout(ctypes.Structure):
     )
 
 
+class AttentionParams(ctypes.Structure):
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointer alive."""
+
+    _fields_ = (
+        ("scale", c_float),
+        ("soft_cap", c_float),
+        ("sinks", c_void_p),
+    )
+
+
 class LinearWeight(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
@@ -90,6 +100,7 @@ class DecoderLayer(ctypes.Structure):
         ("gate_up_proj", POINTER(LinearWeight)),
         ("down_proj", POINTER(LinearWeight)),
         ("kv_cache", c_void_p),
+        ("attention", AttentionParams),
         ("kv_group", c_int32),
     )
 
@@ -113,7 +124,6 @@ class DecoderStep(ctypes.Structure):
         ("attended", c_void_p),
         ("gated", c_void_p),
         ("layout", HeadLayout),
-        ("scale", c_float),
         ("eps", c_float),
         ("qk_eps", c_float),
     )
@@ -157,7 +167,7 @@ _SIGNATURES = {
     "inflight_leave_group": [POINTER(RankGroup)],
     "inflight_paged_attention": [
         *(*_ROWS, *_ROWS, *_ROWS, c_void_p, c_void_p),
-        *(POINTER(AttentionStep), POINTER(HeadLayout), c_float),
+        *(POINTER(AttentionStep), POINTER(HeadLayout), POINTER(AttentionParams)),
     ],
 }
 

@@ -301,21 +301,34 @@ static inline VecF split_power(VecF x, VecF& power) {
 
 #endif
 
-// e^x to about 1 unit in the last place; below -87.3 it is at most 2^-126, above 88.3 it is about 2^127. NaN stays NaN.
-static inline VecF exponential(VecF x) {
-    const VecF clamped = min(splat(88.3f), max(splat(-87.3f), x));
-    const VecF n = round_to_integer(mul(clamped, splat(1.44269504f)));
-    // r = x - n ln 2; ln 2 is in two parts, so that the first product is exact
-    VecF r = fma(n, splat(-0.693359375f), clamped);
+// Splits e^x into 2^n and e^r: x = n ln 2 + r. Returns p, with which e^r is p r^2 + r + 1. x is in [-87.3, 88.3], or NaN.
+static inline VecF split_exponential(VecF x, VecF& n, VecF& r) {
+    n = round_to_integer(mul(x, splat(1.44269504f)));
+    r = fma(n, splat(-0.693359375f), x);  // ln 2 is in two parts, so that the first product is exact
     r = fma(n, splat(2.12194440e-4f), r);
     VecF p = splat(1.9875691500e-4f);
     p = fma(p, r, splat(1.3981999507e-3f));
     p = fma(p, r, splat(8.3334519073e-3f));
     p = fma(p, r, splat(4.1665795894e-2f));
     p = fma(p, r, splat(1.6666665459e-1f));
-    p = fma(p, r, splat(5.0000001201e-1f));
-    p = fma(p, mul(r, r), add(r, splat(1.0f)));
-    return times_power_of_2(p, n);
+    return fma(p, r, splat(5.0000001201e-1f));
+}
+
+// e^x to about 1 unit in the last place; below -87.3 it is at most 2^-126, above 88.3 it is about 2^127. NaN stays NaN.
+static inline VecF exponential(VecF x) {
+    VecF n, r;
+    const VecF p = split_exponential(min(splat(88.3f), max(splat(-87.3f), x)), n, r);
+    return times_power_of_2(fma(p, mul(r, r), add(r, splat(1.0f))), n);
+}
+
+// With a relative error of at most 2e-7, also near 0. NaN stays NaN.
+static inline VecF hyperbolic_tangent(VecF x) {
+    const VecF clamped = min(splat(10.0f), max(splat(-10.0f), x));  // beyond them the result is rounded to 1 or -1
+    VecF n, r;
+    const VecF p = split_exponential(add(clamped, clamped), n, r), power = times_power_of_2(splat(1.0f), n);
+    // e^2x - 1 = 2^n (e^r - 1) + (2^n - 1)
+    const VecF grown = fma(power, fma(p, mul(r, r), r), sub(power, splat(1.0f)));
+    return div(grown, add(grown, splat(2.0f)));
 }
 
 static inline VecF silu(VecF x) { return div(x, add(splat(1.0f), exponential(sub(zero(), x)))); }

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
+from inflight.kernels.triton.attention_tile import attend_keys, softmax_end, softmax_start
 
 PROGRAMS_PER_SM = 3  # programs that a multiprocessor of sm_90 can run at once, limited by its shared memory (`tile_of`)
 # The most registers per thread. With this limit, a multiprocessor has enough registers for three programs. The kernel still
@@ -65,14 +65,16 @@ def combine(
     first_part,
     num_parts,
     first_head,
+    sinks,
     PER_HEAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     COMBINED: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """Combines the results of `num_parts` splits into heads `[first_head, first_head + PER_HEAD)` of `output`. The results
-    begin at row `first_part` of `partials`.
+    begin at row `first_part` of `partials`. `sinks`: pointer to the sink of the first of these heads.
 
     A thread reads the same elements of every result, so threads do not wait for each other. A thread loads COMBINED results at
     once. The loads bypass the first-level cache, which does not see what other multiprocessors write.
@@ -99,7 +101,8 @@ def combine(
             total = total * fade + their_total * weight
             largest = highest
     to = (first_head + h)[:, None] * HEAD_DIM + d[None, :]
-    tl.store(output + to, (acc / total[:, None]).to(output.dtype.element_ty), mask=(h < PER_HEAD)[:, None] & in_head)
+    acc = softmax_end(acc, largest, total, sinks, source, HAS_SINKS)
+    tl.store(output + to, acc.to(output.dtype.element_ty), mask=(h < PER_HEAD)[:, None] & in_head)
 
 
 @triton.jit(do_not_specialize=["block_table", "slots", "seq_lens", "usual_splits"])
@@ -110,6 +113,7 @@ def attention_decode_kernel(
     block_table,  # int32 [num_slots, max_blocks]
     slots,  # int32 [num_rows]
     seq_lens,  # int32 [num_rows]
+    sinks,  # float32 [num_heads], if HAS_SINKS
     partials,  # float32 [num_rows * num_kv_heads * splits, PER_HEAD, HEAD_DIM]
     partial_sums,  # float32 [2, num_rows * num_kv_heads * splits, PER_HEAD]: largest scores, sums of weights
     counters,  # int32 [num_rows * num_kv_heads], zeros
@@ -121,6 +125,8 @@ def attention_decode_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     MIN_TILES: tl.constexpr,
     LONG_TILES: tl.constexpr,
     COMBINED: tl.constexpr,
@@ -140,9 +146,7 @@ def attention_decode_kernel(
     seq_len = tl.load(seq_lens + row)
     slot = tl.load(slots + row)
     q = tl.load(query + at, mask=inside, other=0.0)
-    first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(seq_len - WINDOW, 0)
+    first_key = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
     first_tile = first_key // BLOCK_N * BLOCK_N
     num_tiles = tl.cdiv(seq_len - first_tile, BLOCK_N)
     tiles_a_split = tl.maximum(tl.minimum(tl.cdiv(num_tiles, usual_splits), LONG_TILES), tl.cdiv(num_tiles, max_splits))
@@ -159,10 +163,12 @@ def attention_decode_kernel(
         acc, largest, total, q, tl.full([BLOCK_M], 0, tl.int32) + (seq_len - 1),
         start, tl.minimum(start + tiles_a_split * BLOCK_N, seq_len), first_key, seq_len,
         keys, keys + num_kv_heads * BLOCK_SIZE * HEAD_DIM, block_table + slot.to(tl.int64) * table_stride,
-        block_stride, scale, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, True,
+        block_stride, scale, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, True,
     )  # fmt: skip
+    sinks += head * PER_HEAD
     if used_splits == 1:
-        tl.store(output + at, (acc / total[:, None]).to(output.dtype.element_ty), mask=inside)
+        attended = softmax_end(acc, largest, total, sinks, tl.minimum(m, PER_HEAD - 1), HAS_SINKS)
+        tl.store(output + at, attended.to(output.dtype.element_ty), mask=inside)
         return
 
     first_part = pair * max_splits * PER_HEAD
@@ -172,23 +178,23 @@ def attention_decode_kernel(
     tl.store(partial_sums + own, largest, mask=m < PER_HEAD)
     tl.store(totals + own, total, mask=m < PER_HEAD)
     tl.debug_barrier()  # all stores of this program come before the atomic addition
-    arrived = tl.atomic_add(counters + pair, 1, sem="acq_rel", scope="gpu")
-    if arrived != used_splits - 1:
+    if tl.atomic_add(counters + pair, 1, sem="acq_rel", scope="gpu") != used_splits - 1:
         return
 
     tl.store(counters + pair, 0)
     combine(
-        partials, partial_sums, totals, output, first_part, used_splits, pair * PER_HEAD,
-        PER_HEAD, HEAD_DIM, COMBINED, BLOCK_H, BLOCK_D,
+        partials, partial_sums, totals, output, first_part, used_splits, pair * PER_HEAD, sinks,
+        PER_HEAD, HEAD_DIM, HAS_SINKS, COMBINED, BLOCK_H, BLOCK_D,
     )  # fmt: skip
 
 
 def tile_of(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """Returns (keys in a tile, warps, stages). Of five stages, two are for block ids and three are for keys and values."""
+    num_warps = 4 if head_dim <= 256 else 8  # with 4, tiles of 512 dimensions would not fit the registers
     if dtype == torch.float32:
-        return (32 if head_dim <= 64 else 16), 4, 2
-    block_n = 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
-    return block_n, 4, 5
+        return (32 if head_dim <= 64 else 16), num_warps, 2
+    block_n = max(16, 8192 // triton.next_power_of_2(max(64, head_dim)))
+    return block_n, num_warps, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +233,16 @@ def attention_decode(
     splits: Splits,
     scale: float,
     sliding_window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Computes the attention of the last token of each row. Its key and value are already in the cache. Returns a tensor in the
     shape of `query`.
 
     query [num_rows, num_heads, head_dim], contiguous. kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim], each block
     contiguous, in the dtype of the query or float8_e4m3fn. block_table int32 [num_slots, max_blocks]; slots and seq_lens int32
-    [num_rows]. The blocks of row i are in line `slots[i]` of `block_table`. `splits`: the result of `num_splits`.
+    [num_rows]. The blocks of row i are in line `slots[i]` of `block_table`. sinks float32
+    [num_heads]. The constants are those of `AttentionParams`. `splits`: the result of `num_splits`.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
@@ -248,6 +257,7 @@ def attention_decode(
         block_table,
         slots,
         seq_lens,
+        query if sinks is None else sinks,
         scratch.partials,
         scratch.partial_sums,
         scratch.counters,
@@ -256,6 +266,8 @@ def attention_decode(
         splits.usual,
         scale,
         WINDOW=sliding_window or 0,
+        SOFT_CAP=soft_cap or 0.0,
+        HAS_SINKS=sinks is not None,
         **decode_constants(num_heads // num_kv_heads, head_dim, block_size, block_n),
         num_warps=num_warps,
         num_stages=num_stages,

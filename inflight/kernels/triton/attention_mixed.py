@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
+from inflight.kernels.triton.attention_tile import attend_keys, softmax_end, softmax_start
 
 ROWS_AT_ONCE = 256  # each program searches for the row of its tile, and compares so many rows at once
 LEAST_SHARED_BYTES = 99 << 10  # shared memory per program on sm_86 and sm_89, the supported GPUs that have the least
@@ -32,6 +32,7 @@ def attention_mixed_kernel(
     slots,  # int32 [num_rows]
     seq_lens,  # int32 [num_rows]
     query_start_loc,  # int32 [num_rows + 1]
+    sinks,  # float32 [num_heads], if HAS_SINKS
     num_rows,
     block_stride,
     table_stride,
@@ -41,6 +42,8 @@ def attention_mixed_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -92,18 +95,15 @@ def attention_mixed_kernel(
     block_ids = block_table + tl.load(slots + row).to(tl.int64) * table_stride
     acc, largest, total = softmax_start(BLOCK_M, BLOCK_D)
     for phase in tl.static_range(0 if WINDOW > 0 else 1, 3):
-        if phase == 0:
-            start, end = first_tile, tl.minimum(unmasked_from, end_key)
-        elif phase == 1:
-            start, end = unmasked_from, unmasked_to
-        else:
-            start, end = unmasked_to, end_key
+        start = first_tile if phase == 0 else unmasked_from if phase == 1 else unmasked_to
+        end = tl.minimum(unmasked_from, end_key) if phase == 0 else unmasked_to if phase == 1 else end_key
         acc, largest, total = attend_keys(
             acc, largest, total, q, positions, start, end, first_key, end_key, keys, values, block_ids, block_stride,
-            scale, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1,
+            scale, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1,
         )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)  # queries that are padding may have seen no key
-    tl.store(output + at, (acc / total[:, None]).to(output.dtype.element_ty), mask=inside)
+    acc = softmax_end(acc, largest, total, sinks, head * PER_HEAD + m % PER_HEAD, HAS_SINKS)
+    tl.store(output + at, acc.to(output.dtype.element_ty), mask=inside)
 
 
 def tile_of(head_dim: int, dtype: torch.dtype, max_shared_bytes: int = LEAST_SHARED_BYTES) -> tuple[int, int, int, int]:
@@ -112,14 +112,17 @@ def tile_of(head_dim: int, dtype: torch.dtype, max_shared_bytes: int = LEAST_SHA
 
     `max_shared_bytes`: shared memory that a program can use on the device, at least `LEAST_SHARED_BYTES`. With fewer queries in
     a tile, keys and values would be read more often than the second-level cache can deliver them. More queries would not fit
-    the registers.
+    the registers. Tiles for head_dim 512 were chosen by the registers and the shared memory that the compiler
+    reports, without a measurement on a GPU.
     """
     if dtype == torch.float32:
-        return (64, 32, 8, 2) if head_dim <= 64 else (32, 16, 8, 2)
+        return (64, 32, 8, 2) if head_dim <= 64 else (32 if head_dim <= 256 else 16, 16, 8, 2)
     if head_dim <= 128:
         return 128, 64, 8, 5
     # With head_dim 256, a stage of keys and values takes 32 KiB.
-    return 64, 32, 8, (5 if max_shared_bytes >= 132 << 10 else 4)
+    if head_dim <= 256:
+        return 64, 32, 8, (5 if max_shared_bytes >= 132 << 10 else 4)
+    return 32, (32 if max_shared_bytes >= 163 << 10 else 16), 8, 5
 
 
 def attention_mixed(
@@ -132,6 +135,8 @@ def attention_mixed(
     *,
     scale: float,
     sliding_window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
     max_shared_bytes: int = LEAST_SHARED_BYTES,
 ) -> Tensor:
     """Computes the attention of the last tokens of each row. Their keys and values are already in the cache. Returns a tensor
@@ -156,11 +161,14 @@ def attention_mixed(
         slots,
         seq_lens,
         query_start_loc,
+        query if sinks is None else sinks,
         num_rows,
         kv_cache.stride(0),
         block_table.stride(0),
         scale,
         WINDOW=sliding_window or 0,
+        SOFT_CAP=soft_cap or 0.0,
+        HAS_SINKS=sinks is not None,
         **constants,
         num_warps=num_warps,
         num_stages=num_stages,

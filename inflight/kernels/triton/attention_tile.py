@@ -25,9 +25,31 @@ def softmax_start(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
+def tanh(x):
+    """With an absolute error of about 1e-7."""
+    return 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2_E)) + 1.0)
+
+
+@triton.jit
+def softmax_end(acc, largest, total, sinks, heads, HAS_SINKS: tl.constexpr):
+    """Returns the attention of the queries: the values weighted by the softmax. `heads` [BLOCK_M]: the query head of
+    each query, which has the sink `sinks[head]` if HAS_SINKS.
+
+    The sinks are added last, not as first keys. So sums do not depend on them, and a split is the same with and without.
+    """
+    if HAS_SINKS:
+        sink = tl.load(sinks + heads) * LOG2_E
+        highest = tl.maximum(largest, sink)
+        fade = tl.exp2(largest - highest)
+        acc = acc * fade[:, None]
+        total = total * fade + tl.exp2(sink - highest)
+    return acc / total[:, None]
+
+
+@triton.jit
 def attend_keys(
     acc, largest, total, query, positions, first_tile, end_tile, first_key, end_key, keys, values, block_ids, block_stride,
-    scale, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    scale, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Continues the softmax over the keys at `[first_tile, end_tile)`, BLOCK_N keys at a time.
@@ -35,10 +57,10 @@ def attend_keys(
     query [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]. If MASKED, each query sees the keys that its position and WINDOW (0: no
     window) allow, and only keys in `[first_key, end_key)` are read. If not MASKED, every query sees all keys, and `first_tile`
     and `end_tile` are multiples of BLOCK_N. `keys`, `values`: pointers to the key head in block 0. `block_ids`: pointer to the
-    sequence's line of the block table. `scale`: the factor of the scores, above 0.
+    sequence's line of the block table. `scale`: the factor of the scores, above 0. SOFT_CAP: 0 if scores are not capped.
     """
     d = tl.arange(0, BLOCK_D)
-    to_base_2 = scale * LOG2_E
+    to_base_2 = (SOFT_CAP if SOFT_CAP > 0 else scale) * LOG2_E
     for start in range(first_tile, end_tile, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         if MASKED:
@@ -58,6 +80,8 @@ def attend_keys(
             k = tl.load(keys + at).to(tl.float32).to(query.dtype)
             v = tl.load(values + at).to(tl.float32).to(query.dtype)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee")  # exact for float32; no effect on other types
+        if SOFT_CAP > 0:
+            scores = tanh(scores * (scale / SOFT_CAP))
         if MASKED:
             visible = keep[None, :] & (n[None, :] <= positions[:, None])
             if WINDOW > 0:

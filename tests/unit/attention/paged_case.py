@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionParams
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels import reference
 
@@ -33,6 +33,8 @@ class Case:
     seed: int
     dtype: torch.dtype = torch.float32
     kv_cache_dtype: torch.dtype | None = None  # None: `dtype`
+    soft_cap: float | None = None
+    has_sinks: bool = False
 
     @property
     def spec(self) -> KVCacheSpec:
@@ -77,6 +79,9 @@ class World:
         self.sees_what_was_written = True  # else the truth is of the keys and values before they were quantised
         self.random = np.random.default_rng(case.seed)
         self.generator = torch.Generator().manual_seed(case.seed)
+        # as large as the scores of many keys together
+        sinks = (3 + 3 * self._draw(case.num_kv_heads * case.per_head)).float() if case.has_sinks else None
+        self.params = AttentionParams(1 / math.sqrt(case.head_dim), case.window, case.soft_cap, sinks)
         totals = np.sum(case.steps, axis=0)
         self.computed = np.zeros(len(totals), dtype=np.int32)
         blocks_each = -(-totals // case.block_size)
@@ -135,15 +140,7 @@ class World:
             heads = [case.num_kv_heads * case.per_head, case.num_kv_heads, case.num_kv_heads]
             packed = torch.cat((query, *torch.cat(new, dim=1)), dim=1).to(case.dtype)
             query_of_row, key, value = torch.split(packed, heads, dim=1)
-            output = self.backend.forward(
-                query_of_row,
-                key,
-                value,
-                view,
-                metadata,
-                scale=1 / math.sqrt(case.head_dim),
-                sliding_window=case.window,
-            )
+            output = self.backend.forward(query_of_row, key, value, view, metadata, self.params)
             assert output.dtype == case.dtype
             assert output.is_contiguous()
             found.append((output, self._truth(query, inputs, layer)))
@@ -162,8 +159,10 @@ class World:
             torch.arange(len(self.rows))[:, None],
             torch.from_numpy(inputs.query_start_loc),
             torch.from_numpy(inputs.seq_lens),
-            scale=1 / math.sqrt(self.case.head_dim),
+            scale=self.params.scale,
             sliding_window=self.case.window,
+            soft_cap=self.case.soft_cap,
+            sinks=self.params.sinks,
         )
 
     def run(self) -> float:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from inflight.attention.backend import AttentionInputs
+from inflight.attention.backend import AttentionInputs, AttentionParams
 from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.attention.selector import get_backend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
@@ -33,6 +33,7 @@ TOLERANCES = {
     (torch.float32, torch.int8): 5e-4,
     (torch.bfloat16, torch.int8): 4e-2,
 }
+PARAMS = AttentionParams(0.2)
 DTYPES = pytest.mark.parametrize(("dtype", "kv_cache_dtype"), TOLERANCES)
 
 
@@ -40,6 +41,10 @@ def covered(**factors: list[Any]) -> pytest.MarkDecorator:
     """All pairs of instruction set, types and these factors; all triples in `make test-full`."""
     rows = covering_array({"name": INSTRUCTION_SETS_HERE, "dtypes": list(TOLERANCES), **factors}, 3 if FULL else 2)
     return pytest.mark.parametrize("row", rows, ids=lambda row: "-".join(map(str, row.values())))
+
+
+def bent(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("soft_cap", "has_sinks")}
 
 
 @pytest.fixture(params=INSTRUCTION_SETS_HERE)
@@ -58,10 +63,12 @@ def world(case: Case) -> World:
 def kernel_cases(draw: st.DrawFn) -> Case:
     return dataclasses.replace(
         draw(cases()),
-        head_dim=draw(st.sampled_from([16, 48, 64, 80, 128])),
+        head_dim=draw(st.sampled_from([16, 48, 64, 80, 128, 512])),
         block_size=draw(st.sampled_from([16, 32, 48, 256])),
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
         kv_cache_dtype=draw(st.sampled_from([None, torch.int8])),
+        soft_cap=draw(st.sampled_from([None, 0.7, 50.0])),
+        has_sinks=draw(st.booleans()),
     )
 
 
@@ -84,7 +91,7 @@ LONG = Case(
 )
 
 
-@covered(window=[None, 130, 1500], num_threads=[1, 8])
+@covered(window=[None, 130, 1500], num_threads=[1, 8], soft_cap=[None, 0.7], has_sinks=[False, True])
 def test_contexts_of_several_splits(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With eight threads the few long rows are shared, and merged."""
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
@@ -92,7 +99,7 @@ def test_contexts_of_several_splits(row: dict[str, Any], monkeypatch: pytest.Mon
     before = torch.get_num_threads()
     torch.set_num_threads(row["num_threads"])
     try:
-        case = dataclasses.replace(LONG, dtype=dtype, kv_cache_dtype=kv_cache_dtype, window=row["window"])
+        case = dataclasses.replace(LONG, dtype=dtype, kv_cache_dtype=kv_cache_dtype, window=row["window"], **bent(row))
         assert world(case).run() < TOLERANCES[dtype, kv_cache_dtype]
     finally:
         torch.set_num_threads(before)
@@ -106,7 +113,7 @@ def test_int8_stays_near_what_was_given(instruction_set: str) -> None:
     assert TOLERANCES[torch.float32, torch.int8] < near.run() < 3e-2
 
 
-@covered(per_head=[1, 2, 8])
+@covered(per_head=[1, 2, 8], soft_cap=[None, 0.7], has_sinks=[False, True])
 def test_many_short_rows_and_heads_at_once(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of several heads; threads that take their next tile early."""
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
@@ -123,6 +130,7 @@ def test_many_short_rows_and_heads_at_once(row: dict[str, Any], monkeypatch: pyt
         seed=3,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
+        **bent(row),
     )
     assert world(case).run() < TOLERANCES[dtype, kv_cache_dtype]
 
@@ -155,7 +163,7 @@ def test_what_is_not_finite_reaches_every_query_that_sees_it(
             assert torch.equal(decode.isnan(), truth.isnan()), (number, place)
 
 
-@covered(num_threads=[1, 8])
+@covered(num_threads=[1, 8], soft_cap=[None, 0.7], has_sinks=[False, True])
 def test_a_whole_chunk_or_split_of_nan_is_not_forgotten(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With no score that is a number, there is no largest one."""
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
@@ -164,17 +172,20 @@ def test_a_whole_chunk_or_split_of_nan_is_not_forgotten(row: dict[str, Any], mon
     torch.set_num_threads(row["num_threads"])
     try:
         for first, end in ((0, 128), (128, 256), (0, 1024), (1024, 1101)):
-            case = dataclasses.replace(LONG, steps=((1100,), (1,)), dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+            case = dataclasses.replace(
+                LONG, steps=((1100,), (1,)), dtype=dtype, kv_cache_dtype=kv_cache_dtype, **bent(row)
+            )
             broken = world(case)
             metadata = broken.backend.build_metadata(broken.inputs(np.array([1100])), case.spec)
             queries = torch.randn(1100, 6, 32).to(dtype)
             keys, values = broken.sequences[0][0].to(dtype)
             keys[first:end] = torch.nan
-            forward = {"scale": 0.2, "sliding_window": None}
-            broken.backend.forward(queries, keys[:1100], values[:1100], broken.views[0], metadata, **forward)
+            broken.backend.forward(queries, keys[:1100], values[:1100], broken.views[0], metadata, broken.params)
             broken.computed += 1100
             metadata = broken.backend.build_metadata(broken.inputs(np.array([1])), case.spec)
-            last = broken.backend.forward(queries[:1], keys[1100:], values[1100:], broken.views[0], metadata, **forward)
+            last = broken.backend.forward(
+                queries[:1], keys[1100:], values[1100:], broken.views[0], metadata, broken.params
+            )
             assert last.isnan().all(), (first, end)
     finally:
         torch.set_num_threads(before)
@@ -188,7 +199,7 @@ def test_a_query_that_is_not_finite_gives_nan(instruction_set: str) -> None:
         queries = torch.randn(300, 6, 32)
         queries[200, 3, 5] = number
         keys, values = made.sequences[0][0].float()
-        out = made.backend.forward(queries, keys, values, made.views[0], metadata, scale=0.2, sliding_window=None)
+        out = made.backend.forward(queries, keys, values, made.views[0], metadata, PARAMS)
         assert out[200, 3].isnan().all()
         out[200, 3] = 0
         assert not out.isnan().any()
@@ -213,7 +224,7 @@ def test_results_that_wait_to_be_merged_take_little_memory() -> None:
     def attend(num_threads: int) -> None:  # in a thread of its own: it begins without memory of its own
         def call() -> None:
             torch.set_num_threads(num_threads)
-            outputs.append(backend.forward(*rows, view, metadata, scale=0.1, sliding_window=None))
+            outputs.append(backend.forward(*rows, view, metadata, PARAMS))
 
         thread = threading.Thread(target=call)
         thread.start()
@@ -228,12 +239,14 @@ def test_results_that_wait_to_be_merged_take_little_memory() -> None:
     assert torch.equal(*outputs)
 
 
-@covered(window=[None, 200])
+@covered(window=[None, 200], soft_cap=[None, 0.7], has_sinks=[False, True])
 def test_a_row_is_the_same_bit_for_bit_in_any_company(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, in chunks, beside others, on one thread or eight."""
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
     (dtype, kv_cache_dtype), window, total = row["dtypes"], row["window"], 1300
-    case = dataclasses.replace(LONG, dtype=dtype, kv_cache_dtype=kv_cache_dtype, window=window, steps=((total,),))
+    case = dataclasses.replace(
+        LONG, dtype=dtype, kv_cache_dtype=kv_cache_dtype, window=window, steps=((total,),), **bent(row)
+    )
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(total, 6, 32, generator=generator).to(dtype)
     keys, values = torch.randn(2, total, 2, 32, generator=generator).to(dtype)
@@ -255,7 +268,7 @@ def test_a_row_is_the_same_bit_for_bit_in_any_company(row: dict[str, Any], monke
                     rows[at : at + size] = own[new]
                     parts.append(rows)
                 metadata = made.backend.build_metadata(inputs, case.spec)
-                out = made.backend.forward(*parts, made.views[0], metadata, scale=0.2, sliding_window=window)
+                out = made.backend.forward(*parts, made.views[0], metadata, made.params)
                 results.append(out[at : at + size].clone())
                 made.computed += lengths.astype(np.int32)
                 start += size

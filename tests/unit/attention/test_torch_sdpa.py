@@ -46,6 +46,14 @@ def test_every_dtype(dtype: torch.dtype, window: int | None) -> None:
     assert world(dataclasses.replace(CASE, dtype=dtype, window=window)).run() < tolerance
 
 
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("soft_cap", "has_sinks"), [(0.5, False), (None, True), (0.5, True)])
+def test_soft_cap_and_sinks(dtype: torch.dtype, window: int | None, soft_cap: float | None, has_sinks: bool) -> None:
+    case = dataclasses.replace(CASE, dtype=dtype, window=window, soft_cap=soft_cap, has_sinks=has_sinks)
+    assert world(case).run() < {torch.bfloat16: 2e-2, torch.float32: 1e-5}[dtype]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("window", [None, 90, 300])
 def test_chunks_longer_than_a_piece(window: int | None, dtype: torch.dtype) -> None:

@@ -41,14 +41,14 @@ def case(
 
 def decode(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", **more: object) -> KernelCase:
     block_n, warps, stages = attention_decode.tile_of(head_dim, torch.bfloat16)
-    arguments = {"query": "*bf16", "cache": cache, "output": "*bf16", **TABLES}
+    arguments = {"query": "*bf16", "cache": cache, "output": "*bf16", **TABLES, "sinks": "*fp32"}
     arguments |= {"partials": "*fp32", "partial_sums": "*fp32", "counters": "*i32", **STRIDES}
     constants = attention_decode.decode_constants(per_head, head_dim, BLOCK_SIZE, block_n)
     compiled = case(
         "attention_decode",
         "attention_decode_kernel",
         {**arguments, "usual_splits": "i32", "scale": "fp32"},
-        {"WINDOW": 0, **constants, **more},
+        {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False, **constants, **more},
         *(capability, warps, stages),
     )
     return dataclasses.replace(compiled, maxnreg=attention_decode.MAX_REGISTERS)
@@ -58,13 +58,13 @@ def mixed(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", *
     max_shared_bytes = MAX_SHARED_BYTES[capability]
     block_m, block_n, warps, stages = attention_mixed.tile_of(head_dim, torch.bfloat16, max_shared_bytes)
     arguments = {"query": "*bf16", "cache": cache, "output": "*bf16", **TABLES}
-    arguments |= {"query_start_loc": "*i32", "num_rows": "i32", **STRIDES}
+    arguments |= {"query_start_loc": "*i32", "sinks": "*fp32", "num_rows": "i32", **STRIDES}
     constants = attention_mixed.mixed_constants(2 * per_head, 2, head_dim, BLOCK_SIZE, block_m, block_n)
     return case(
         "attention_mixed",
         "attention_mixed_kernel",
         {**arguments, "scale": "fp32"},
-        {"WINDOW": 0, **constants, **more},
+        {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False, **constants, **more},
         *(capability, warps, stages),
     )
 
@@ -89,8 +89,8 @@ def test_no_spills_within_shared_memory_on_tensor_cores() -> None:
         assert found.has_tensor_cores == ("rotary" not in of.kernel), (of, found)
 
 
-HEAD_DIMS = (64, 80, 96, 128, 160, 256)
-MOST_SHARED = ((80, 256), (86, 256), (90, 256), (86, 128))  # sm_89 has the code of sm_86, but for float8
+HEAD_DIMS = (64, 80, 96, 128, 160, 256, 512)
+MOST_SHARED = ((80, 512), (86, 256), (86, 512), (90, 512), (86, 128))  # sm_89 has the code of sm_86, but for float8
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,11 @@ MOST_SHARED = ((80, 256), (86, 256), (90, 256), (86, 128))  # sm_89 has the code
     ],
 )
 def test_every_head_dimension_fits_the_shared_memory_of_every_gpu(shapes: tuple[tuple[int, int], ...]) -> None:
+    bent = {"WINDOW": 4096, "SOFT_CAP": 50.0, "HAS_SINKS": True}
     cases = [kernel(capability, head_dim, 4) for capability, head_dim in shapes for kernel in (mixed, decode)]
+    cases += [kernel(capability, head_dim, 4, **bent) for capability, head_dim in shapes for kernel in (mixed, decode)]
     float8 = [(capability, head_dim) for capability, head_dim in shapes if capability >= 89]
-    cases += [mixed(capability, head_dim, 4, "*fp8e4nv") for capability, head_dim in float8]
+    cases += [kernel(*shape, 4, "*fp8e4nv") for shape in float8 for kernel in (mixed, decode)]
     for of, found in zip(cases, resources(cases), strict=True):
         assert found.shared_bytes <= MAX_SHARED_BYTES[of.compute_capability], (of, found)
         assert found.stack_bytes == 0, (of, found)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inflight.attention.backend import Rotation
+from inflight.attention.backend import AttentionParams, Rotation
 from inflight.attention.selector import get_backend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.attention.triton_paged import TritonPagedBackend, TritonPagedMetadata
@@ -59,6 +59,8 @@ def shapes(draw: st.DrawFn) -> Case:
         padding=draw(st.sampled_from([0, 4, 100])),
         kv_cache_dtype=draw(st.sampled_from([None, FLOAT8])),
         seed=draw(st.integers(0, 2**31)),
+        soft_cap=draw(st.sampled_from([None, 0.7, 50.0])),
+        has_sinks=draw(st.booleans()),
     )
 
 
@@ -104,7 +106,7 @@ def test_one_token_a_row(case: Case, contexts: list[int], num_multiprocessors: i
 
 def test_more_splits_than_are_combined_at_once() -> None:
     contexts = (128 * 20 + 5, 300)
-    world = World(dataclasses.replace(CASE, per_head=1, steps=(contexts, (1, 1))), triton_backend(1000))
+    world = World(dataclasses.replace(CASE, per_head=1, steps=(contexts, (1, 1)), has_sinks=True), triton_backend(1000))
     fill(world, contexts)
     assert num_splits(2, 2, max(contexts) + 1, 1000) == Splits(21, 21)
     assert world.step(np.array([1, 1])) < 1e-5
@@ -141,10 +143,16 @@ def test_one_long_row_among_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_split.sum(1).tolist() == [2 * 4 * 3 if row == 0 else 0 for row in world.rows]
 
 
+def test_large_heads() -> None:
+    case = dataclasses.replace(CASE, head_dim=512, steps=((5, 9, 40), (1, 20, 1), (1, 1, 1)))
+    assert World(case, triton_backend()).run() < 1e-5
+
+
 @pytest.mark.parametrize("window", [None, 45])
 def test_a_row_is_the_same_bit_for_bit_in_any_mixed_batch(window: int | None) -> None:
     """Whole, in chunks, as a single token, and beside other rows: as long as one row of the batch has several tokens."""
-    total, case = 170, dataclasses.replace(CASE, window=window, head_dim=32, num_kv_heads=1)
+    case = dataclasses.replace(CASE, window=window, head_dim=32, num_kv_heads=1, soft_cap=0.7, has_sinks=True)
+    total = 170
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(total, 3, 32, generator=generator)
     keys, values = torch.randn(2, total, 1, 32, generator=generator)
@@ -162,7 +170,7 @@ def test_a_row_is_the_same_bit_for_bit_in_any_mixed_batch(window: int | None) ->
                 rows[at : at + lengths[0]] = own[new]
                 parts.append(rows)
             metadata = world.backend.build_metadata(inputs, case.spec)
-            out = world.backend.forward(*parts, world.views[0], metadata, scale=0.2, sliding_window=window)
+            out = world.backend.forward(*parts, world.views[0], metadata, world.params)
             results.append(out[at : at + lengths[0]])
             world.computed += lengths.astype(np.int32)
             start += int(lengths[0])
@@ -182,8 +190,7 @@ def test_a_decode_row_does_not_depend_on_who_comes_last() -> None:
     metadata = world.backend.build_metadata(inputs, CASE.spec)
     query, (key, value) = torch.randn(2, 6, 16), torch.randn(2, 2, 2, 16)
     first, again = (
-        world.backend.forward(query, key, value, world.views[0], metadata, scale=0.2, sliding_window=None)
-        for _ in range(2)
+        world.backend.forward(query, key, value, world.views[0], metadata, AttentionParams(0.2)) for _ in range(2)
     )
     assert torch.equal(first, again)
 
@@ -226,7 +233,7 @@ def test_padding_changes_nothing(lengths: tuple[int, ...], num_rows: int, num_to
         if pad:
             metadata = _padded(metadata, num_rows, num_tokens)
         parts = heads[: metadata.num_tokens].split((6, 2, 2), dim=1)
-        out = world.backend.forward(*parts, world.views[0], metadata, scale=0.3, sliding_window=None)
+        out = world.backend.forward(*parts, world.views[0], metadata, AttentionParams(0.3))
         results.append(out[:count])
         arenas.append(world.arena[1:])  # all but the dummy block
     if lengths != (1, 1, 1):  # with other numbers of rows, decode may be split in another way
@@ -260,10 +267,7 @@ def test_attend_is_norm_rotation_and_forward(has_norm: bool, lengths: tuple[int,
         metadata = backend.build_metadata(world.inputs(np.array(lengths)), case.spec)
         results.append(
             backend.attend(
-                *(all_heads.clone(), rotation, norm, world.views[0], metadata),
-                num_heads=6,
-                scale=0.2,
-                sliding_window=25,
+                *(all_heads.clone(), rotation, norm, world.views[0], metadata, AttentionParams(0.2, 25)), num_heads=6
             )
         )
         caches.append(world.views[0])
@@ -283,9 +287,7 @@ def test_float8_saturates() -> None:
     inputs = world.inputs(np.array([1, 1, 1]))
     key, value = torch.full((3, 2, 16), 1e4), torch.full((3, 2, 16), -500.0)
     metadata = world.backend.build_metadata(inputs, case.spec)
-    out = world.backend.forward(
-        *(torch.ones(3, 6, 16), key, value, world.views[0], metadata), scale=0.1, sliding_window=None
-    )
+    out = world.backend.forward(*(torch.ones(3, 6, 16), key, value, world.views[0], metadata), AttentionParams(0.1))
     assert out.eq(-448).all()
     assert all(world.views[0][int(world.tables[row][0])][0, :, 0].float().eq(448).all() for row in range(3))
 
@@ -321,7 +323,9 @@ def test_more_tiles_than_a_second_axis_could_have(monkeypatch: pytest.MonkeyPatc
     lengths = torch.empty(num_rows, dtype=torch.int32, device=meta)
     cache, query = torch.empty(2, 2, 2, 16, 64, device=meta), torch.empty(num_rows, 4, 64, device=meta)
     starts = torch.empty(num_rows + 1, dtype=torch.int32, device=meta)
-    attention_mixed(*(query, cache, table, lengths, lengths, starts), scale=1.0, sliding_window=None)
+    attention_mixed(
+        *(query, cache, table, lengths, lengths, starts), scale=1.0, sliding_window=None, soft_cap=None, sinks=None
+    )
     [grid] = grids
     assert grid[0] >= 2 * num_rows and all(size < 1 << 16 for size in grid[1:])
 
@@ -341,6 +345,8 @@ def test_blocks_beyond_two_to_the_31_elements() -> None:
         splits=Splits(1, 1),
         scale=1.0,
         sliding_window=None,
+        soft_cap=None,
+        sinks=None,
     )
     assert out.eq(1).all()
 
@@ -375,7 +381,7 @@ def test_selection_on_a_gpu() -> None:
     for match, head_dim, kv_cache_dtype in (
         ("kv_cache_dtype='int8' is not for device='cuda'", 64, torch.int8),
         ("head dimension is 21", 21, half),
-        ("head dimension is 512", 512, half),
+        ("head dimension is 514", 514, half),
     ):
         with pytest.raises(ConfigError, match=match):
             get_backend("cuda", head_dim, 16, half, kv_cache_dtype, num_multiprocessors=1)

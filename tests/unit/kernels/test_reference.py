@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers.masking_utils import sliding_window_causal_mask_function
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2_attention
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from inflight.kernels import reference
@@ -37,6 +42,26 @@ def test_paged_attention(generator: torch.Generator, window: int | None) -> None
             q[tokens].transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1), attn_mask=mask, scale=0.3
         )
         torch.testing.assert_close(out[tokens], expected.transpose(0, 1))
+
+
+@pytest.mark.parametrize(("soft_cap", "has_sinks"), [(0.5, False), (None, True)])
+def test_soft_cap_and_sinks(generator: torch.Generator, soft_cap: float | None, has_sinks: bool) -> None:
+    """The cap is Gemma 2's, the sinks are those of gpt-oss."""
+    q, k, v = torch.randn(3, 9, 4, 8, generator=generator, dtype=torch.float64)
+    sinks = torch.randn(4, generator=generator, dtype=torch.float64) if has_sinks else None
+    starts, seq_lens = torch.tensor([0, 9]), torch.tensor([9])
+    caches = k[None, :, :2], v[None, :, :2]  # one block
+    out = reference.paged_attention(
+        q, *caches, torch.tensor([[0]]), starts, seq_lens, scale=0.3, sliding_window=4, soft_cap=soft_cap, sinks=sinks
+    )
+    visible = sliding_window_causal_mask_function(4)(0, 0, torch.arange(9)[:, None], torch.arange(9))
+    mask = torch.zeros(9, 9, dtype=torch.float64).masked_fill(~visible, -torch.inf)[None, None]
+    module: Any = SimpleNamespace(num_key_value_groups=2, sinks=sinks, training=False)
+    theirs: Any = gpt_oss_attention if has_sinks else gemma2_attention
+    more = {} if soft_cap is None else {"softcap": soft_cap}
+    heads = (x[None].transpose(1, 2) for x in (q, k[:, :2], v[:, :2]))
+    expected, _ = theirs(module, *heads, mask, scaling=0.3, dropout=0.0, **more)
+    torch.testing.assert_close(out, expected[0], atol=1e-6, rtol=1e-6)  # Gemma 2's softmax is in float32
 
 
 def test_rms_norm(generator: torch.Generator) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from inflight.attention.backend import AttentionParams
 from inflight.device.base import TORCH_DTYPES
 from inflight.layers.attention import Attention
 
@@ -17,7 +18,7 @@ from inflight.layers.attention import Attention
 )
 def test_integers_have_a_scale_and_floats_have_none(dtype: torch.dtype, bytes_per_head: int) -> None:
     backend: Any = None  # Any: not asked
-    layer = Attention("x", num_heads=4, num_kv_heads=2, head_dim=16, scale=1, sliding_window=None, backend=backend)
+    layer = Attention("x", num_heads=4, num_kv_heads=2, head_dim=16, params=AttentionParams(1), backend=backend)
     spec = layer.kv_cache_spec(8, dtype)
     assert TORCH_DTYPES[spec.dtype] == dtype
     assert spec.bytes_per_token == 2 * 2 * bytes_per_head
