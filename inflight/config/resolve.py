@@ -175,6 +175,8 @@ def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitect
         if args.batch_invariant
         else "a GGUF file"
         if _is_gguf(folder)
+        else f"tensor_parallel_size={args.tensor_parallel_size} and {architecture.num_kv_heads} key/value heads"
+        if architecture.num_kv_heads % args.tensor_parallel_size
         else None
     )
     if problem is not None:

@@ -74,6 +74,21 @@ def test_formats_of_weights_and_cache(tmp_path: Path, more: dict[str, Any]) -> N
     assert all(abs(float(theirs[token]) - entry.logprob) < 1.0 for token, entry in ours.items())
 
 
+@pytest.mark.parametrize("family", ["gemma2", "olmo2", "mixtral"])
+def test_two_ranks(tmp_path: Path, family: str) -> None:
+    folder = write_model(FALLBACK_CONFIGS[family][0], tmp_path / "model", seed=0)
+    truth, comparison = reference_model(folder), Comparison()
+    with start(folder, tensor_parallel_size=2) as llm:
+        for output in llm.generate(prompts(), GREEDY, use_tqdm=False):
+            comparison.add(truth, output.prompt_token_ids, output.outputs[0].token_ids)
+
+
+def test_two_ranks_need_a_plan(tmp_path: Path) -> None:
+    FALLBACK_CONFIGS["gpt2"][0].save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="no plan to divide"):
+        start(tmp_path, load_format="dummy", tensor_parallel_size=2)
+
+
 def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
     FALLBACK_CONFIGS["mixtral"][0].save_pretrained(tmp_path)
     with start(tmp_path, load_format="dummy") as llm:
@@ -133,10 +148,10 @@ def test_what_would_differ_is_refused(tmp_path: Path, config: PreTrainedConfig, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tensor_parallel_size": 2}, "one rank"),
+        ({"tensor_parallel_size": 4}, "tensor_parallel_size=4 and 2 key/value heads"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"batch_invariant": True}, "batch_invariant"),
-        ({"model_impl": "inflight"}, "Olmo2ForCausalLM is not supported"),
+        ({"model_impl": "inflight"}, "is not supported; supported are"),
         ({"model_impl": "vllm"}, "model_impl='vllm'"),
     ],
 )

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from inflight.config.engine import ModelConfig
 from inflight.errors import UnsupportedModelError
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import ColumnParallelLinear, Linear, OutputPart
+from inflight.layers.linear import ColumnParallelLinear, Linear, OutputPart, RowParallelLinear, even_part
 from inflight.layers.vocab import LogitsHead
 from inflight.models.transformers_fallback.attention import NAME
 
@@ -31,9 +31,9 @@ _RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "short_conv", "h
 class LinearAdapter(nn.Module):
     """A linear layer of Inflight for inputs of any shape [..., in_features]."""
 
-    def __init__(self, linear: Linear, out_features: int) -> None:
+    def __init__(self, linear: Linear) -> None:
         super().__init__()
-        self.linear, self.in_features, self.out_features = linear, linear.in_features, out_features
+        self.linear = linear
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.linear(x.reshape(-1, x.shape[-1]))
@@ -184,20 +184,37 @@ def find_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
 
 def replace_linears(model: PreTrainedModel, layers: str, context: LayerContext) -> None:
-    """Gives the decoder layers Inflight's linear layers, and the model Inflight's head."""
+    """Gives the decoder layers Inflight's linear layers. Several ranks share those that transformers' plan divides ("colwise",
+    "rowwise"); every rank computes the others.
+
+    Raises:
+        UnsupportedModelError: there are several ranks, but transformers has no plan for the model.
+    """
+    plan = model.tp_plan if context.tp.size > 1 else {}
+    num_shared = 0
     for name, module in list(model.named_modules()):
         parent, _, leaf = name.rpartition(".")
         if (
-            type(module) is nn.Linear
-            and name.startswith(f"{layers}.")
-            and module.weight.dtype == context.dtype
-            and not _reads_weight_of(model.get_submodule(parent), leaf)
+            type(module) is not nn.Linear
+            or not name.startswith(f"{layers}.")
+            or module.weight.dtype != context.dtype
+            or _reads_weight_of(model.get_submodule(parent), leaf)
         ):
-            part = OutputPart(total=module.out_features, start=0, size=module.out_features)
-            linear = ColumnParallelLinear(
-                module.in_features, {leaf: part}, bias=module.bias is not None, context=context
-            )
-            replace_module(model, name, LinearAdapter(linear, module.out_features))
+            continue
+        kind = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        has_bias, in_features, out_features = module.bias is not None, module.in_features, module.out_features
+        part = OutputPart(total=out_features, start=0, size=out_features)
+        if kind == "rowwise":
+            linear: Linear = RowParallelLinear(in_features, out_features, bias=has_bias, context=context)
+        else:
+            part = even_part(out_features, context.tp) if kind == "colwise" else part
+            linear = ColumnParallelLinear(in_features, {leaf: part}, bias=has_bias, context=context)
+        num_shared += kind in ("colwise", "rowwise")
+        replace_module(model, name, LinearAdapter(linear))
+    if context.tp.size > 1 and not num_shared:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: transformers has no plan to divide it among ranks; leave tensor_parallel_size out"
+        )
 
 
 def _reads_weight_of(parent: nn.Module, leaf: str) -> bool:

@@ -74,10 +74,6 @@ class TransformersForCausalLM(CausalLM):
         self.name, self.vocab_size = model_config.architecture.name, model_config.architecture.vocab_size
         self.max_model_len = model_config.max_model_len
         self.dtype, self.device = context.dtype, context.device
-        if context.tp.size > 1:
-            raise UnsupportedModelError(
-                f"{self.name}: transformers' code runs on one rank; leave tensor_parallel_size out"
-            )
         self.lm = build(model_config, context)
         plan = None if stored is None else WeightPlan(self.lm, stored)
         self._unread = set() if plan is None else plan.unread
