@@ -14,14 +14,15 @@ EMBEDDED_MODEL = Path(__file__).parent / "demo" / "model"
 
 GGUF_SUFFIX = ".gguf"
 LIST_SECONDS = 10.0  # how long the hub may take to list the files of a repository
-# Only these files are downloaded. Pickled weights (*.bin, *.pt) and code (*.py) are never downloaded.
+# Only these files are downloaded. Pickled weights (*.bin, *.pt) are never downloaded, and code only if the user asks for it.
 _TOKENIZER_PATTERNS = ["*.json", "*.jinja"]
 _WEIGHTS_PATTERNS = ["*.safetensors"]
+_CODE_PATTERNS = ["*.py"]
 _PART_OF_A_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
-def resolve_model_folder(model: str | None, revision: str | None = None) -> Path:
-    """Returns the model's folder, or its GGUF file.
+def resolve_model_folder(model: str | None, revision: str | None = None, *, with_code: bool = False) -> Path:
+    """Returns the model's folder, or its GGUF file. `with_code`: download the Python files of a hub id, too.
 
     If `model` is None, this is the embedded model. Otherwise `model` is an existing folder, a GGUF file, a hub id ("org/name"),
     or one GGUF file of a hub repository: "org/name:FILE.gguf", or "org/name:Q4_K_M" for the only file with Q4_K_M in its name.
@@ -31,6 +32,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None) -> Path
     Raises:
         ModelNotFoundError: there is no such folder, file or hub id, or it contains neither a config.json nor one GGUF file.
     """
+    patterns = _TOKENIZER_PATTERNS + _WEIGHTS_PATTERNS + (_CODE_PATTERNS if with_code else [])
     if model is None:
         folder, what = EMBEDDED_MODEL, "the embedded model (its files are missing from this installation)"
     elif (file := Path(model).expanduser()).suffix == GGUF_SUFFIX and file.is_file():
@@ -38,7 +40,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None) -> Path
     elif not file.exists() and ":" in model and _is_hub_id(model.partition(":")[0]):
         return _resolve_gguf_of_hub(model, revision)
     else:
-        folder, what = _resolve(model, revision, _TOKENIZER_PATTERNS + _WEIGHTS_PATTERNS), f"model={model!r}"
+        folder, what = _resolve(model, revision, patterns), f"model={model!r}"
     gguf_files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
     if gguf_files and not any(folder.glob("*.safetensors")):
         if len(gguf_files) > 1:

@@ -14,12 +14,20 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCAB_SIZE = 203
@@ -121,6 +129,20 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         _qwen3(rope_parameters=_YARN_ROPE, head_dim=40, num_attention_heads=2, num_key_value_heads=2),
         _qwen3(head_dim=80, hidden_size=48, num_hidden_layers=4, rope_parameters=_LINEAR_ROPE),
     ],
+}
+
+# Families that only transformers knows.
+FALLBACK_CONFIGS: dict[str, list[PreTrainedConfig]] = {
+    "gemma2": [Gemma2Config(**_COMMON, head_dim=16, sliding_window=9, query_pre_attn_scalar=11)],  # soft caps
+    "phi3": [Phi3Config(**_COMMON)],  # fused projections
+    "olmo2": [Olmo2Config(**_COMMON)],
+    "granite": [GraniteConfig(**_COMMON, attention_multiplier=0.2, logits_scaling=3.0)],
+    "gpt2": [GPT2Config(vocab_size=VOCAB_SIZE, n_embd=64, n_layer=2, n_head=4, n_positions=1024)],  # learned positions
+    "mixtral": [MixtralConfig(**_COMMON, num_local_experts=4, sliding_window=None)],
+    "qwen3_moe": [Qwen3MoeConfig(**_COMMON, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)],
+    "gpt_oss": [
+        GptOssConfig(**_COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=11)
+    ],  # sinks
 }
 
 

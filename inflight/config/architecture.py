@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Who computes a model: Inflight's own code, or the code of Hugging Face transformers.
+INFLIGHT, TRANSFORMERS = "inflight", "transformers"
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -34,6 +37,9 @@ class ModelArchitecture:
     `name` is the class name in config.json's "architectures". The same code computes all families (`models/llama.py`).
     `sliding_windows` has an entry for each layer: the number of tokens that a query may see, itself included. None means that
     it may see all tokens before it. `weight_format` says how the linear weights are stored, by a name in `weight_format.py`.
+
+    If `implementation` is TRANSFORMERS, only the sizes, `dtype`, `weight_format` and `eos_token_ids` are known, and `head_dim`
+    is an estimate. The model's constructor finds out everything else.
     """
 
     name: str
@@ -56,3 +62,4 @@ class ModelArchitecture:
     dtype: str = "float32"
     weight_format: str = "plain"
     eos_token_ids: tuple[int, ...] = ()
+    implementation: str = INFLIGHT

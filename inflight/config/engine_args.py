@@ -66,6 +66,16 @@ class EngineArgs:
     hf_overrides: Mapping[str, Any] | None = _model(  # Any: JSON
         None, "Fields that replace those of config.json: '{\"rope_theta\": 1000000}'."
     )
+    model_impl: str = _model(
+        "auto",
+        "Who computes the model: Inflight's own code or, on Inflight's KV cache, that of Hugging Face transformers (extra "
+        "`transformers`). auto: transformers only for families that Inflight does not know.",
+        choices=("auto", "inflight", "transformers"),
+    )
+    trust_remote_code: bool = _model(
+        False,
+        "Run the Python files of the model's folder, if transformers does not know the model. They can do anything.",
+    )
     dtype: str = _model(
         "auto", "Data type of weights and activations.", choices=("auto", "bfloat16", "float16", "float32")
     )

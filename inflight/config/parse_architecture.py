@@ -86,17 +86,24 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
         output_bias=attention_bias,
         mlp_bias=name == "LlamaForCausalLM" and fields.boolean("mlp_bias", False),
         qk_norm=name == "Qwen3ForCausalLM",
-        dtype=_dtype(fields),
+        dtype=parse_dtype(fields),
         weight_format=parse_weight_format(fields),
         eos_token_ids=fields.token_ids("eos_token_id"),
     )
 
 
+def is_known_family(config: Mapping[str, object]) -> bool:
+    """Whether Inflight's own code computes the family, if perhaps not this variant of it."""
+    return any(name in SUPPORTED_ARCHITECTURES for name in _architecture_names(JsonFields(config)))
+
+
+def _architecture_names(fields: JsonFields) -> tuple[str, ...]:
+    model_type = fields.text("model_type", "unknown")
+    return fields.texts("architectures") or (_MODEL_TYPES.get(model_type, f"model_type {model_type}"),)
+
+
 def _architecture_name(fields: JsonFields) -> str:
-    names = fields.texts("architectures")
-    if not names:
-        model_type = fields.text("model_type", "unknown")
-        names = (_MODEL_TYPES.get(model_type, f"model_type {model_type}"),)
+    names = _architecture_names(fields)
     for name in names:
         if name in SUPPORTED_ARCHITECTURES:
             return name
@@ -193,7 +200,8 @@ def _check_layer_types(layer_types: tuple[str, ...], windowed: list[bool], windo
     return wanted
 
 
-def _dtype(fields: JsonFields) -> str:
+def parse_dtype(fields: JsonFields) -> str:
+    """The dtype of the weights, as the file names it; float32 if it names none."""
     dtype = fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
         raise UnsupportedModelError(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
+from inflight.config.architecture import DTYPE_BYTES, TRANSFORMERS, ModelArchitecture
 from inflight.config.device_options import (
     check_device_state,
     resolve_device,
@@ -59,6 +59,7 @@ def resolve(
     Raises:
         ConfigError: an argument does not fit the model or the machine.
     """
+    _check_fallback(args, folder, architecture)
     check_tensor_parallel_size(args.tensor_parallel_size, architecture)
     dtype = _resolve_dtype(args.dtype, architecture.dtype, machine)
     max_model_len = _resolve_max_model_len(args, architecture)
@@ -83,6 +84,8 @@ def resolve(
             quantization=quantization,
             batch_invariant=args.batch_invariant,
             generation_overrides=dict(args.override_generation_config or {}),
+            config_overrides=dict(args.hf_overrides or {}),
+            trust_remote_code=args.trust_remote_code,
         ),
         cache=resolve_cache(args, max_model_len=max_model_len, dtype=kv_cache_dtype, machine=machine),
         scheduler=scheduler,
@@ -104,6 +107,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
     world_size = args.tensor_parallel_size * args.pipeline_parallel_size
     max_model_len = args.max_model_len or architecture.max_position_embeddings
     parts: list[Callable[[], object]] = [
+        lambda: _check_fallback(args, folder, architecture),
         lambda: check_tensor_parallel_size(args.tensor_parallel_size, architecture),
         lambda: _resolve_dtype(args.dtype, architecture.dtype, machine),
         lambda: _resolve_max_model_len(args, architecture),
@@ -155,6 +159,31 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | 
             "second"
         )
     return config
+
+
+def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitecture) -> None:
+    """
+    Raises:
+        ConfigError: transformers' code computes the model, and an argument is for Inflight's own code only.
+    """
+    if architecture.implementation != TRANSFORMERS:
+        return
+    problem = (
+        f"pipeline_parallel_size={args.pipeline_parallel_size}"
+        if args.pipeline_parallel_size > 1
+        else "batch_invariant=True"
+        if args.batch_invariant
+        else "a GGUF file"
+        if _is_gguf(folder)
+        else f"tensor_parallel_size={args.tensor_parallel_size} and {architecture.num_kv_heads} key/value heads"
+        if architecture.num_kv_heads % args.tensor_parallel_size
+        else None
+    )
+    if problem is not None:
+        raise ConfigError(
+            f"{architecture.name} is computed by transformers, which does not go with {problem}; leave it out, or take a "
+            "model of one of Inflight's own families"
+        )
 
 
 def _resolve_max_model_len(args: EngineArgs, architecture: ModelArchitecture) -> int:

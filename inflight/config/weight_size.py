@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
+from inflight.config.architecture import DTYPE_BYTES, TRANSFORMERS, ModelArchitecture
 from inflight.config.engine import ModelConfig, ParallelConfig
 from inflight.config.partition import pipeline_stage
 from inflight.config.weight_format import PLAIN
@@ -22,6 +22,8 @@ def weight_bytes(model: ModelConfig, parallel: ParallelConfig, pp_rank: int) -> 
     stage = pipeline_stage(parallel.pipeline_layer_partition, pp_rank)
     itemsize, hidden_size = DTYPE_BYTES[model.dtype], architecture.hidden_size
     is_quantized = model.load_format == "gguf" or (model.load_format != "dummy" and architecture.weight_format != PLAIN)
+    if architecture.implementation == TRANSFORMERS:  # the shapes of its layers are not known yet
+        return architecture.vocab_size * hidden_size * itemsize
     layers, head, group_size = model.quantization.layers, model.quantization.head, model.quantization.group_size
     shares_table = architecture.tie_word_embeddings and stage.is_first and head is None
     if is_quantized:

@@ -15,8 +15,8 @@ from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.gguf_config import read_model_config
 from inflight.config.machine import detect_machine
-from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
+from inflight.config.unknown_family import describe_model
 from inflight.engine.generation_defaults import model_eos_token_ids, warn_of_unknown_fields
 from inflight.engine.input_processor import InputProcessor
 from inflight.hub import read_generation_config, resolve_model_folder
@@ -82,12 +82,12 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
     Raises:
         ConfigError: the arguments are wrong, or do not fit the model or the machine.
     """
-    folder = resolve_model_folder(args.model, args.revision)
+    folder = resolve_model_folder(args.model, args.revision, with_code=args.trust_remote_code)
     warn_of_unknown_fields(args.override_generation_config or {})
     return resolve(
         args,
         folder=folder,
-        architecture=parse_architecture(read_model_config(folder, args.hf_overrides)),
+        architecture=describe_model(read_model_config(folder, args.hf_overrides), args.model_impl),
         machine=detect_machine(args.device),
         timeout_seconds=envs.execute_model_timeout_seconds(),
     )

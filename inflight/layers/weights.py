@@ -1,9 +1,10 @@
 """`WeightSlot` and `Loadable`: layers declare where each tensor of a checkpoint goes, and `model_loader` fills these places.
 
-Loading a layer has three steps, and the loader keeps their order:
-1. `weight_slots(prefix)` lists every tensor that the layer needs, with its name and its full shape in the checkpoint.
-2. The loader fills every slot.
-3. `finish_loading()` converts the weights to the form that `forward` uses, and drops the weights that were filled in.
+Loading a layer has four steps, and the loader keeps their order:
+1. `allocate` gives memory to the weights.
+2. `weight_slots(prefix)` lists every tensor that the layer needs, with its name and its full shape in the checkpoint.
+3. The loader fills every slot.
+4. `finish_loading()` converts the weights to the form that `forward` uses, and drops the weights that were filled in.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from inflight.kernels.quantized_weight import QuantizedWeight
@@ -37,7 +39,7 @@ class WeightSlot:
 
     @property
     def size(self) -> int:
-        return self.destination.shape[self.dim]
+        return self.destination.shape[self.dim] if self.shape else 1
 
 
 WeightSlots = Iterator[tuple[str, WeightSlot]]
@@ -52,6 +54,17 @@ class Loadable(nn.Module):
         for name, child in self.named_children():
             if isinstance(child, Loadable):
                 yield from child.weight_slots(f"{prefix}.{name}")
+
+    def allocate(self, device: torch.device) -> None:
+        """Allocates memory for the weights that have none. The weights of a tied head have memory already: they are the
+        embedding's weights."""
+        for module in self.modules():
+            for name, weight in module.named_parameters(recurse=False):
+                if weight.is_meta:
+                    assert weight.is_contiguous(), name
+                    # `empty_like` would import sympy: 1 s
+                    memory = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+                    setattr(module, name, nn.Parameter(memory, False))
 
     def finish_loading(self) -> None:
         """Called once, after every slot is filled and before the first `forward`."""

@@ -17,10 +17,10 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend
-from inflight.config.architecture import ModelArchitecture
+from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
 from inflight.config.engine import ModelConfig
 from inflight.config.partition import PipelineStage
 from inflight.config.weight_format import PLAIN
@@ -73,14 +73,18 @@ def load_model(
     )
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture)
+    source = None if model_config.load_format == "dummy" else _open_source(model_config)
     # Each block gets memory only when it is filled. By then the previous block has converted its weights and freed the old
     # ones.
-    model = LlamaForCausalLM(architecture, replace(context, allocates_later=True), stage)
+    later = replace(context, allocates_later=True)
+    if architecture.implementation == TRANSFORMERS:
+        model: CausalLM = _make_fallback(model_config, later, stage, source)
+    else:
+        model = LlamaForCausalLM(architecture, later, stage)
     not_kept: list[str] = []
-    if model_config.load_format == "dummy":
+    if source is None:
         fill: Callable[[Loadable, str], None] = partial(_fill_from_seed, seed=model_config.seed)
     else:
-        source = _open_source(model_config)
         # tensors on the meta device have shapes but no memory
         described = (
             model
@@ -90,7 +94,7 @@ def load_model(
         check_weights(source, described, architecture.tie_word_embeddings)
         fill = partial(_fill_from_source, source=source, not_kept=not_kept)
     for prefix, unit in model.load_units():
-        _allocate(unit, device)
+        unit.allocate(device)
         fill(unit, prefix)
         unit.finish_loading()
     model.finish_loading()
@@ -98,17 +102,13 @@ def load_model(
     return model
 
 
-def _allocate(unit: Loadable, device: torch.device) -> None:
-    """Allocates memory for the weights of a unit that have no memory yet. The weights of a tied head have memory already: they
-    are the embedding's weights."""
-    for module in unit.modules():
-        for name, weight in module.named_parameters(recurse=False):
-            if weight.is_meta:
-                assert weight.is_contiguous(), name
-                memory = torch.empty(
-                    weight.shape, dtype=weight.dtype, device=device
-                )  # `empty_like` would import sympy: 1 s
-                setattr(module, name, nn.Parameter(memory, False))
+def _make_fallback(
+    model_config: ModelConfig, context: LayerContext, stage: PipelineStage, source: WeightSource | None
+) -> CausalLM:
+    from inflight.models.transformers_fallback.model import TransformersForCausalLM  # transformers is optional
+
+    stored = None if source is None else {name: tensor.shape for name, tensor in source.tensors.items()}
+    return TransformersForCausalLM(model_config, context, stage, stored)
 
 
 def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> None:
@@ -187,7 +187,8 @@ def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_
             if slot.size == 0:
                 continue  # all rows of this rank are padding of the vocabulary
             held = [slice(0, size) for size in slot.shape]
-            held[slot.dim] = slice(slot.start, slot.start + slot.size)
+            if held:
+                held[slot.dim] = slice(slot.start, slot.start + slot.size)
             if source.tensors[name].is_quantized and slot.accept is None:
                 _dequantize(slot, name, held, read)
                 continue

@@ -22,7 +22,11 @@ def check_weights(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
     missing = [name for name in slots if name not in source.tensors]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {list_names(missing)}")
-    extra = [name for name in source.tensors if name not in slots and not _is_harmless(name, is_tied)]
+    extra = [
+        name
+        for name in source.tensors
+        if name not in slots and not _is_harmless(name, is_tied) and not model.leaves_unread(name)
+    ]
     if extra:
         raise CheckpointError(
             f"the checkpoint has weights that config.json does not account for: {list_names(extra)} (in "

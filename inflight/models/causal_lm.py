@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionMetadata
+from inflight.attention.backend import AttentionBackend, AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
@@ -20,6 +20,8 @@ from inflight.layers.weights import Loadable
 
 class CausalLM(nn.Module, ABC):
     """A decoder. Its constructor creates layers whose weights have no values; `model_loader` fills them block by block."""
+
+    backend: AttentionBackend | None = None  # the backend that the layers need, if it is not that of their context
 
     @abstractmethod
     def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
@@ -61,6 +63,10 @@ class CausalLM(nn.Module, ABC):
     def load_units(self) -> list[tuple[str, Loadable]]:
         """Returns (checkpoint prefix, block) pairs in loading order. The loader fills one block after another with
         weights, and converts it to the layout that the kernels need. So at most one block is in memory twice at a time."""
+
+    def leaves_unread(self, name: str) -> bool:
+        """Whether the checkpoint may have a tensor of this name that the model does not use."""
+        return False
 
     def attention_layers(self) -> dict[str, Attention]:
         """Returns layer name -> attention layer, for this stage's layers, in their order."""

@@ -28,6 +28,7 @@ from torch.profiler import record_function
 
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.selector import get_backend
+from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import EngineConfig
 from inflight.config.partition import pipeline_stage
 from inflight.device.accelerator import Accelerator
@@ -36,6 +37,7 @@ from inflight.device.selector import get_device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.world import World
+from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
@@ -134,10 +136,17 @@ class Worker(WorkerBase):
             num_multiprocessors=device.num_multiprocessors if isinstance(device, Accelerator) else 0,
             max_shared_bytes=device.max_shared_bytes if isinstance(device, Accelerator) else 0,
         )
+        model = self._load_stage(backend)
+        if model.backend is not None and model.backend is not backend:
+            if kv_cache_dtype != dtype:
+                raise ConfigError(
+                    f"kv_cache_dtype={cache.dtype!r}: no kernel supports this model's attention; leave it out"
+                )
+            backend = model.backend
         make_runner = _runner_class(device, self._config)
         self._runner = make_runner(
             self._config,
-            self._load_stage(backend),
+            model,
             backend,
             device,
             self._timeline,
@@ -365,8 +374,9 @@ def _fail_with(future: Future[ModelRunnerOutput], drained: Future[None]) -> None
 
 def _runner_class(device: Device, config: EngineConfig) -> Callable[..., Runner]:
     """The class of the runner. Drafts are proposed and verified on the host, so an engine with drafts has a
-    `ModelRunner` on a GPU too."""
-    if not isinstance(device, Accelerator) or config.speculative is not None:
+    `ModelRunner` on a GPU too, and so has a model whose code may wait for the device: no graph can be captured of it."""
+    is_fallback = config.model.architecture.implementation == TRANSFORMERS
+    if not isinstance(device, Accelerator) or config.speculative is not None or is_fallback:
         return ModelRunner
     from inflight.worker.graph_model_runner import GraphModelRunner  # needs triton
 

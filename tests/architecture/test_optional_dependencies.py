@@ -14,7 +14,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "llguidance": ("structured_output/llguidance_backend.py",),
     "xgrammar": ("structured_output/xgrammar_backend.py",),
     "triton": ("kernels/triton/",),
-    "transformers": (),
+    "transformers": ("models/transformers_fallback/",),
     "tokenizers": ("tokenizer/", "tokenizer.py"),
     "jinja2": ("tokenizer/", "tokenizer.py"),
     "huggingface_hub": ("hub.py",),

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.e2e.identity import Engines, Event, Features, run_example
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 NUM_EXAMPLES = 1000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 40
 MAX_TOKENS = 12
@@ -27,6 +27,8 @@ MODELS = {
     "full attention, C++": ("llama", 0, 16),
     "mixed windows": ("qwen3", 4, 4),
     "mixed windows, C++": ("qwen3", 4, 16),
+    "transformers, soft caps": ("gemma2", 0, 16),
+    "transformers, experts": ("qwen3_moe", 0, 16),
 }
 
 
@@ -68,7 +70,9 @@ EVENTS = st.lists(st.tuples(PROMPTS, PARAMS, st.integers(0, 6), st.booleans()), 
 @pytest.fixture(scope="module", params=MODELS)
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     family, index, block_size = MODELS[request.param]
-    folder = write_model(FAMILY_CONFIGS[family][index], tmp_path_factory.mktemp("identity") / "model", seed=1)
+    folder = write_model(
+        {**FAMILY_CONFIGS, **FALLBACK_CONFIGS}[family][index], tmp_path_factory.mktemp("identity") / "model", seed=1
+    )
     found = Engines(folder, block_size)
     yield found
     print(f"{request.param}: {found.num_tokens} tokens, {found.num_ties} ties, {len(found.llms)} engines")

@@ -38,6 +38,7 @@ SAME_VALUES = {
     "--dtype half": "float16",
     "--dtype float": "float32",
     "--generation-config vllm": "none",
+    "--model-impl vllm": "inflight",
     "--kv-cache-dtype fp8_e4m3": "fp8",
 }
 
@@ -45,8 +46,7 @@ SAME_VALUES = {
 NO_EFFECT = {
     "tool calls are always parsed; --tool-call-parser chooses the parser": "--enable-auto-tool-choice",
     "reasoning is always parsed; --reasoning-parser chooses the parser": "--enable-reasoning",
-    "no code of a model's folder is ever run; a model that needs such code is refused when it is loaded": """
-        --trust-remote-code --code-revision=""",
+    "code is taken from the revision of the model": "--code-revision=",
     "requests are logged only with --log-requests": "--disable-log-requests",
     "--log-requests and --access-log never log texts": "--enable-log-outputs --enable-log-deltas --max-log-len=",
     "--access-log off does this": "--disable-uvicorn-access-log",
@@ -95,7 +95,7 @@ NO_EFFECT = {
         --distributed-timeout-seconds= --cpu-distributed-timeout-seconds= --watchdog-config=""",
     "--cpu-threads-bind binds the threads to cores": "--numa-bind --numa-bind-nodes+ --numa-bind-cpus+",
     "each operation has one implementation, chosen by the device": """
-        --model-impl= --attention-config= -ac= --kernel-config= --moe-backend= --linear-backend= --all2all-backend=
+        --attention-config= -ac= --kernel-config= --moe-backend= --linear-backend= --all2all-backend=
         --gdn-prefill-backend= --kda-prefill-backend= --kda-decode-backend= --sparse-indexer-topk-backend= --ir-op-priority=
         --enable-flashinfer-autotune --monokernel --use-fp64-gumbel --disable-custom-all-reduce --disable-cascade-attn
         --enable-cumem-allocator --enable-nccl-comm-suspend --enable-shm-tensor-arena --enable-batch-sharded-sampling

@@ -42,7 +42,7 @@ def test_flags_of_other_engines_are_left_out_and_told() -> None:
     assert output.count("note:") == 3
     assert "--enable-auto-tool-choice has no effect here: tool calls are always parsed" in output
     assert "--uvicorn-log-level" in output
-    assert "no code of a model's folder is ever run" in said("serve --check --port 0 --trust-remote-code", code=0)
+    assert "the revision of the model" in said("serve --check --port 0 --code-revision main", code=0)
 
 
 def test_only_what_belongs_to_a_foreign_flag_goes_with_it() -> None:

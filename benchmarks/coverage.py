@@ -1,0 +1,278 @@
+"""Which causal LMs of transformers run: a small random model of every type, compared with transformers' own results.
+
+    python -m benchmarks.coverage [--types gemma2 phi3] [--write]
+
+A type is *exact* if all greedy tokens are those of transformers, or its logits differ by less than 1e-4 there, and if the
+log-probabilities agree. The prompts run together, in chunks, in float32. It is *refused* if the engine does not start, with the
+reason. It is *wrong* otherwise: this must not happen. `--write` puts the table into docs/models.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import emit
+
+DOCUMENT, BEGIN, END = Path("docs/models.md"), "<!-- made by benchmarks.coverage -->", "<!-- end -->"
+VOCAB_SIZE, MAX_MODEL_LEN, MARGIN = 203, 96, 1e-4
+PROMPT_LENGTHS = (1, 9, 40, 70)
+NUM_OUTPUT_TOKENS = 8
+STANDARD_DEVIATION = 0.15
+TIMEOUT_SECONDS, PER_PROCESS = 600, 12  # a process checks this many types, one after the other
+
+# Fields of configurations -> small values. A configuration gets those that it has.
+_SMALL: dict[str, Any] = {  # Any: values of config.json
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB_SIZE),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "word_embed_proj_dim"), 64),
+    **dict.fromkeys(
+        ("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_hidden_size"), 96
+    ),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "encoder_attention_heads"), 4),
+    "num_key_value_heads": 2,
+    **dict.fromkeys(("head_dim", "global_head_dim", "v_head_dim", "qk_nope_head_dim", "attention_head_dim"), 16),
+    **dict.fromkeys(
+        ("qk_rope_head_dim", "rotary_dim", "hidden_size_per_layer_input", "kv_lora_rank", "index_head_dim"), 8
+    ),
+    "q_lora_rank": 24,
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"), 128),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "num_shared_experts"), 1),
+    **dict.fromkeys(("sliding_window", "local_attention", "attention_window"), 11),
+    **dict.fromkeys(("bos_token_id",), 1),
+    **dict.fromkeys(("eos_token_id",), 2),
+    **dict.fromkeys(("pad_token_id",), 0),
+    "num_kv_shared_layers": 0,
+}
+# If no model can be made, further values are tried.
+_VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_key_value_heads": 2},
+    {"num_key_value_heads": 4},
+    {"num_experts_per_tok": 1, "hidden_size_per_layer_input": 0},
+    {"num_hidden_layers": 6},
+)
+
+
+def small_config(model_type: str) -> Any:  # Any: a configuration of transformers
+    """A configuration with small sizes, with decoder settings where the type has them."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    config_class = CONFIG_MAPPING[model_type]
+    default = config_class().to_dict()
+    problems: list[Exception] = []
+    for more in _VARIANTS:
+        try:
+            config = config_class(**_small_fields(default, more))
+            with torch.device("meta"):
+                AutoModelForCausalLM.from_config(config)
+            return config
+        except Exception as error:  # whatever a family raises
+            problems.append(error)
+    raise problems[0]
+
+
+def _small_fields(default: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in {**_SMALL, **more}.items() if name in default}
+    for name in ("num_key_value_heads", "n_group", "topk_group"):
+        if default.get(name) is None and name not in more:
+            found.pop(name, None)
+    num_layers, small = default.get("num_hidden_layers", 0), found.get("num_hidden_layers", 2)
+    for name, value in default.items():  # what has an entry for each layer
+        if isinstance(value, list) and len(value) == num_layers and name not in found:
+            found[name] = value[:small]
+        if isinstance(value, Mapping) and value and all(str(key).isdigit() for key in value):
+            found[name] = {key: each for key, each in value.items() if int(key) < small}
+    if "qk_rope_head_dim" in found and "head_dim" in found:
+        found["head_dim"] = found["qk_rope_head_dim"]
+    if "kv_lora_rank" in found and "num_key_value_heads" in found:
+        found["num_key_value_heads"] = found["num_attention_heads"]
+    kinds = list(dict.fromkeys(default.get("layer_types") or ()))
+    if kinds:
+        found["layer_types"] = (kinds * small)[:small]
+    mlp_kinds = list(dict.fromkeys(default.get("mlp_layer_types") or ()))
+    if mlp_kinds:
+        found["mlp_layer_types"] = (mlp_kinds * small)[:small]
+    if "is_decoder" in default:
+        found["is_decoder"] = True
+    for name, value in default.items():
+        if name.endswith("_config") and isinstance(value, Mapping) and "model_type" in value:
+            found[name] = {**value, **_small_fields(value, more)}
+    return found
+
+
+def check_type(model_type: str, folder: Path) -> dict[str, str]:
+    """Returns {"result": "exact" | "refused" | "wrong" | "no model", "why": ...}."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        config = small_config(model_type)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        _draw(model)
+        model.save_pretrained(folder)
+        truth = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        with torch.inference_mode():
+            truth(torch.arange(3, 9)[None]).logits  # noqa: B018  # it must run
+    except Exception as error:  # whatever a family raises: then there is nothing to compare with
+        return {"result": "no model", "why": _reason(error)}
+    return _compare(truth, folder)
+
+
+def _draw(model: Any) -> None:
+    """Wide weights, so that logits are far apart, and random norms and biases, so that one that is left out shows."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        values = torch.randn(parameter.shape, generator=generator) * STANDARD_DEVIATION
+        parameter.data.copy_(1 + values if "norm" in name.lower() and parameter.dim() == 1 else values)
+    for module in model.modules():
+        if getattr(module, "padding_idx", None) is not None and isinstance(module, torch.nn.Embedding):
+            module.weight.data[module.padding_idx] = 0  # transformers may do so when it loads the model
+
+
+def _compare(truth: Any, folder: Path) -> dict[str, str]:
+    import torch
+
+    from inflight import LLM, SamplingParams
+    from inflight.errors import InflightError
+
+    rng = random.Random(3)
+    prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in PROMPT_LENGTHS]
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, logprobs=1)
+    try:
+        with LLM(
+            str(folder),
+            model_impl="transformers",
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=MAX_MODEL_LEN,
+            max_num_batched_tokens=32,
+            max_num_seqs=8,
+            kv_cache_memory_bytes=1 << 24,
+            num_threads=1,
+        ) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+    except InflightError as error:
+        return {"result": "refused", "why": _reason(error)}
+    except Exception as error:
+        return {"result": "wrong", "why": f"not refused by name: {_reason(error)}"}
+    for output in outputs:
+        prompt, tokens = output.prompt_token_ids, output.outputs[0].token_ids
+        with torch.inference_mode():
+            logits = truth(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :].double()
+        for i, token in enumerate(tokens):
+            ahead = float(logits[i].max() - logits[i, token])
+            ours = (output.outputs[0].logprobs or [])[i][token].logprob
+            apart = abs(float(logits[i].log_softmax(-1)[token]) - ours)
+            if ahead >= MARGIN or apart >= 10 * MARGIN:
+                return {
+                    "result": "wrong",
+                    "why": f"token {i} after {len(prompt)}: behind by {ahead:.1e}, log-probability by {apart:.1e}",
+                }
+    return {"result": "exact", "why": ""}
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:600]
+
+
+def _in_a_process(model_types: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Checks the types in a process of their own. If it ends too early, the other types get another process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "INFLIGHT_LOG_LEVEL": "error"}
+    command = [sys.executable, "-m", "benchmarks.coverage", "--one", *model_types]
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            env=environment,
+        )
+        output, why = done.stdout, f"the process ended with {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        output, why = (error.stdout or b"").decode(), f"it takes more than {TIMEOUT_SECONDS} s"
+    found: dict[str, dict[str, str]] = {}
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError):
+            result = json.loads(line)
+            found[result.pop("type")] = result
+    if left := [model_type for model_type in model_types if model_type not in found]:
+        print(f"{left[0]}: {why}", file=sys.stderr)
+        found[left[0]] = {"result": "wrong", "why": why}
+        found |= _in_a_process(left[1:]) if left[1:] else {}
+    return found
+
+
+def table(found: Mapping[str, Mapping[str, str]]) -> str:
+    counts = Counter(each["result"] for each in found.values())
+    lines = [
+        f"{counts['exact']} of {len(found)} types are exact, {counts['refused']} are refused, {counts['wrong']} are wrong; "
+        f"for {counts['no model']} there is no small model to compare with.",
+        "",
+        f"Exact: {', '.join(f'`{name}`' for name, each in sorted(found.items()) if each['result'] == 'exact')}.",
+        "",
+        "| type | | why |",
+        "|---|---|---|",
+    ]
+    for name, each in sorted(found.items()):
+        if each["result"] != "exact":
+            # the message without its beginning, which is the same for all
+            why = each["why"].partition(": ")[2].partition("KV cache: ")
+            text = (why[2] or why[0]).partition(", in chunks beside")[0].partition(". ")[0]
+            lines.append(f"| `{name}` | {each['result']} | {text.replace('|', '/')[:160]} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", nargs="*", help="model types; default: all causal LMs of transformers")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCUMENT}")
+    parser.add_argument("--one", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="types at the same time")
+    arguments = parser.parse_args()
+    if arguments.one:
+        for model_type in arguments.one:
+            with tempfile.TemporaryDirectory() as folder:
+                emit(type=model_type, **check_type(model_type, Path(folder) / "model"))
+        return
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    types = sorted(arguments.types or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    found: dict[str, dict[str, str]] = {}
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        pieces = [types[start : start + PER_PROCESS] for start in range(0, len(types), PER_PROCESS)]
+        for results in pool.map(_in_a_process, pieces):
+            found |= results
+            for model_type, result in results.items():
+                emit(type=model_type, **result)
+    text = table(found)
+    print(text)
+    if arguments.write:
+        before, _, rest = DOCUMENT.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""`describe_model`: config.json -> `ModelArchitecture`, also for families that only transformers knows.
+
+Of a family that only transformers knows, the engine needs a few sizes before the model is loaded. Families have different names
+for them. Everything else is read by transformers, in `models/transformers_fallback/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from inflight.config.architecture import TRANSFORMERS, ModelArchitecture, RopeConfig
+from inflight.config.json_fields import JsonFields
+from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES, is_known_family, parse_architecture, parse_dtype
+from inflight.config.weight_format import parse_weight_format
+from inflight.errors import UnsupportedModelError
+
+# Our name of a size -> the names that families have for it. The first name that is in the file counts.
+_NAMES = {
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "max_position_embeddings": (
+        "max_position_embeddings",
+        "n_positions",
+        "n_ctx",
+        "max_seq_len",
+        "max_sequence_length",
+        "seq_length",
+        "max_target_positions",
+    ),
+    "intermediate_size": ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "decoder_ffn_dim"),
+}
+# If the file names no longest sequence, the model has none: its positions are computed, or it has no positions.
+_LENGTH_WITHOUT_LIMIT = 8192
+_HEAD_DIM_MULTIPLE = 16  # shorter heads are padded, because the C++ attention kernel needs such a multiple
+
+
+def describe_model(config: Mapping[str, object], model_impl: str) -> ModelArchitecture:
+    """The model that a parsed config.json describes. `model_impl`: "inflight", "transformers", or "auto" for Inflight's own
+    code if it knows the family, and transformers' code if it does not.
+
+    Raises:
+        UnsupportedModelError: the model cannot be computed in this way, or a field has an impossible value.
+    """
+    if model_impl == "inflight" or (model_impl == "auto" and is_known_family(config)):
+        return parse_architecture(config)
+    return _describe_unknown_family(config)
+
+
+def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
+    name = ", ".join(JsonFields(config).texts("architectures")) or f"model_type {config.get('model_type', 'unknown')}"
+    if find_spec("transformers") is None:
+        raise UnsupportedModelError(
+            f"config.json: {name} is not one of Inflight's own families ({', '.join(SUPPORTED_ARCHITECTURES)}); transformers "
+            "may know it: run pip install 'inflight-llm[transformers]'"
+        )
+    if config.get("is_encoder_decoder") is True:
+        raise UnsupportedModelError(
+            f"config.json: {name} has an encoder; only models that are one decoder are supported"
+        )
+    text = config.get("text_config")
+    fields = JsonFields({**config, **text} if isinstance(text, Mapping) else config)
+    num_heads = _size(fields, "num_heads", 1)
+    hidden_size = _size(fields, "hidden_size")
+    head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))
+    return ModelArchitecture(
+        name=name,
+        implementation=TRANSFORMERS,
+        vocab_size=_size(fields, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_size(fields, "intermediate_size", 4 * hidden_size),
+        num_layers=_size(fields, "num_layers"),
+        num_heads=num_heads,
+        num_kv_heads=_size(fields, "num_kv_heads", num_heads),
+        head_dim=-(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(),
+        max_position_embeddings=_size(fields, "max_position_embeddings", _LENGTH_WITHOUT_LIMIT),
+        sliding_windows=(None,),
+        dtype=parse_dtype(fields),
+        weight_format=parse_weight_format(fields),
+        eos_token_ids=fields.token_ids("eos_token_id"),
+    )
+
+
+def _size(fields: JsonFields, name: str, default: int | None = None) -> int:
+    found = next((theirs for theirs in _NAMES[name] if fields.has(theirs)), _NAMES[name][0])
+    value = fields.values.get(found)
+    if isinstance(value, (list, tuple)) and value:  # a size of each layer
+        fields = JsonFields({found: max(value)}, fields.where)
+    return fields.integer(found, default)

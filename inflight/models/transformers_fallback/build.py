@@ -1,0 +1,255 @@
+"""`build`: makes a model of transformers without memory for its weights, and gives it Inflight's linear layers and head."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from inflight.config.engine import ModelConfig
+from inflight.errors import UnsupportedModelError
+from inflight.layers.context import LayerContext
+from inflight.layers.linear import ColumnParallelLinear, Linear, OutputPart, RowParallelLinear, even_part
+from inflight.layers.vocab import LogitsHead
+from inflight.models.transformers_fallback.attention import NAME
+
+_BUILDING = threading.Lock()  # transformers sets the process's default dtype while it builds a model
+
+# Kinds of layers whose state is not keys and values.
+_RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "short_conv", "hybrid", "moe_mamba"}
+
+
+class LinearAdapter(nn.Module):
+    """A linear layer of Inflight for inputs of any shape [..., in_features]."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.reshape(-1, x.shape[-1]))
+        return out.view(*x.shape[:-1], -1)
+
+
+class HeadAdapter(nn.Module):
+    """The logits head, for hidden states [1, num_rows, hidden_size]."""
+
+    def __init__(self, head: LogitsHead, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.head, self.bias = head, bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.head(hidden[0])[None]
+        return logits if self.bias is None else logits + self.bias
+
+
+class _SharedTable:
+    """The rows of an embedding of transformers that this rank's head multiplies with."""
+
+    def __init__(self, embedding: nn.Module, context: LayerContext) -> None:
+        self._embedding, self._tp = embedding, context.tp
+
+    @property
+    def weight(self) -> Tensor:
+        weight: Tensor = self._embedding.weight  # type: ignore[assignment]
+        num_rows = -(-len(weight) // self._tp.size)
+        rows = weight.data[self._tp.rank * num_rows : (self._tp.rank + 1) * num_rows]
+        return F.pad(rows, (0, 0, 0, num_rows - len(rows)))
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """`torch.empty` gives tensors without memory. So weights take none, but tables that a constructor computes are real."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: torch's own
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def read_config(model_config: ModelConfig) -> PreTrainedConfig:
+    """
+    Raises:
+        UnsupportedModelError: transformers does not know the model, or has no decoder for it.
+    """
+    folder, trusts = model_config.folder, model_config.trust_remote_code
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts, **model_config.config_overrides)
+    except (ValueError, KeyError, ImportError, AttributeError) as error:
+        if not trusts and "trust_remote_code" in str(error):
+            raise UnsupportedModelError(
+                f"transformers does not know {model_config.architecture.name}; the model brings Python files of its own "
+                "(auto_map in config.json): read them, and set trust_remote_code=True (--trust-remote-code) to run them"
+            ) from error
+        raise UnsupportedModelError(
+            f"transformers cannot read the configuration of {model_config.architecture.name}: {error}"
+        ) from error
+    assert isinstance(config, PreTrainedConfig)
+    return config
+
+
+def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:
+    """The model in eval mode. Its weights are on the meta device; its tables are on the device of `context`.
+
+    Raises:
+        UnsupportedModelError: transformers cannot build the model, or the model keeps a recurrent state.
+    """
+    config = read_config(model_config)
+    dtype = context.dtype
+    with _BUILDING, _EmptyOnMeta():
+        try:
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=NAME, trust_remote_code=model_config.trust_remote_code
+            )
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            NotImplementedError,
+            ImportError,
+            RuntimeError,
+            KeyError,
+        ) as error:
+            raise UnsupportedModelError(
+                f"transformers cannot build {model_config.architecture.name} as a causal LM with another attention: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    assert isinstance(model, PreTrainedModel)
+    _refuse_recurrent(model, config)
+    model.tie_weights()
+    _move(model, context)
+    return model.eval()
+
+
+def _refuse_recurrent(model: PreTrainedModel, config: PreTrainedConfig) -> None:
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) & _RECURRENT
+    if kinds or model._is_stateful:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has layers with a recurrent state ({', '.join(sorted(kinds)) or 'all of them'}), which "
+            "Inflight does not keep yet"
+        )
+
+
+def _move(model: PreTrainedModel, context: LayerContext) -> None:
+    """Frees the memory of all weights, makes those float32 that transformers keeps so, and moves tables to the device."""
+    strict, half = model._keep_in_fp32_modules_strict or (), model._keep_in_fp32_modules or ()
+    kept = {*strict, *(half if context.dtype == torch.float16 else ())}
+    moved: dict[int, nn.Parameter] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in moved:
+                dtype = torch.float32 if is_kept(f"{prefix}.{name}", kept) else parameter.dtype
+                moved[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device="meta"), False)
+                moved[id(moved[id(parameter)])] = moved[id(parameter)]
+            setattr(module, name, moved[id(parameter)])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_meta and name not in module._non_persistent_buffers_set:
+                setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=context.device))
+            elif buffer.is_meta:
+                raise UnsupportedModelError(f"the table {prefix}.{name} has no values before weights are loaded")
+            else:
+                setattr(module, name, buffer.to(context.device))
+
+
+def is_kept(name: str, kept: set[str]) -> bool:
+    return any(re.search(rf"(^|\.){re.escape(each)}(\.|$)", name) for each in kept)
+
+
+def find_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+    """The list of decoder layers, and its name. A model may have other lists, for example in an encoder of images.
+
+    Raises:
+        UnsupportedModelError: there is no list of layers.
+    """
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    outer = [(name, each) for name, each in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
+    if not outer:
+        raise UnsupportedModelError(f"{type(model).__name__} has no list of decoder layers")
+    num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    inside = set(model.get_decoder().modules())
+
+    def rank(layers: nn.ModuleList) -> tuple[bool, bool, int]:
+        return len(layers) == num_layers, layers in inside, sum(weight.numel() for weight in layers.parameters())
+
+    return max(outer, key=lambda item: rank(item[1]))
+
+
+def replace_linears(model: PreTrainedModel, layers: str, context: LayerContext) -> None:
+    """Gives the decoder layers Inflight's linear layers. Several ranks share those that transformers' plan divides ("colwise",
+    "rowwise"); every rank computes the others.
+
+    Raises:
+        UnsupportedModelError: there are several ranks, but transformers has no plan for the model.
+    """
+    plan = model.tp_plan if context.tp.size > 1 else {}
+    num_shared = 0
+    for name, module in list(model.named_modules()):
+        parent, _, leaf = name.rpartition(".")
+        if (
+            type(module) is not nn.Linear
+            or not name.startswith(f"{layers}.")
+            or module.weight.dtype != context.dtype
+            or _reads_weight_of(model.get_submodule(parent), leaf)
+        ):
+            continue
+        kind = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        has_bias, in_features, out_features = module.bias is not None, module.in_features, module.out_features
+        part = OutputPart(total=out_features, start=0, size=out_features)
+        if kind == "rowwise":
+            linear: Linear = RowParallelLinear(in_features, out_features, bias=has_bias, context=context)
+        else:
+            part = even_part(out_features, context.tp) if kind == "colwise" else part
+            linear = ColumnParallelLinear(in_features, {leaf: part}, bias=has_bias, context=context)
+        num_shared += kind in ("colwise", "rowwise")
+        replace_module(model, name, LinearAdapter(linear))
+    if context.tp.size > 1 and not num_shared:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: transformers has no plan to divide it among ranks; leave tensor_parallel_size out"
+        )
+
+
+def _reads_weight_of(parent: nn.Module, leaf: str) -> bool:
+    """Whether the code of `parent` uses the weight of its layer `leaf`, which Inflight's layers do not keep."""
+    return f"self.{leaf}.weight" in inspect.getsource(type(parent))
+
+
+def replace_head(model: PreTrainedModel, context: LayerContext) -> None:
+    """Gives the model Inflight's head, if the model's own is a linear layer."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if type(head) is not nn.Linear or head.weight.dtype != context.dtype:
+        return
+    name = next(name for name, module in model.named_modules() if module is head)
+    parent, _, leaf = name.rpartition(".")
+    if _reads_weight_of(model.get_submodule(parent), leaf):
+        return
+    tied = _SharedTable(embedding, context) if embedding.weight is head.weight else None
+    ours = LogitsHead(head.out_features, head.in_features, tied_embedding=tied, context=context)  # type: ignore[arg-type]
+    replace_module(model, name, HeadAdapter(ours, head.bias))
+
+
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, module)
+
+
+@contextmanager
+def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Inside, the model uses another attention function of transformers."""
+    configs = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    for config in configs.values():
+        config._attn_implementation = implementation
+    try:
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]

@@ -1,0 +1,169 @@
+"""Where the tensors of a checkpoint go in a model of transformers.
+
+transformers renames tensors while it loads them, and converts some: it stacks the weights of experts, for example. `WeightPlan`
+says for each tensor of the checkpoint which weights it becomes. `FallbackUnit` is a decoder layer, or everything that is in no
+decoder layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+from inflight.errors import CheckpointError
+from inflight.kernels.quantized_weight import QuantizedWeight
+from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
+from inflight.models.transformers_fallback.build import HeadAdapter, LinearAdapter
+
+
+class WeightPlan:
+    """What each tensor of a checkpoint becomes. `stored`: name -> shape of each tensor.
+
+    Raises:
+        CheckpointError: the checkpoint lacks weights of the model.
+    """
+
+    def __init__(self, model: PreTrainedModel, stored: Mapping[str, tuple[int, ...]]) -> None:
+        names = model.state_dict(keep_vars=True)
+        self.tied = {tied for tied, kept in model.all_tied_weights_keys.items() if names.get(tied) is names.get(kept)}
+        self._model, self._stored = model, stored
+        conversions = get_model_conversion_mapping(model)
+        renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+        converters = [each for each in conversions if isinstance(each, WeightConverter)]
+        by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+        self.renamed: dict[str, str] = {}  # weight -> tensor of the checkpoint
+        # the first weight that a conversion gives -> (the conversion, [(pattern, tensor of the checkpoint)])
+        self.converted: dict[str, tuple[WeightConverter, list[tuple[str, str]]]] = {}
+        self.unread: set[str] = set()
+        ignored = model._keys_to_ignore_on_load_unexpected or ()
+        for source in sorted(stored, key=dot_natural_key):
+            name, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, names)
+            if name not in names and source in names:
+                name, pattern = source, None
+            if name not in names or name in self.tied:
+                if name in self.tied or any(re.search(each, name) for each in ignored):
+                    self.unread.add(source)
+            elif pattern is None:
+                self.renamed[name] = source
+            else:
+                self.converted.setdefault(name, (deepcopy(by_pattern[pattern]), []))[1].append((pattern, source))
+        self.names: Collection[str] = names
+
+    def convert(self, name: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights that the tensors of `converted[name]` become. `parts`: tensor of the checkpoint -> its values."""
+        converter, sources = self.converted[name]
+        for pattern, source in sources:
+            converter.add_tensor(name, source, pattern, parts[source])
+        found: dict[str, Any] = converter.convert(name, model=self._model, config=self._model.config)
+        return {target: each[0] if isinstance(each, list) else each for target, each in found.items()}
+
+    def shape(self, source: str) -> tuple[int, ...]:
+        return self._stored[source]
+
+
+class FallbackUnit(Loadable):
+    """The modules of `model` whose names begin with `prefix`, but with none of `excluded`. `plan`: None for random weights."""
+
+    def __init__(self, model: PreTrainedModel, prefix: str, excluded: tuple[str, ...], plan: WeightPlan | None) -> None:
+        super().__init__()
+        self._modules_of_unit = {
+            name: module
+            for name, module in model.named_modules()
+            if name.startswith(prefix) and not name.startswith(excluded or ("\0",))
+        }
+        self.plan = plan
+        self.parts: dict[str, Tensor] = {}  # tensors of the checkpoint that a conversion needs
+
+    def allocate(self, device: torch.device) -> None:
+        made: dict[int, nn.Parameter] = {}
+        for module in self._modules_of_unit.values():
+            for name, weight in list(module.named_parameters(recurse=False)):
+                if weight.is_meta and id(weight) not in made:
+                    memory = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+                    made[id(weight)] = nn.Parameter(memory, False)
+                if weight.is_meta:
+                    setattr(module, name, made[id(weight)])
+
+    def targets(self) -> Iterator[tuple[str, WeightSlot]]:
+        """(name in transformers, slot) of each weight of the unit."""
+        for name, module in self._modules_of_unit.items():
+            if isinstance(module, LinearAdapter):
+                yield from module.linear.weight_slots(name)
+            elif isinstance(module, HeadAdapter):
+                yield from module.head.weight_slots(name)
+            elif isinstance(module, Loadable):
+                continue  # its adapter has listed its weights
+            for leaf, weight in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                if leaf not in module._non_persistent_buffers_set:
+                    is_scale = weight.dim() == 1 and leaf == "weight"
+                    slot = WeightSlot(shape=tuple(weight.shape), destination=weight.data, is_scale=is_scale)
+                    yield f"{name}.{leaf}" if name else leaf, slot
+
+    def weight_slots(self, prefix: str) -> WeightSlots:
+        targets = dict(self.targets())
+        if self.plan is None:
+            yield from targets.items()
+            return
+        for name, slot in targets.items():
+            if name in self.plan.renamed:
+                yield self.plan.renamed[name], slot
+            elif name in self.plan.converted:
+                for _, source in self.plan.converted[name][1]:
+                    shape = self.plan.shape(source)
+                    kept = torch.empty(shape, device="meta")
+                    yield source, WeightSlot(shape=shape, destination=kept, accept=_Keep(self.parts, source))
+
+    def finish_loading(self) -> None:
+        if self.plan is not None:
+            targets = dict(self.targets())
+            for name in [name for name in targets if name in self.plan.converted]:
+                for target, values in self.plan.convert(name, self.parts).items():
+                    _fill(target, targets[target], values)
+            self.parts.clear()
+        for module in self._modules_of_unit.values():
+            if isinstance(module, LinearAdapter):
+                module.linear.finish_loading()
+            elif isinstance(module, HeadAdapter):
+                module.head.finish_loading()
+
+
+class _Keep:
+    """Keeps a part of the checkpoint until its conversion."""
+
+    def __init__(self, parts: dict[str, Tensor], source: str) -> None:
+        self._parts, self._source = parts, source
+
+    def __call__(self, part: Tensor | QuantizedWeight) -> bool:
+        self._parts[self._source] = part.dequantize() if isinstance(part, QuantizedWeight) else part
+        return True
+
+
+def _fill(name: str, slot: WeightSlot, values: Tensor) -> None:
+    if tuple(values.shape) != slot.shape:
+        raise CheckpointError(f"{name} has shape {list(values.shape)}, but config.json asks for {list(slot.shape)}")
+    held = values.narrow(slot.dim, slot.start, slot.size)
+    if slot.accept is None or not slot.accept(held):
+        slot.destination.copy_(held)
+
+
+def missing_weights(units: list[tuple[str, FallbackUnit]], plan: WeightPlan, model: PreTrainedModel) -> list[str]:
+    """The weights that no tensor of the checkpoint becomes."""
+    given = {*plan.renamed, *plan.converted, *plan.tied}
+    for name, (converter, _) in plan.converted.items():
+        first = converter.target_patterns[0]
+        given |= {name.replace(first, each) for each in converter.target_patterns}
+    ignored = model._keys_to_ignore_on_load_missing or ()
+    return [
+        name
+        for _, unit in units
+        for name, _ in unit.targets()
+        if name not in given and not any(re.search(each, name) for each in ignored)
+    ]

@@ -1,0 +1,54 @@
+"""Which code computes a model, and what is known of it before transformers reads its configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inflight.config.architecture import INFLIGHT, TRANSFORMERS
+from inflight.config.unknown_family import describe_model
+from inflight.errors import UnsupportedModelError
+from tests.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE
+
+
+@pytest.mark.parametrize("family", FALLBACK_CONFIGS)
+def test_sizes_of_every_family(family: str) -> None:
+    config = FALLBACK_CONFIGS[family][0]
+    found = describe_model(config.to_dict(), "auto")
+    assert found.implementation == TRANSFORMERS
+    assert (found.vocab_size, found.hidden_size, found.num_layers, found.num_heads) == (VOCAB_SIZE, 64, 2, 4)
+    assert found.max_position_embeddings == 1024
+
+
+@pytest.mark.parametrize(
+    ("model_impl", "expected"), [("auto", INFLIGHT), ("inflight", INFLIGHT), ("transformers", TRANSFORMERS)]
+)
+def test_a_known_family_runs_on_the_code_that_is_asked_for(model_impl: str, expected: str) -> None:
+    assert describe_model(FAMILY_CONFIGS["qwen3"][0].to_dict(), model_impl).implementation == expected
+
+
+def test_sizes_in_a_nested_configuration() -> None:
+    text = {"vocab_size": 9, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "head_dim": 20}
+    found = describe_model({"model_type": "x", "vocab_size": 5, "text_config": text}, "auto")
+    assert (found.vocab_size, found.num_layers, found.head_dim) == (9, 3, 32)
+    assert found.max_position_embeddings == 8192  # no field names a limit
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "has an encoder"),
+        ({"model_type": "x", "vocab_size": 5, "hidden_size": "big"}, "hidden_size='big'"),
+        ({"model_type": "x", "hidden_size": 5, "num_hidden_layers": 1}, "vocab_size is missing"),
+    ],
+)
+def test_what_cannot_be_described(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        describe_model(config, "auto")
+
+
+def test_transformers_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inflight.config.unknown_family.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedModelError, match=r"pip install 'inflight-llm\[transformers\]'"):
+        describe_model({"architectures": ["Gemma2ForCausalLM"]}, "auto")
