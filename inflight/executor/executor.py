@@ -291,6 +291,11 @@ class Executor(ABC):
         return self._limits.problem()
 
     @property
+    def longest_budget(self) -> float:
+        """The most seconds that one of the steps in flight may take. 0.0 if no step is in flight."""
+        return self._table.longest_budget
+
+    @property
     def num_stale_frames(self) -> int:
         """How many messages of older epochs the executor and the ranks have dropped."""
         return self._table.num_stale + self._num_stale

@@ -13,7 +13,7 @@ step, the epoch is over, because a step needs all ranks. No token is lost, becau
 2. Survivors get `BeginEpoch`. The thread that reads their commands handles it, even while the rank computes. They leave their
    groups, which ends all waits for other ranks, drop the commands of older epochs, and wait until their device is idle. Then
    they report where they listen. They keep their weights and their KV cache (its memory is called the arena).
-3. A rank that is known to be dead or to hang is replaced at once. A rank that does not report within REPORT_SECONDS is killed
+3. A rank that is known to be dead or to hang is replaced at once. A rank that does not report in time is killed
    and replaced, too. A new process that still imports its libraries or loads its weights, because an earlier replacement was
    under way, is not killed: it reports afterwards.
 4. When all ranks have reported, they get the addresses of all ranks, and make new groups and links. No rank is the
@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
-from inflight.errors import EngineClosedError, InflightError, RankError
+from inflight.errors import EngineClosedError, InflightError, RankError, StepTimeoutError
 from inflight.executor.broken_links import BrokenLinks
 from inflight.interface.start_up import BeginEpoch
 
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REPORT_SECONDS = 1.0  # how long a survivor may take to become idle
+REPORT_SECONDS = 1.0  # how long an idle survivor may take to report
+REPORT_SHARE = 0.2  # a survivor that computes may take this share of the time allowed for its step, if that is longer
 RETRY_SECONDS = 0.2  # the time before the next try, if the ranks live but cannot reach each other
 HOUR = 3600.0
 
@@ -99,10 +100,13 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
     links, cut_off = BrokenLinks(executor.local_ranks), set[int]()
     error: Exception = cause
     while not (problem := limits.problem()):
+        patience = REPORT_SECONDS
+        if not isinstance(cause, StepTimeoutError):  # otherwise the ranks have had all the time allowed for the step
+            patience = max(patience, REPORT_SHARE * executor.longest_budget)
         lost = executor.begin_epoch(cause) | cut_off
         new: set[int] = set()
         try:
-            new = _gather(executor, lost)
+            new = _gather(executor, lost, patience)
             replaced |= new
             if new:
                 limits.note()
@@ -128,8 +132,9 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
     raise cause
 
 
-def _gather(executor: Executor, lost: set[int]) -> set[int]:
-    """Let all ranks begin the epoch, and replace those that are `lost` or do not report. Returns the replaced ranks."""
+def _gather(executor: Executor, lost: set[int], patience: float) -> set[int]:
+    """Let all ranks begin the epoch. Replace those that are `lost`, or do not report within `patience` seconds. Returns the
+    replaced ranks."""
     meeting = executor.meeting
     survivors = [rank for rank in range(executor.world_size) if rank not in lost]
     for rank in survivors:
@@ -137,9 +142,9 @@ def _gather(executor: Executor, lost: set[int]) -> set[int]:
     for rank in sorted(lost):
         executor.replace_rank(rank)
     # a rank that imports libraries or loads weights cannot report; it goes on, and takes part in this epoch afterwards
-    silent = meeting.wait_for_reports(set(survivors) - executor.starting, REPORT_SECONDS)
+    silent = meeting.wait_for_reports(set(survivors) - executor.starting, patience)
     for rank in sorted(silent):
-        problem = meeting.failed.get(rank, f"it has not ended its work within {REPORT_SECONDS:g} s")
+        problem = meeting.failed.get(rank, f"it has not ended its work within {patience:.3g} s")
         logger.warning("rank %d cannot take part in epoch %d: %s", rank, meeting.epoch, problem)
         executor.replace_rank(rank)
     return lost | silent

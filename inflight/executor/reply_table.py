@@ -183,6 +183,13 @@ class ReplyTable:
 
     # -- ends ------------------------------------------------------------------------------------------------
 
+    @property
+    def longest_budget(self) -> float:
+        """The most seconds that one of the steps in flight may take. 0.0 if no step is in flight."""
+        with self._changed:
+            budgets = [pending.budget for pending in self._pending.values() if isinstance(pending, PendingStep)]
+        return min(max(budgets, default=0.0), self._step_budget)
+
     def begin_epoch(self, cause: RankError) -> set[int]:
         """Begin a new epoch. Pending commands fail because of `cause`. Returns the ranks that have died in the old epoch."""
         settlements: list[Settlement] = []

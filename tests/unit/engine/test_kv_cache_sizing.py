@@ -106,9 +106,9 @@ def test_too_little_memory_says_what_would_fit() -> None:
     assert "kv_cache_memory_bytes" not in text
     for way in ("max_num_seqs", "quantization", "kv_cache_dtype", "tensor_parallel_size", "free memory"):
         assert way in text
-    assert "and not even one block" in refusal(block - 1, specs=specs)
+    assert "and even one token needs 2 blocks of" in refusal(block - 1, specs=specs)
     big = KVCacheSpec(block_size=2**16, num_kv_heads=64, head_dim=128, dtype="float32", itemsize=4)
-    assert "needs 8.00 GiB, and not even one block (4.00 GiB" in refusal(5, specs=[{"a": big}])
+    assert "needs 8.00 GiB, and even one token needs 2 blocks of 4.00 GiB, one" in refusal(5, specs=[{"a": big}])
 
 
 def test_weights_that_leave_nothing_say_how_much_is_missing() -> None:
@@ -122,7 +122,7 @@ def test_a_size_that_was_given_is_what_is_to_be_raised() -> None:
     text = refusal(10 * block, specs=specs, is_measured=False)
     assert text.startswith(f"kv_cache_memory_bytes gives the KV cache {10 * block / 2**20:.2f} MiB, but")
     assert text.endswith("; lower max_model_len to 144, or raise kv_cache_memory_bytes")
-    assert refusal(5, specs=specs, is_measured=False).endswith("fits; raise kv_cache_memory_bytes")
+    assert refusal(5, specs=specs, is_measured=False).endswith("one of them a dummy; raise kv_cache_memory_bytes")
 
 
 def test_stages_agree_on_the_groups_whatever_layers_they_have() -> None:
