@@ -91,6 +91,7 @@ class Worker(WorkerBase):
         self._available_bytes: int | None = None
         # both since the ranks connected last, at the start or after a fault:
         self._has_left = False  # whether this rank has left its groups and links
+        self._failed_step: int | None = None  # the first step that failed; later steps do not run
         self._has_warmed_up = False  # whether a step without requests has run
         self._kv_cache_config: KVCacheConfig | None = None
         try:
@@ -176,7 +177,12 @@ class Worker(WorkerBase):
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        model_input = self.runner.prepare_inputs(scheduler_output)
+        self._raise_if_failed(scheduler_output.step_id)
+        try:
+            model_input = self.runner.prepare_inputs(scheduler_output)
+        except BaseException:
+            self._note_failed(scheduler_output.step_id)
+            raise
         if not self._stage.is_first:
             assert self._pipeline.link is not None
             self._pipeline.link.post_receive(scheduler_output.step_id, scheduler_output.num_tokens)
@@ -198,13 +204,28 @@ class Worker(WorkerBase):
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
         self._order.provide(step_id, grammar_output)
 
+    def _note_failed(self, step_id: int) -> None:
+        if self._failed_step is None or step_id < self._failed_step:
+            self._failed_step = step_id
+
+    def _raise_if_failed(self, step_id: int) -> None:
+        """Raises if an earlier step has failed, or if the groups were left.
+
+        A plan says only what has changed since the plan before it. A step that does not know what the failed plan has
+        changed would write to KV blocks that belong to other requests now.
+        """
+        failed = self._failed_step
+        if failed is not None and failed < step_id:
+            raise ConnectionError(f"rank {self.rank} does not run step {step_id}, because step {failed} failed on it")
+        if self._has_left and self._config.parallel.world_size > 1:
+            raise ConnectionError(f"rank {self.rank} has stopped its communication")
+
     @torch.inference_mode()
     def _forward(self, step: _Step) -> None:
         """Run the step's forward, in the compute thread. An error is kept for `_sample`, because steps end in order."""
         step_id, link = step.model_input.plan.step_id, self._pipeline.link
         try:
-            if self._has_left and self._config.parallel.world_size > 1:
-                raise ConnectionError(f"rank {self.rank} has stopped its communication")
+            self._raise_if_failed(step_id)
             with record_function(f"step {step_id}") if is_profiling() else nullcontext():
                 received = None if self._stage.is_first or link is None else link.receive(step_id)
                 self.runner.receive_tokens(step.model_input)
@@ -216,6 +237,7 @@ class Worker(WorkerBase):
                     link.send(step_id, step.forward)
         except BaseException as error:  # also an interrupt: no caller of this thread would report it
             step.error = error
+            self._note_failed(step_id)
             if step.before is not None and not step.before.done():
                 # other ranks could wait in this forward for ever, and then the previous step would never be sampled
                 self.leave_groups("a step failed on it")
@@ -232,6 +254,7 @@ class Worker(WorkerBase):
                 step.compute_seconds += time.perf_counter() - start
         except BaseException as error:
             step.error = error
+            self._note_failed(step.model_input.plan.step_id)
         if step.error is not None:
             self.runner.discard(step.model_input)
         try:
@@ -287,10 +310,11 @@ class Worker(WorkerBase):
         return receives or self._world.is_waiting
 
     def check_health(self) -> None:
-        """Compute a step without requests. It fails if the device cannot compute any more."""
+        """Compute a step without requests. It fails if the device cannot compute any more. From now on steps run again."""
         if self._has_left and self._config.parallel.world_size > 1:
             raise ConnectionError(f"rank {self.rank} has stopped its communication")
         self.execute_dummy_batch()
+        self._failed_step = None
         if isinstance(self._device, Accelerator):
             self._device.compute.record().synchronize()
 
@@ -310,6 +334,7 @@ class Worker(WorkerBase):
     def join_epoch(self, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
         self._world = self._join(rendezvous)
         self._has_left = self._has_warmed_up = False
+        self._failed_step = None
         try:
             self._world.tensor_parallel_group("model", into=self._tp)
             self._pipeline = Pipeline(self._config, self._stage, self._world, self._device, self._timeline)

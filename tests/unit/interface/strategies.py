@@ -87,7 +87,14 @@ any_array = st.one_of(
     arrays("int64", 2).map(lambda array: array[:, ::-1].T),  # not contiguous
 )
 int32s, bools = arrays("int32"), arrays("bool")
-failures = st.builds(WorkerFailure, type_name=texts, message=texts, traceback=texts)
+failures = st.builds(
+    WorkerFailure,
+    type_name=texts,
+    message=texts,
+    traceback=texts,
+    is_echo=st.booleans(),
+    lost_ranks=st.lists(ids, max_size=2).map(tuple),
+)
 params = st.builds(
     SamplingParams,
     temperature=st.floats(0.1, 2),
@@ -187,6 +194,7 @@ core_requests = st.builds(
     prompt_leader=st.none() | texts,
     emitted_token_ids=st.lists(ids, max_size=3).map(tuple),
     num_prompt_logprobs_done=ids,
+    num_losses=ids,
 )
 core_outputs = st.builds(
     EngineCoreOutput,
@@ -279,9 +287,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
         config=st.just(engine_config()),
         tokenizer=st.none() | texts,
         skip_tokenizer_init=st.booleans(),
-        num_front_ends=ids,
-        past=fault_statuses,
-        fault_time=st.floats(0, 99),
+        is_spare=st.booleans(),
     ),
     FaultStatus: fault_statuses,
     EngineReady: st.builds(EngineReady, front_end=ids, num_kv_cache_tokens=ids),
@@ -297,7 +303,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
         num_received=ids,
         stats=st.none() | scheduler_stats,
     ),
-    EngineDied: st.builds(EngineDied, reason=texts),
+    EngineDied: st.builds(EngineDied, reason=texts, summary=texts),
 }
 
 

@@ -147,6 +147,40 @@ def test_a_forward_that_fails_behind_a_step_without_its_masks(folder: Path, layo
     driven.executor.shutdown()
 
 
+@pytest.mark.parametrize("stage", ["prepare_inputs", "execute_model", "sample"])
+def test_no_step_runs_after_one_that_failed(folder: Path, stage: str) -> None:
+    """A later step would lack what the failed one brought (blocks, tokens), and write to blocks that now belong to others."""
+    driven = make_executor(folder, 1, 1, 3)
+    (worker,) = workers_of(driven)
+    original, execute, ran = getattr(worker.runner, stage), worker.runner.execute_model, []
+
+    def failing(step: Any, *arguments: Any) -> Any:
+        if getattr(step, "plan", step).step_id == 1:
+            raise RuntimeError("bad luck")
+        return original(step, *arguments)
+
+    def noted(model_input: Any, received: Any) -> Any:
+        ran.append(model_input.plan.step_id)
+        return execute(model_input, received)
+
+    worker.runner.execute_model = noted  # type: ignore[method-assign]
+    if stage == "execute_model":
+        execute = failing
+    else:
+        setattr(worker.runner, stage, failing)
+    futures = submit(plan_ahead(driven, [greedy_job("r")]), 3)
+    assert len(futures[0].result(timeout=10).sampled_token_ids) == 1
+    for future in futures[1:]:
+        with pytest.raises(StepError):
+            future.result(timeout=10)
+    assert ran == ([0] if stage == "prepare_inputs" else [0, 1])
+    driven.executor.check_health()  # without fault tolerance, the engine goes on after this call
+    truth = greedy_job("truth", max_tokens=4)
+    plan_ahead(driven, [truth]).run()
+    assert len(truth.tokens) == 5
+    driven.executor.shutdown()
+
+
 def test_masks_that_never_come_do_not_hold_up_the_end(folder: Path) -> None:
     driven = make_executor(folder, 2, 2, 3)
     futures = submit(plan_ahead(driven, [greedy_job("masked", has_grammar=True), greedy_job("free")]), 2)
