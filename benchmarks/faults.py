@@ -140,16 +140,16 @@ def run(plan: Plan) -> Result:
         result = Result(server.cold_start_seconds)
         requests = draw_requests(plan.seed, plan.num_clients, plan.num_requests, plan.max_tokens)
         truth = truth_of(Load(server.address, _salted(requests, "truth")), result)
-        stack.enter_context(busy_processes(plan.oversubscribe * (os.cpu_count() or 1)))
-        end = time.monotonic() + plan.seconds
-        injector = Injector(server, Path(folder), random.Random(plan.seed))
-        left = plan.faults
-        for number in range(sys.maxsize):
-            load = Load(server.address, _salted(requests, f"round {number}"), _may_break_connections(plan))
-            left = _run_with_faults(load, left, injector, random.Random(f"moments {plan.seed} {number}"), result)
-            compare(truth, load.outcomes, result)
-            if (time.monotonic() >= end and not left) or result.lost:
-                break
+        with busy_processes(plan.oversubscribe * (os.cpu_count() or 1)):
+            end = time.monotonic() + plan.seconds
+            injector = Injector(server, Path(folder), random.Random(plan.seed))
+            left = plan.faults
+            for number in range(sys.maxsize):
+                load = Load(server.address, _salted(requests, f"round {number}"), _may_break_connections(plan))
+                left = _run_with_faults(load, left, injector, random.Random(f"moments {plan.seed} {number}"), result)
+                compare(truth, load.outcomes, result)
+                if (time.monotonic() >= end and not left) or result.lost:
+                    break
         result.num_recoveries = server.num_recoveries()
         result.log = server.text_of_log()
         with contextlib.suppress(SystemExit):  # the server may be dead
