@@ -56,10 +56,8 @@ class BrokenLinks:
         chosen = self._choose(links)
         shown = ", ".join(f"{rank} cannot reach {peer}" for rank, peer in sorted(links))
         new = ", ".join(map(str, sorted(chosen)))
-        fewest = f"replacing the fewest ranks that touch the links with an end that is not new: {new}"
-        logger.warning(
-            "links between ranks are broken (%s): %s", shown, fewest if chosen else "waiting for the network"
-        )
+        todo = f"replacing ranks {new}" if chosen else "waiting for the network"
+        logger.warning("links between ranks are broken (%s): %s", shown, todo)
         self.replaced |= chosen
         return chosen
 
