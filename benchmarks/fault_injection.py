@@ -79,12 +79,14 @@ class Injector:
         Raises:
             CannotInject: see there.
         """
+        # the loss of a spare process is repaired, but it is no recovery
+        num_before = -1 if fault.target == "spare" else sum(self._server.num_recoveries().values())
         start = time.monotonic()
         injected = Injected(fault, self._damage(fault))
         noticed = self._wait_for_notice(start)
         if noticed is not None:
             injected.noticed_seconds = noticed - start
-        if self._server.wait_until_recovered(MAX_RECOVERY_SECONDS):
+        if self._server.wait_until_recovered(MAX_RECOVERY_SECONDS, num_before):
             injected.recovered_seconds = time.monotonic() - start
         return injected
 

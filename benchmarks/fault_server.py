@@ -106,11 +106,13 @@ class FaultServer(ServedProcess):
         """Returns by cause how many recoveries the server has counted; causes without one are left out."""
         return {cause: count for cause, count in self.fault_status().get("num_recoveries", {}).items() if count}
 
-    def wait_until_recovered(self, seconds: float) -> bool:
-        """Wait until the server is ready and counts no recovery that is under way. Returns False if that takes too long."""
+    def wait_until_recovered(self, seconds: float, num_before: int = -1) -> bool:
+        """Wait until the server has counted more than `num_before` recoveries, is ready, and no recovery is under way. Returns
+        False if that takes too long."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.has_ended:
-            if self.get("/ready")[0] == 200 and self.fault_status().get("state", "healthy") == "healthy":
+            is_ready, state = self.get("/ready")[0] == 200, self.fault_status().get("state", "healthy")
+            if is_ready and state == "healthy" and sum(self.num_recoveries().values()) > num_before:
                 return True
             time.sleep(10 * POLL_SECONDS)
         return False

@@ -13,7 +13,7 @@ answered requests and a short delay. The next fault waits until the server has r
 
 Prints the requests that were lost, the answers that differ, the longest silence of a stream as a share of the cold start,
 how fast the server noticed a fault (the first line of its log after the fault), output tokens per second of a steady load
-before and after the faults, and the recoveries that the server has counted.
+in turns on this server after the faults and on a fresh one, and the recoveries that the server has counted.
 
 Exit code 1: a request was lost, an answer differs, the server did not recover, a fault could not happen, or the server
 counted a recovery without a fault.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -49,7 +50,7 @@ SILENCE_GOAL, SILENCE_GOAL_WITH_SPARE = 0.8, 0.2  # longest silence / cold start
 SPEED_GOAL, SPEED_GOAL_ON = 0.98, 0.99
 NOTICE_GOALS = {"sigkill": 0.05, "sigstop": 2.0, "two-ranks": 0.05}
 NUM_SHOWN = 5
-STEADY_STREAMS, STEADY_ROUNDS = 8, 3
+STEADY_STREAMS = 8
 _MAX_RECOVERIES = {"max_recoveries": 1000}  # the faults of a benchmark come faster than the default allows
 
 
@@ -76,6 +77,7 @@ class Plan:
     seconds: float = 0.0
     oversubscribe: int = 0
     steady_tokens: int = 256
+    steady_rounds: int = 5
 
 
 @dataclass
@@ -86,7 +88,8 @@ class Result:
         differences: request and what differs, of each answer that is not the truth.
         not_injected: why a fault could not happen.
         truth_silence: the longest silence of a stream without faults.
-        speeds: output tokens per second of the steady load before the faults and after them; 0 if it was left out or failed.
+        speeds: a row: output tokens per second of the steady load on a fresh server, on this one after the faults, and their
+            ratio. Empty if it was left out or failed.
     """
 
     cold_start_seconds: float
@@ -95,7 +98,7 @@ class Result:
     differences: list[str] = field(default_factory=list)
     not_injected: list[str] = field(default_factory=list)
     truth_silence: float = 0.0
-    speeds: tuple[float, float] = (0.0, 0.0)
+    speeds: Sequence[str] = ()
     num_recoveries: Mapping[str, int] = field(default_factory=dict)
     log: str = ""
 
@@ -136,22 +139,23 @@ def run(plan: Plan) -> Result:
         server = stack.enter_context(start_server(plan, Path(folder)))
         result = Result(server.cold_start_seconds)
         requests = draw_requests(plan.seed, plan.num_clients, plan.num_requests, plan.max_tokens)
-        before = _steady(server, plan, "before")
         truth = truth_of(Load(server.address, _salted(requests, "truth")), result)
-        stack.enter_context(busy_processes(plan.oversubscribe * (os.cpu_count() or 1)))
-        end = time.monotonic() + plan.seconds
-        injector = Injector(server, Path(folder), random.Random(plan.seed))
-        left = plan.faults
-        for number in range(sys.maxsize):
-            load = Load(server.address, _salted(requests, f"round {number}"), _may_break_connections(plan))
-            left = _run_with_faults(load, left, injector, random.Random(f"moments {plan.seed} {number}"), result)
-            compare(truth, load.outcomes, result)
-            if (time.monotonic() >= end and not left) or result.lost:
-                break
+        with busy_processes(plan.oversubscribe * (os.cpu_count() or 1)):
+            end = time.monotonic() + plan.seconds
+            injector = Injector(server, Path(folder), random.Random(plan.seed))
+            left = plan.faults
+            for number in range(sys.maxsize):
+                load = Load(server.address, _salted(requests, f"round {number}"), _may_break_connections(plan))
+                left = _run_with_faults(load, left, injector, random.Random(f"moments {plan.seed} {number}"), result)
+                compare(truth, load.outcomes, result)
+                if (time.monotonic() >= end and not left) or result.lost:
+                    break
         result.num_recoveries = server.num_recoveries()
-        with contextlib.suppress(SystemExit):  # the server may be dead: then both speeds stay 0
-            result.speeds = before, _steady(server, plan, "after")
         result.log = server.text_of_log()
+        with contextlib.suppress(SystemExit):  # the server may be dead
+            if plan.steady_tokens:
+                fresh = stack.enter_context(start_server(plan, Path(folder)))
+                result.speeds = _steady_in_turns("fresh, after the faults", fresh, server, plan)
     return result
 
 
@@ -218,15 +222,15 @@ def _may_break_connections(plan: Plan) -> bool:
     return any(fault.target == "front-end" for fault in plan.faults)
 
 
-def _steady(server: FaultServer, plan: Plan, salt: str) -> float:
-    """Returns the median of the speeds of some rounds of the steady load; 0 if the plan leaves it out."""
-    if not plan.steady_tokens:
-        return 0.0
-    steady_tokens_per_second(server.address, STEADY_STREAMS, 16, f"{salt}, warm-up")
-    return statistics.median(
-        steady_tokens_per_second(server.address, STEADY_STREAMS, plan.steady_tokens, f"{salt} {number}")
-        for number in range(STEADY_ROUNDS)
-    )
+def _steady_in_turns(case: str, first: FaultServer, second: FaultServer, plan: Plan) -> list[str]:
+    """Returns a row: output tokens per second of the steady load on both servers, in turns, and second / first."""
+    numbers = itertools.count()
+
+    def measure(server: FaultServer) -> float:
+        salt = f"steady {next(numbers)}"
+        return steady_tokens_per_second(server.address, STEADY_STREAMS, plan.steady_tokens, salt)
+
+    return compare_in_turns("faults", case, lambda: measure(first), lambda: measure(second), plan.steady_rounds)
 
 
 @contextlib.contextmanager
@@ -241,14 +245,12 @@ def busy_processes(count: int) -> Iterator[None]:
             process.wait()
 
 
-def compare_off(plan: Plan, rounds: int) -> list[str]:
+def compare_off(plan: Plan) -> list[str]:
     """Returns a row: tokens per second without and with fault tolerance, in turns on two servers that both stay loaded."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         off = start_server(plan, Path(folder), enable_fault_tolerance=False)
         with off, start_server(plan, Path(folder), enable_fault_tolerance=True) as on:
-            return compare_in_turns(
-                "fault tolerance", "off, on", lambda: _steady(off, plan, "x"), lambda: _steady(on, plan, "x"), rounds
-            )
+            return _steady_in_turns("off, on", off, on, plan)
 
 
 def report(plan: Plan, result: Result) -> None:
@@ -260,13 +262,11 @@ def report(plan: Plan, result: Result) -> None:
     spares = any("spare_workers" in option for option in plan.options)
     goal = SILENCE_GOAL_WITH_SPARE if spares else SILENCE_GOAL
     silence = result.longest_silence / result.cold_start_seconds
-    before, after = result.speeds
     emit(
         benchmark="faults", options=list(plan.options), requests=len(result.outcomes), lost=len(result.lost),
         differing=len(result.differences), sent_again=result.num_sent_again, faults=len(result.injected),
         longest_silence_seconds=round(result.longest_silence, 3), cold_start_seconds=round(result.cold_start_seconds, 3),
         silence_without_faults_seconds=round(result.truth_silence, 3), recoveries=dict(result.num_recoveries),
-        tokens_per_second_before=round(before, 1), tokens_per_second_after=round(after, 1),
     )  # fmt: skip
     rows: list[Sequence[object]] = [
         ["requests lost", f"{len(result.lost)} of {len(result.outcomes)}", "0", verdict(not result.lost)],
@@ -284,10 +284,11 @@ def report(plan: Plan, result: Result) -> None:
     ]
     for name in sorted({each.fault.name for each in result.injected}):
         rows += _fault_rows(name, [each for each in result.injected if each.fault.name == name])
-    if before:
-        rows.append(["tokens/s before", f"{before:.1f}", "", ""])
+    if result.speeds:
+        _, fresh, after, ratio = result.speeds
+        rows.append(["tokens/s of a fresh server, and after the faults", f"{fresh}, {after}", "", ""])
         rows.append(
-            ["tokens/s after / before", f"{after / before:.3f}", SPEED_GOAL, verdict(after / before >= SPEED_GOAL)]
+            ["tokens/s after the faults / fresh", ratio, SPEED_GOAL, verdict(float(ratio.split()[0]) >= SPEED_GOAL)]
         )
     print_table(["what", "value", "goal", ""], rows)
 
@@ -336,7 +337,7 @@ def main() -> None:
     parser.add_argument(
         "--compare-off", action="store_true", help="only measure what fault tolerance costs without faults"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of --compare-off [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the steady load [%(default)s]")
     parser.add_argument("--log", action="store_true", help="print the server's log, too")
     parser.add_argument("options", nargs="*", help="of inflight serve, after --")
     args = parser.parse_args()
@@ -346,9 +347,10 @@ def main() -> None:
     plan = Plan(
         faults=faults, options=args.options, num_clients=args.clients, num_requests=args.requests, max_tokens=args.max_tokens,
         seed=args.seed, seconds=args.seconds, oversubscribe=args.oversubscribe, steady_tokens=args.steady_tokens,
+        steady_rounds=args.rounds,
     )  # fmt: skip
     if args.compare_off:
-        row = compare_off(plan, args.rounds)
+        row = compare_off(plan)
         print_table(["tokens/s", "off", "on", f"on / off, goal {SPEED_GOAL_ON}"], [row])
         return
     result = run(plan)

@@ -40,7 +40,7 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """What a layer's attention computes besides the products: constant for all steps.
+    """The constants of a layer's attention: scale, sliding window, soft cap and sinks. They are the same in all steps.
 
     A score is `scale * (query . key)`. With a `soft_cap` c, a score x becomes `c * tanh(x / c)`. Then keys that the query does
     not see are masked. With `sinks`, each query head has one more logit: it adds `exp(sink)` to the denominator of the softmax,
@@ -89,11 +89,12 @@ class AttentionBackend(ABC):
 
     1. At start-up the worker calls `kv_cache_view` once per layer. The view shares the memory of the arena (the tensor
        with all KV blocks of this rank).
-    2. Once per step and KV group the model runner calls `build_metadata`, on any thread. The method reads no device memory
+    2. Once per step and KV group `ModelRunner` calls `build_metadata`, on any thread. The method reads no device memory
        and keeps no reference to the arrays of its inputs. So the caller may reuse these arrays after the call.
-    3. In each step the model calls `attend` once per layer. By default `attend` calls `forward`. All forwards of a backend run
-       one after the other, in step order, on the device's compute thread or stream. So a backend may keep temporary memory
-       and use it again in the next forward.
+       (`GraphModelRunner` makes the metadata itself, from its device state.)
+    3. In each step the model calls `attend` once per layer, unless `FusedDecoder` computes all layers in one call. By default
+       `attend` calls `forward`. All forwards of a backend run one after the other, in step order, on the device's compute
+       thread or stream. So a backend may keep temporary memory and use it again in the next forward.
 
     A query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of its own sequence. Other bytes of the
     arena (blocks of other sequences, blocks in stale entries of the block table, the rest of the last block) never influence
@@ -112,7 +113,7 @@ class AttentionBackend(ABC):
         return layer.view(len(arena), 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
-        """Returns how many bytes of device memory the backend itself may allocate, over all steps.
+        """Returns the most bytes of device memory for temporary data of the backend. The backend keeps them between steps.
 
         Args:
             per_head: the number of query heads per key head.

@@ -19,7 +19,7 @@ from inflight.errors import ConfigError
 # constants of cuda.h: a CUresult, and three CUdevice_attribute
 _NO_DEVICE = 100
 _MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 16, 75, 76
-_MAX_NAME_BYTES = 256
+_MAX_NAME_BYTES = 256  # the size of our buffer for the name of a GPU
 
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*'(\d+)\.(\d+)", re.MULTILINE)
 
@@ -38,7 +38,8 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class CudaFacts:
-    """The versions of the driver and of torch, and the GPUs. `machine.py` checks whether these fit each other.
+    """The CUDA versions of the driver and of torch, the GPUs, and whether triton is installed. `machine.py` checks
+    whether a GPU can be used with these.
 
     Attributes:
         driver: the newest CUDA version that the driver supports.
@@ -56,8 +57,8 @@ class CudaFacts:
 def read_cuda_facts(open_library: Callable[[str], Any] = ctypes.CDLL) -> CudaFacts:  # Any: a C library, or a fake
     """
     Raises:
-        ConfigError: there is no driver, it does not work, or it shows no GPU. The caller puts "device='cuda', but" before
-            the message.
+        ConfigError: there is no driver, it does not work, or it shows no GPU. `detect_machine` puts "device='cuda', but"
+            before the message; `inflight env` shows it alone.
     """
     try:
         library = open_library("libcuda.so.1")
@@ -81,7 +82,7 @@ def read_cuda_facts(open_library: Callable[[str], Any] = ctypes.CDLL) -> CudaFac
 
 
 def to_version(version: Version) -> str:
-    """(13, 0) as "13.0"."""
+    """Returns the version as text: (13, 0) becomes "13.0"."""
     return f"{version[0]}.{version[1]}"
 
 

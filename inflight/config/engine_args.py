@@ -37,7 +37,7 @@ def _time_problem(name: str, value: object, names: tuple[str, ...]) -> str | Non
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value in names if not is_number else 0 < value <= MAX_MILLISECONDS:  # type: ignore[operator]
         return None
-    return f"{name}={value!r} is not {' or '.join(names)}, nor a number of milliseconds in (0, {MAX_MILLISECONDS}]"
+    return f"{name}={value!r} must be {', '.join(names)} or a number of milliseconds in (0, {MAX_MILLISECONDS}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +121,9 @@ class EngineArgs:
     enable_chunked_prefill: bool = _engine(True, "Let a long prompt take several steps (on by default).")
     target_inter_token_latency: str | float = _engine(
         "auto",
-        "Milliseconds from one token of a request to the next that prompts of other requests may cause. auto: twice what the "
-        "decodes of the moment need, at least 100. none: only --max-num-batched-tokens bounds a step, as in `LLM` by default.",
+        "Longest time in milliseconds between two tokens of a request while prompts of other requests are computed. auto: "
+        "twice the time of a step that only decodes, at least 100. none: only --max-num-batched-tokens limits a step, as in "
+        "`LLM` by default.",
         metavar="auto|none|MS",
         parse=_parse_milliseconds,
     )
@@ -134,7 +135,10 @@ class EngineArgs:
     )
     max_num_partial_prefills: int = _engine(4, "Most prompts that are computed in part at the same time.", **_COUNT)
     max_long_partial_prefills: int = _engine(
-        1, "Most long prompts that are computed in part at the same time; short prompts may overtake others.", **_COUNT
+        1,
+        "Most long prompts that are computed in part at the same time. Further long ones wait; short prompts may overtake "
+        "them.",
+        **_COUNT,
     )
     long_prefill_token_threshold: int = _engine(
         0,
@@ -227,9 +231,9 @@ class EngineArgs:
     )
     fault_tolerance_config: Mapping[str, Any] | None = _faults(  # Any: `resolve` checks the values
         None,
-        "How to recover: engine_recovery_timeout_sec (120: longest time of a recovery), resume_requests_after_recovery (true), "
-        "max_recoveries (10: most within one hour), spare_workers (0: processes that wait to replace a rank): "
-        "'{\"max_recoveries\": 3}'.",
+        "How to recover, as JSON: engine_recovery_timeout_sec (longest time of a recovery; default 120), "
+        "resume_requests_after_recovery (default true), max_recoveries (most within one hour; default 10), spare_workers "
+        "(processes that wait to replace a rank; default 0). Example: '{\"max_recoveries\": 3}'.",
     )
 
     @classmethod

@@ -1,7 +1,8 @@
 """`parse_architecture`: config.json -> `ModelArchitecture`. It refuses unsupported fields that would change the result.
 
-The reference is Hugging Face transformers. A field that the model class of transformers ignores is ignored here, too. A missing
-field has the default value of transformers' config class.
+The reference is Hugging Face transformers. Fields that do not change the result there are ignored. A field of another family
+that would change the result in that family (`_NEUTRAL_VALUES`) is refused, even if transformers ignores it in this one. A
+missing size is an error (exceptions have a comment). Other missing fields have the default value of transformers' config class.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
 
 
 def is_known_family(config: Mapping[str, object]) -> bool:
-    """Whether Inflight's own code computes the family, if perhaps not this variant of it."""
+    """Whether Inflight's own code supports the model's family. `parse_architecture` may still refuse this variant of it."""
     return any(name in SUPPORTED_ARCHITECTURES for name in _architecture_names(JsonFields(config)))
 
 
@@ -189,8 +190,8 @@ def _check_layer_types(layer_types: tuple[str, ...], windowed: list[bool], windo
     unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
     if unknown or len(layer_types) != len(windowed):
         raise UnsupportedModelError(
-            f"config.json: layer_types={list(layer_types)!r} is not one of full_attention, sliding_attention for each of "
-            f"{len(windowed)} layers"
+            f"config.json: layer_types={list(layer_types)!r} must have {len(windowed)} entries, one per layer, and each must "
+            "be full_attention or sliding_attention"
         )
     wanted = [kind == "sliding_attention" for kind in layer_types]
     if any(wanted) and window is None:

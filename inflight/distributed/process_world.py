@@ -1,4 +1,5 @@
-"""Ranks that are processes: collectives through shared memory or TCP on CPUs, NCCL on GPUs, and channels over TCP.
+"""Ranks that are processes. Collectives use shared memory or TCP on CPUs, and NCCL on GPUs. Channels use TCP, and NCCL if they
+connect GPUs.
 
 The ranks meet at the start and after each fault. Each meeting begins a new epoch, and goes like this:
 
@@ -11,8 +12,9 @@ A group on CPUs first has connections between all its ranks. If these ranks can 
 kernels, the group uses the memory instead. Each group decides this for itself, because the ranks of one stage may be on one
 machine, and the ranks of another stage on several machines.
 
-After `close`, this rank's waits and those of its peers fail at once. On a GPU the kernels of this rank end at once, and the
-peers' kernels end when the peers close their worlds (`nccl.py`).
+On CPUs, after `close` each call in which this rank waits for a peer, or a peer for this rank, fails at once. On GPUs such waits
+end without an error, and their results are garbage. The kernels of this rank end at once, and those of a peer when the peer
+closes its world (`nccl.py`).
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class ProcessWorld(World):
         super().__init__(layout, rank)
         self._device = device
         self._timeout = rendezvous.timeout_seconds
-        self._lock = threading.Lock()  # for the next two
+        self._lock = threading.Lock()  # protects `_parts` and `_is_closed`
         self._parts: list[_Part] = []
         self._is_closed = False
         if rendezvous.addresses:
@@ -115,7 +117,8 @@ class ProcessWorld(World):
             part.close()
 
     def _own(self, part: P) -> P:
-        """Close `part` when the world is closed, or now, if it is closed already."""
+        """Let `close` close `part`, and return `part`. If the world is closed already, close `part` now, and raise
+        ConnectionError."""
         with self._lock:
             if not self._is_closed:
                 self._parts.append(part)
@@ -143,7 +146,9 @@ class ProcessWorld(World):
             own = ranks.index(self.rank)
             return self._own(connect(store, own, len(ranks), self._device, self._timeout, max_ctas))
         except (OSError, RuntimeError) as error:
-            raise ConnectionError(f"rank {self.rank} could not connect {name!r} to ranks {ranks}: {error}") from error
+            raise ConnectionError(
+                f"rank {self.rank} could not join the communicator {name!r} of ranks {ranks}: {error}"
+            ) from error
 
 
 def _open_store(rank: int, rendezvous: Rendezvous) -> Store:

@@ -30,7 +30,7 @@ class SocketChannel(Channel):
     """Owns the socket. If this end or the peer closes the channel, or the peer dies, a waiting call raises ConnectionError.
 
     Args:
-        timeout_seconds: the longest wait for a byte to arrive or to be sent.
+        timeout_seconds: how long `receive` waits for the next bytes, and how long `send` may take for a whole tensor.
     """
 
     def __init__(self, connection: socket.socket, peer: int, timeout_seconds: float) -> None:
@@ -78,7 +78,7 @@ class SocketChannel(Channel):
 class SocketMesh:
     """One rank's listener, and its connections to other ranks. Of two ranks, the rank with the lower number connects.
 
-    If the peer of a connection does not know the token, the connection is closed.
+    The rank that accepts a connection closes it if the peer does not know the token.
 
     Args:
         listener: listens at the address at which the other ranks reach this rank. The mesh owns it.
@@ -146,7 +146,8 @@ class SocketMesh:
         for waited in waiting:
             with contextlib.suppress(OSError):
                 waited.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait for the socket
-        with self._accepting:  # until no thread uses the listener, because another file may get its descriptor number
+        # wait until no thread uses the listener, because another file may get its descriptor number
+        with self._accepting:
             self._listener.close()
             for stranger in self._strangers:
                 stranger.close()
@@ -267,8 +268,8 @@ def local_address(host: str, port: int) -> str:
 
 
 def wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
-    """Wait until something listens at this address, or until the timeout. Call this before a TCPStore is made that connects to
-    the address. If the TCPStore's first attempt fails, it waits half a second before the next attempt."""
+    """Wait until something listens at this address, or until the timeout. Call this before you make a TCPStore that connects
+    to the address, because a TCPStore whose first attempt fails waits half a second before the next attempt."""
     end = time.monotonic() + timeout_seconds
     while time.monotonic() < end:
         try:

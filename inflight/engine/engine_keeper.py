@@ -3,8 +3,8 @@
 If the configuration wants spare processes, there is a spare engine core, too: a process with its ranks' processes, which have
 imported their libraries, and load no model before they are needed.
 
-The server with one front end, `AsyncLLM` and the supervisor of several front ends each have one. Every front end gets a socket
-to each new process, and sends its unfinished requests again.
+The server with one front end, `AsyncLLM` and the supervisor of several front ends each have one `EngineKeeper`. Every front end
+gets a socket to each new process, and sends its unfinished requests again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FrontEnd(Protocol):
     """A front end, as the keeper sees it."""
 
     def put(self, engine_socket: socket.socket) -> None:
-        """Hand over the socket to a new process of the engine."""
+        """Give this front end its socket, which is connected to a new process of the engine."""
 
     def fail(self, error: EngineDeadError) -> None:
         """Tell the front end that there will be no other process of the engine."""
@@ -213,7 +213,8 @@ class EngineKeeper:
             self._give_up(reason)
         if process.process.exit_code == EXIT_GIVEN_UP:
             self._give_up(
-                f"{reason}; its ranks had made max_recoveries={limits.max_recoveries} recoveries within one hour"
+                f"{reason}; its ranks had used all {limits.max_recoveries} recoveries that are allowed within one hour "
+                "(max_recoveries)"
             )
         if problem := self._limits.problem():
             self._give_up(f"{reason}; {problem}")

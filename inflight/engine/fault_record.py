@@ -34,9 +34,9 @@ class FaultRecord:
         self._last_seconds, self._began_at = time.monotonic() - self._began_at, None
         self._num_recoveries["link_broken" if result.cut_off else self._cause] += 1
         self._num_resumed += num_resumed
-        new = f"ranks {', '.join(map(str, result.replaced))} are new" if result.replaced else "no rank was replaced"
+        new = f"new ranks: {', '.join(map(str, result.replaced))}" if result.replaced else "no rank was replaced"
         logger.warning(
-            "the engine has recovered in %.2f s: epoch %d, %s, %d requests go on. The fault was: %s",
+            "the engine has recovered in %.2f s: epoch %d; %s; %d sequences that had begun go on. The fault was: %s",
             self._last_seconds,
             result.epoch,
             new,

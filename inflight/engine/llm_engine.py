@@ -1,4 +1,7 @@
-"""`LLMEngine`: makes `RequestOutput`s from prompts in one process. `LLM` uses it. The caller calls `step` again and again."""
+"""`LLMEngine`: makes `RequestOutput`s from prompts. `LLM` uses it. The caller calls `step` again and again.
+
+The engine core runs in the caller's process. Ranks may be processes of their own.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class StepRecords:
         self._ratios: deque[float] = deque(maxlen=MAX_GAPS)
         self._newest_step = -1  # the id of the step that was committed last
         self._reported = StepCounters()
-        self._idle_since_ns: int | None = None  # since when there has been no request; None if there is a request
+        self._idle_since_ns: int | None = None  # when the last request ended; None while steps are submitted
         self.note_idleness()
 
     def worked(self, step_id: int, phase: str, start_ns: int, details: Mapping[str, float] | None = None) -> int:

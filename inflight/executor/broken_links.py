@@ -55,10 +55,9 @@ class BrokenLinks:
         links = meeting.broken_links
         chosen = self._choose(links)
         shown = ", ".join(f"{rank} cannot reach {peer}" for rank, peer in sorted(links))
-        fewest = f"ranks {', '.join(map(str, sorted(chosen)))} are replaced, the fewest that touch all these links"
-        logger.warning(
-            "links between ranks are broken (%s): %s", shown, fewest if chosen else "waiting for the network"
-        )
+        new = ", ".join(map(str, sorted(chosen)))
+        todo = f"replacing ranks {new}" if chosen else "waiting for the network"
+        logger.warning("links between ranks are broken (%s): %s", shown, todo)
         self.replaced |= chosen
         return chosen
 
@@ -68,11 +67,11 @@ class BrokenLinks:
         accused = Counter(peer for _, peer in links)
 
         def cost(rank: int) -> Cost:
-            count = len(links) + 1 if rank in self.replaced else 1  # only if the other end was replaced, too
+            count = len(links) + 1 if rank in self.replaced else 1  # so dear that a rank is never chosen twice
             return count, -accused[rank], rank not in self._local_ranks, rank
 
         chosen = smallest_cover({link for link in links if not self.replaced.issuperset(link)}, cost)
-        # the other ends of the links are tried, too, but not many ranks because of one
+        # in a later choice the other ends are replaced, but not more ranks than were replaced so far
         return set() if self.replaced and len(chosen) > len(self.replaced) else chosen
 
 

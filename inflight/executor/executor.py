@@ -432,5 +432,5 @@ class Executor(ABC):
 
     def _rank_died(self, rank: int, reason: str, kind: type[RankError] = WorkerDiedError) -> None:
         """Process the news that a rank is gone for good. May be called from any thread, and more than once."""
-        self.meeting.fail(rank, kind(f"rank {rank} died ({reason})", rank=rank))
+        self.meeting.fail(rank, kind(f"rank {rank} was lost ({reason})", rank=rank))
         self._table.rank_died(rank, reason, kind)

@@ -17,7 +17,8 @@ class Meeting:
     Any thread may call any method.
 
     Attributes:
-        failed: rank -> the error because of which it cannot take part. Such a rank has ended, or must be replaced.
+        failed: rank -> the error because of which it cannot take part. Such a rank has ended or must
+            be replaced. But if the error is an echo (another rank is the cause), the rank stays for the next epoch.
     """
 
     def __init__(self, epoch: int, num_ranks: int) -> None:

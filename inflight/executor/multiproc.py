@@ -98,7 +98,8 @@ class MultiprocExecutor(Executor):
         self._listener: Listener | None = None
         self._terminating = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
-        self._spares: deque[tuple[WorkerProcess, Stream]] = deque()  # changed in the I/O thread
+        self._spares: deque[tuple[WorkerProcess, Stream]] = deque()  # changed in the I/O thread, until `_terminate`
+        self._spares_lock = threading.Lock()  # so that a spare that ends during `_terminate` is closed only once
         self._wanted_spares = 0, SPARE_TITLE  # how many there shall be, and their title
         self._pings = PingWatch(self._ask, self._hangs)
         # the last command and its encoded bytes, so that a step is encoded only once for all ranks
@@ -283,11 +284,13 @@ class MultiprocExecutor(Executor):
     def _spare_ended(self, spare: tuple[WorkerProcess, Stream]) -> None:
         process, stream = spare
         self._io.loop.remove_reader(process)
-        self._spares.remove(spare)
+        with self._spares_lock:
+            if self._terminating:  # `_terminate` closes it
+                return
+            self._spares.remove(spare)
         stream.close()
-        if not self._terminating:
-            logger.warning("a spare process has ended (%s); a new one is started", process.state)
-            self._io.loop.call_later(SPARE_SECONDS, self._fill_spares)
+        logger.warning("a spare process has ended (%s); a new one is started", process.state)
+        self._io.loop.call_later(SPARE_SECONDS, self._fill_spares)
         process.close()
 
     # -- deaths, in the I/O thread -------------------------------------------------------------------------------
@@ -371,7 +374,8 @@ class MultiprocExecutor(Executor):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _terminate(self) -> None:
-        self._terminating = True
+        with self._spares_lock:
+            self._terminating = True
         end = self._shutdown_deadline(is_broken=any(state.is_gone for state in self._ranks))
         stop = encode(Stop()).buffers()
         for state in self._ranks:

@@ -1,15 +1,18 @@
 """`PingWatch`: finds processes that live, but do nothing any more, because a signal has stopped them, or because they hang.
 
-It watches the ranks and the engine core, whose number is 0. Every PING_SECONDS each gets a ping. The thread of the process that
-reads messages answers; it never computes. A process that does not answer may only be slow: other processes have its cores. So
-silence alone is no proof. A rank or an engine core is lost in these cases:
+One `PingWatch` in the executor watches the ranks. Another one, in `EngineProcess`, watches the engine core as its only "rank",
+with the number 0. Every PING_SECONDS each gets a ping. The thread of the process that reads messages answers; it never
+computes. A process that does not answer may only be slow: other processes have its cores. So silence alone is no proof. A rank
+or an engine core is lost in these cases:
 
     its process is stopped by a signal                           at the third look in a row (`ChildProcess.stays_stopped`)
-    no thread of its process runs, waits for a core or a disk    at the FROZEN_TICKS-th look without an answer; so the
-                                                                 answering thread waits for a lock that no thread releases
+    no thread of its process runs, waits for a core or a disk,   at the FROZEN_TICKS-th look without an answer at the
+    at each of the last FROZEN_TICKS - ANSWER_TICKS looks        earliest; so the answering thread waits for a lock that no
+                                                                 thread releases
     it is on another machine                                     after REMOTE_TICKS pings; the link may be cut
 
-A process that computes for ever keeps its cores busy and answers pings. The time allowed for a step ends it.
+A rank that computes for ever keeps its cores busy and answers pings; the time allowed for a step ends it. Nothing ends such an
+engine core.
 
 Time is counted in pings, and not in seconds. So if this process itself was stopped, it does not take the ranks for silent.
 """
@@ -28,7 +31,7 @@ REMOTE_TICKS = 40
 
 
 class PingWatch:
-    """Only used in the I/O thread.
+    """Used in one thread only: the I/O thread of the executor, or the event loop of `EngineProcess`.
 
     Args:
         ask: sends a ping to a rank.

@@ -1,4 +1,4 @@
-"""What an epoch is, and `recover`: begins a new one after a fault.
+"""`recover`: begins a new epoch after a fault.
 
 An epoch is a time in which all ranks live, are connected to each other, and run steps. When a rank dies, hangs or fails in a
 step, the epoch is over, because a step needs all ranks. No token is lost, because the scheduler has the tokens of all requests.
@@ -89,7 +89,7 @@ class RecoveryLimits:
             self.times.popleft()
         if len(self.times) < self.config.max_recoveries:
             return ""
-        return f"max_recoveries={self.config.max_recoveries} recoveries have been made within one hour"
+        return f"{self.config.max_recoveries} recoveries within one hour are allowed (max_recoveries), and they have been made"
 
 
 def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> RecoveryResult:

@@ -220,16 +220,16 @@ class ReplyTable:
             errors: list[RankError] = []
             for pending in self._pending.values():
                 if rank in pending.awaited:
-                    message = f"rank {rank} died ({reason}) before it answered {pending.name}"
+                    message = f"rank {rank} was lost ({reason}) before it answered {pending.name}"
                     errors.append(pending.error(kind, message, rank))
                     if not pending.settled:
                         self._mark_settled(pending)
                         settlements.append(partial(pending.future.set_exception, errors[-1]))
                 pending.missing.discard(rank)
             self._pending = {key: pending for key, pending in self._pending.items() if pending.missing}
-            self._note_error(errors[0] if errors else kind(f"rank {rank} died ({reason})", rank=rank))
+            self._note_error(errors[0] if errors else kind(f"rank {rank} was lost ({reason})", rank=rank))
             on_death = self._on_death
-        logger.error("rank %d died: %s", rank, reason)
+        logger.error("rank %d was lost: %s", rank, reason)
         for settlement in settlements:
             settlement()
         if on_death is not None:

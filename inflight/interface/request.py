@@ -81,6 +81,10 @@ class EngineCoreRequest:
     num_prompt_logprobs_done: int = 1
     num_losses: int = 0
 
+    def is_sibling(self, other: EngineCoreRequest) -> bool:
+        """Whether both are sequences of the same request. A sequence is its own sibling."""
+        return (self.prompt_leader or self.request_id) == (other.prompt_leader or other.request_id)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobsColumns:

@@ -13,7 +13,7 @@ class SchedulerStats:
 
     Attributes:
         step_id: the id of the newest committed step.
-        num_running: requests that have been in a step and have not ended.
+        num_running: completions in the batch now. A preempted one waits, and is not counted.
         num_waiting: requests that wait for their first step, for blocks or for a grammar.
         num_waiting_tokens: the tokens of waiting requests that are not computed yet. If the n sequences of a request share a
             prompt, the prompt's tokens count once.

@@ -66,11 +66,15 @@ def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str, i
 INSTRUMENTS = (
     # engine
     _gauge("engine_up", "1 while the engine works, 0 once it has failed or its process has ended."),
-    _gauge("num_requests_running", "Requests that have been in a step and have not ended.", in_vllm=True),
+    _gauge(
+        "num_requests_running", "Completions in the batch now. A preempted one waits, and is not counted.", in_vllm=True
+    ),
     _gauge(
         "num_requests_waiting", "Requests that wait for their first step, for blocks or for a grammar.", in_vllm=True
     ),
-    _gauge("num_waiting_tokens", "Prompt tokens of the waiting requests, still to be computed."),
+    _gauge(
+        "num_waiting_tokens", "Tokens of the waiting requests: their prompts, and what preempted requests have emitted."
+    ),
     _counter("engine_steps", "Steps committed by the engine."),
     _histogram("step_gap_seconds", "Time for which the devices were idle between two steps.", STEP_GAP_BUCKETS),
     _histogram(
@@ -80,7 +84,8 @@ INSTRUMENTS = (
     ),
     _gauge(
         "hidden_share",
-        "Share of the engine's latest CPU work that was done while a device computed a step; NaN before the first step.",
+        "Share of the engine's CPU work since its last report that was done while a device computed a step; NaN before the "
+        "first step.",
     ),
     _counter(
         "num_preemptions",
@@ -95,8 +100,12 @@ INSTRUMENTS = (
     _counter("stale_frames", "Late messages from before a recovery that were dropped."),
     # KV cache
     _gauge("kv_cache_usage_perc", "Share of the KV blocks in use, from 0 to 1.", in_vllm=True),
-    _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", in_vllm=True),
-    _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", in_vllm=True),
+    _counter("prefix_cache_queries", "Tokens of admitted requests, counted at each admission.", in_vllm=True),
+    _counter(
+        "prefix_cache_hits",
+        "How many of these tokens were in the prefix cache, or in blocks of another completion of the same request.",
+        in_vllm=True,
+    ),
     # traffic
     _counter("prompt_tokens", "Prompt tokens of requests that have ended.", in_vllm=True),
     _counter("generation_tokens", "Tokens generated, counted when they are generated.", in_vllm=True),
@@ -122,7 +131,7 @@ INSTRUMENTS = (
     _histogram("time_to_first_token_seconds", "From arrival to the first token.", LATENCY_BUCKETS, in_vllm=True),
     _histogram(
         "inter_token_latency_seconds",
-        "Time between two tokens of a completion; tokens that come together share it.",
+        "Time between two tokens of a completion. If several come together, the time is divided evenly among them.",
         TOKEN_LATENCY_BUCKETS,
         in_vllm=True,
     ),

@@ -51,7 +51,7 @@ class CompressedTensors(PackedLayout):
         check(parts, "weight", ("I8",), (out_features, in_features))
         num_groups = (*parts["weight_scale"].shape, 1)[1] if len(parts["weight_scale"].shape) == 2 else 1
         if parts["weight_scale"].shape not in ((out_features, num_groups), (out_features,), (1,)):
-            raise ValueError(f"weight_scale should have a row for each of {out_features} output features")
+            raise ValueError(f"weight_scale should have the shape [{out_features}, groups], [{out_features}] or [1]")
         check(parts, "weight_scale", FLOATS, parts["weight_scale"].shape)
         if _has_packed_zero_points(parts):
             check(parts, "weight_zero_point", ("I32",), (-(-out_features * bits // 32), num_groups))
@@ -82,7 +82,7 @@ class CompressedTensors(PackedLayout):
             stored = _read_column(parts, read, "weight_zero_point", num_rows)[rows]
             zero_points = stored.to(torch.float32) + 2 ** (bits - 1)
         group_index = read("weight_g_idx", (ALL,)) if "weight_g_idx" in parts else None
-        if group_index is not None and bool((group_index == -1).all()):  # then the groups are in order
+        if group_index is not None and bool((group_index == -1).all()):  # -1 everywhere: the groups are in order
             group_index = None
         return make_weight(values, scales, zero_points, bits, group_index)
 
@@ -97,7 +97,8 @@ def _bits(parts: Mapping[str, StoredTensor], in_features: int) -> int:
         if num_words == -(-in_features * bits // 32):
             return bits
     raise ValueError(
-        f"{in_features} input features in {num_words} words have neither 4 nor 8 bits, and only these are supported"
+        f"weight_packed has {num_words} words of 32 bits in a row for {in_features} input features; this is neither 4 nor "
+        "8 bits for each, and only these are supported"
     )
 
 

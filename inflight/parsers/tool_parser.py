@@ -1,7 +1,8 @@
 """`ToolParser`: finds the tool calls in a text. This base class reads calls that are JSON objects, as most families write them.
 
-Such a call is `{"name": "f", "arguments": {...}}` (Llama writes `parameters`). The call starts when its name is known. Then
-its arguments are passed on as the model writes them, character by character.
+Such a call is `{"name": "f", "arguments": {...}}` (Llama writes `parameters`). The call starts when its name
+is known and its arguments begin. Then the arguments are passed on unchanged, as they arrive. If the arguments come before the
+name, or there are none, the call starts at the end of the object.
 
 If text is malformed before a call has started, it becomes content, unchanged. A call that has started is never taken back.
 If its arguments end before their last brace, they are passed on as they are. If other text than the closing markup follows the
@@ -30,8 +31,11 @@ _IGNORED_KEYS = ("id", "type")  # keys of a call whose values are strings that a
 class ToolParser:
     """Finds the calls in one text. `run` reads the text to its end.
 
+    To *hold* text is to keep it back until it is certain whether it is part of a call. If it is, it is dropped; if not, it
+    becomes content (see `EventWriter`).
+
     Attributes:
-        marker: the text with which every call begins. It is not used if a subclass overrides `run`.
+        marker: the text with which every call, or list of calls, begins. It is not used if a subclass overrides `run`.
     """
 
     marker: ClassVar[str]
@@ -95,8 +99,8 @@ class ToolParser:
             needs_arguments: if True, an object without arguments is not a call. If False, {} is written as its arguments.
 
         Raises:
-            MalformedCallError: the text is not a call, or the call has started and its object does not end after the
-                arguments.
+            MalformedCallError: the text is not a call; or the call has started, and after its arguments comes something else
+                than the keys `id` and `type` and the closing brace.
         """
         name = arguments = ""
         separator = yield from self._expect("{")

@@ -1,7 +1,7 @@
 """Reductions over the vocabulary: argmax, the sum that normalises the softmax, the most probable tokens in order.
 
-On a CPU each function handles as many rows at a time as fit a core's cache. With temporary tensors as large as all logits, a
-function would need three times as long. A row's result does not depend on the other rows.
+On a CPU, `softmax_mass` and `top_tokens` handle as many rows at a time as fit a core's cache. With temporary tensors as large
+as all logits, they would need three times as long. A row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def softmax_mass(logits: Tensor) -> Tensor:
 def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest logits of each row and their token ids (int64), both [n, k], by falling logit and rising id.
 
-    If several tokens have the same logit as the k-th, a GPU may return any of them, because a check would have to wait for the
-    device.
+    If several tokens have the same logit as the k-th, a CPU returns those with the smallest ids. A GPU may return any of them:
+    to learn whether there is such a tie, the host would have to wait for the device.
     """
     num_rows, vocab_size = logits.shape
     values = logits.new_empty(num_rows, k)
@@ -64,8 +64,9 @@ def top_window(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
     If several tokens have the smallest of these logits, any of them may be in the window.
 
-    To find the window, the tokens are divided into groups: token j is in group j % num_groups. Each token of the window is in
-    one of the `width` groups with the largest maxima. So only the members of these groups are sorted. With groups of about
+    To find the window, the tokens are divided into groups: token j is in group j % num_groups. Up to num_groups - 1
+    last tokens may be in no group. Each other token of the window is in one of the `width` groups with the largest maxima. So
+    only the members of these groups, and the tokens in no group, are sorted. With groups of about
     sqrt(vocab_size / width) tokens, there are few maxima to compare and few members to sort.
     """
     num_rows, vocab_size = logits.shape

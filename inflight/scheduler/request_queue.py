@@ -12,10 +12,10 @@ _Entry = tuple[tuple[int, int], Request]
 class RequestQueue:
     """Ordered by arrival ("fcfs"), or by (priority, arrival) with the lower number first. A preempted request keeps its place.
 
-    A request that cannot be admitted before some event is *held*: it counts as waiting, but `peek` does not return it. The name
-    of an event is the id of a request. The event is that the grammar of this request has been compiled, or that its followers
-    (requests with the same prompt, which share its blocks) may be admitted. `release` puts the held requests back at their
-    places in the order.
+    A request that cannot be admitted before some event is *held*: it counts as waiting, but `peek` does not return it. There
+    are two such events. Either the request's own grammar has been compiled: then the name of the event is its own id. Or its
+    leader's prompt has been planned (a request is a follower of its leader, if it has the same prompt and shares the leader's
+    blocks): then the name of the event is the leader's id. `release` puts the held requests back at their places in the order.
 
     Short requests may overtake long ones. So there are two heaps, one of short and one of long requests (`Request.is_long`).
 
@@ -46,7 +46,7 @@ class RequestQueue:
         return (request.core.priority if self._by_priority else 0, request.order)
 
     def push(self, request: Request, *, is_held: bool = False) -> None:
-        """Add a request. If `is_held`, it is held until the event whose name is the request's own id."""
+        """Add a request. If `is_held`, it is held until its own grammar has been compiled."""
         is_follower = request.core.prompt_leader is not None and request.status is RequestStatus.WAITING
         num_tokens = 0 if is_follower else request.num_tokens
         self._num_tokens_of[request.order] = num_tokens
@@ -85,7 +85,7 @@ class RequestQueue:
         self.num_tokens -= self._num_tokens_of.pop(request.order)
 
     def mark_long(self, request: Request) -> None:
-        """Note that a short request, which `peek` returned, is long."""
+        """Move a request that `peek` returned from the short to the long requests."""
         heapq.heappop(self._heaps[False])
         request.is_long = True
         self._push_heap(request)

@@ -7,8 +7,7 @@ requests, within one token budget. The main methods and their side effects, in o
                               in this order is preempted: it loses its blocks and slot, keeps its tokens, and waits.
                            2. Waiting requests are admitted while budget, slots and blocks last. A request is held while
                               its grammar is compiled, or while its leader (n > 1) computes the same prompt.
-    update_from_output()   1. Drawn tokens, and tokens that a grammar forces, are appended to the requests. Grammars and the
-                              prefix cache advance.
+    update_from_output()   1. Drawn and forced tokens are appended to the requests. Grammars and the prefix cache advance.
                            2. Requests that end give back their blocks and slot.
     fill_masks()           Makes those masks of steps in flight that can be made now.
 
@@ -150,10 +149,11 @@ class Scheduler:
         self._grammars.wait(seconds, for_all=for_all)
 
     def blame(self, request_ids: Collection[str], reason: str) -> None:
-        """Called after `void`: a step with these requests has failed. If one is the cause (`Suspects`), it ends (`reason`)."""
+        """After `void`: a step with these requests has failed. If one is the cause (`Suspects`), it and its siblings end."""
         requests = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
         if (guilty := self.suspects.note_failed_step(requests)) is not None:
-            self.fail(guilty.request_id, reason, engine_failed=True)
+            for each in [each for each in self._requests.values() if each.core.is_sibling(guilty.core)]:
+                self.fail(each.request_id, reason, engine_failed=True)
 
     def fail(self, request_id: str, reason: str, *, engine_failed: bool = False) -> None:
         """End a request with an error, unless it has ended. `take_failures` returns it."""

@@ -4,8 +4,8 @@
 
 - **Costs** belong to the model and the machine. Recursive least squares with forgetting fits them to the measured times
   (Ljung, *System Identification*, 2nd ed., 11.2). The error of a step is log(measured / predicted), so short steps count like
-  long ones. The slowdown is updated with the same error. With another error, noise would move costs and slowdown in opposite
-  directions.
+  long ones. The slowdown is updated with the same error. If costs and slowdown used different errors, noise would move
+  them in opposite directions.
 - **Slowdown** is the state of the machine at the moment: another process may use a core. It is fitted to the last few steps.
   The costs are fitted to measured times divided by the slowdown, so another process hardly changes them. After each step the
   slowdown moves a little toward 1. So if the machine stays slow, the costs rise and the slowdown falls.

@@ -42,7 +42,7 @@ class Suspects:
 
     @property
     def lone(self) -> Request | None:
-        """The suspect that may run now, or runs: `alone`, or None while a step in flight has another request."""
+        """Returns `alone`, the suspect that may run now, if no step in flight has another request; otherwise None."""
         alone = self.alone
         return alone if all(request is alone for _, requests in self._in_flight for request in requests) else None
 

@@ -31,9 +31,9 @@ _NOWHERE: Ends = np.empty(0, dtype=np.int64)
 
 
 class NgramProposer(Proposer):
-    """A short sequence is searched in each step. For a long sequence an index is kept (`_Index`, 8 bytes per token) while
-    the request has its slot (its place in the batch). Then a step looks up the occurrences of the last two tokens in the index,
-    and searches only the tokens that are newer than the index."""
+    """A short sequence is searched in each step. For a long sequence an index is kept (`_Index`, 8 bytes per token) until
+    another request gets the slot (the place in the batch) of its request. Then a step looks up the occurrences of the last two
+    tokens in the index, and searches only the tokens that are newer than the index."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.num_speculative_tokens = config.num_speculative_tokens
@@ -79,8 +79,8 @@ class NgramProposer(Proposer):
         return _NOWHERE if starts is None else starts.nonzero()[0] + size
 
     def _ends_by_index(self, slot: int, tokens: Int32Array, room: int) -> Ends:
-        """As `_ends_in_all`, but with an index. If `room` tokens follow one of the newest occurrences, older occurrences may be
-        missing from the result."""
+        """Does the same as `_ends_in_all`, with an index. `room`: how many drafts are wanted. If so many tokens follow one of
+        the newest occurrences, older occurrences may be missing from the result."""
         n, length = self._indexed_n, len(tokens)
         index = self._indexes.get(slot)
         if index is None or length - index.num_tokens > index.num_tokens // TAIL_SHARE:

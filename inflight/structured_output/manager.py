@@ -9,7 +9,7 @@ are:
 2. `fill` for each step, while the step's forward runs. By then, all tokens before the step must be committed (passed to
    `advance`). One call makes the masks of all rows of the step.
 3. `advance` for each token that a step emitted (added to the request's output), when the engine processes the results of the
-   step. Only this call changes the request's position in its grammar.
+   step. After `submit`, only this call changes the request's position in its grammar.
 4. `drop` when the request ends, for whatever reason.
 
 Matchers follow only the committed tokens. Drafts are accepted and rolled back within one call. So no call is needed if a step
@@ -59,10 +59,11 @@ class FilledMasks(NamedTuple):
 
 
 class MaskRequest(NamedTuple):
-    """One request's row in a step. The row draws a token after the request's emitted tokens, and one after each of its drafts.
+    """One request of a step. The step draws `len(draft_token_ids) + 1` tokens for it: one at its first position without a
+    token, then one after each draft. Each of these draws has its own row of the mask.
 
-    `known`: tokens that the grammar forced after the step was planned. They are the last emitted tokens. The step still draws
-    at their positions, and must draw the same tokens.
+    `known`: tokens that the grammar forced after the step was planned. They are already emitted, but the planned step draws at
+    their positions again. So the rows of these positions allow only these tokens.
     """
 
     request_id: str
@@ -148,7 +149,8 @@ class StructuredOutputManager:
         create_backend: called on a compile thread for the first grammar. If it raises an error, the request fails.
         vocab_size: the vocabulary size of the model and of the backend.
         num_buffers: the masks of a step are overwritten by the `num_buffers`-th later call of `fill`. With d steps in flight,
-            2 * d buffers are enough, because masks of older and later steps may be filled before the step draws.
+            2 * d buffers are enough: after the masks of a step are made, and before it draws, masks may be made for up to
+            d - 1 older steps (which had to wait for commits) and d - 1 later ones.
         num_threads: how many grammars are compiled at a time in each of the two queues of `GrammarCache`.
     """
 
@@ -241,8 +243,8 @@ class StructuredOutputManager:
         """Make the masks of a step: `len(draft_token_ids) + 1` rows for each request.
 
         Row i is the mask after the request's emitted tokens (without the `known` tokens) and its first i drafts. If the request
-        was dropped or has failed, or its grammar has not started, its rows allow all tokens. Python's GIL is released for most
-        of the work.
+        was dropped or has failed, its rows allow all tokens, and so do its rows before the start of its grammar. Python's GIL
+        is released for most of the work.
         """
         row_starts = [0]
         for wanted in rows:
@@ -256,7 +258,7 @@ class StructuredOutputManager:
                 first_row += num_known
                 if num_known > len(drafts):
                     continue
-                # if the drafts differ from the known tokens, no token is drawn in later rows
+                # later rows count only if the drafts equal the known tokens: otherwise a draft is rejected
                 drafts = drafts[num_known:]
             grammar = self._grammars.get(request_id)
             num_free = grammar.num_free_drafts(drafts) if grammar is not None and grammar.is_ready else None

@@ -19,8 +19,8 @@ only its new blocks are applied.
 There is one "mixed" graph for each padded number of tokens. There is one "decode", "head" and "draw" graph for each padded
 number of draws.
 
-If the draws of a step wait for grammar masks, the forward of the next step may run before them. This forward overwrites the
-logits. So before it the logits of the waiting draws are copied, and these draws are launched kernel by kernel.
+If the draws of a step wait for grammar masks, the forward of the next step may run before these draws. That forward
+overwrites the logits, so the logits of the waiting draws are copied first, and these draws are launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class DeviceStep:
-    """A prepared plan. Only the thread that launches kernels uses the fields with defaults."""
+    """A prepared plan. The fields with defaults are set when the step is launched. The drain thread uses only `plan` and
+    `out`."""
 
     plan: SchedulerOutput
     inputs: StepInputs
@@ -426,8 +427,8 @@ class GraphModelRunner(Runner):
             self._accelerator.compute.enqueue(lambda: apply_entries(flat, entries, first, num_pairs, num_entries))
 
     def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """Upload an array for one step. Call this only in the thread that launches: torch reuses the memory in the order of
-        the stream `compute`."""
+        """Upload an array for one step. Call this only in the thread that launches. `compute` is its current stream, so torch
+        reuses the memory in the order of `compute`."""
         source = torch.from_numpy(np.ascontiguousarray(array))
         host = self._accelerator.pinned(source.numel(), source.dtype).view(source.shape)
         host.copy_(source)

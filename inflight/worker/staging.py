@@ -2,7 +2,7 @@
 
 An entry is a pair (destination, value). Each slot of the ring has pinned memory on the host, and memory on the device:
 
-    prepare thread    take slot k, write entries              (waits only if the ring is too short)
+    host              take slot k, write entries              (waits only if the ring is too short)
     copy_in stream                       | pinned k -> device k |
     compute stream                                             | apply k | forward ...
 
@@ -27,7 +27,7 @@ Int32Columns = Sequence[tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
 
 
 class StagingSlot:
-    """Entries [n, 2] on host and device. The thread that prepares writes them, the thread that launches uploads them."""
+    """Entries [n, 2] on host and device. `write` fills the host's memory, `upload` copies it to the device."""
 
     def __init__(self, device: Accelerator) -> None:
         self._device = device
@@ -37,8 +37,11 @@ class StagingSlot:
         self._allocate(MIN_ENTRIES)
 
     def write(self, columns: Int32Columns) -> int:
-        """Wait for the slot's last upload. Then write the (destinations, values) of `columns` one after another, and return
-        the number of entries."""
+        """Write the (destinations, values) of `columns` one after another, and return the number of entries.
+
+        Before, wait for the slot's last upload. If the slot is too small, also wait until the device has read it, and make it
+        larger.
+        """
         count = sum(len(destinations) for destinations, _ in columns)
         for event in (self._uploaded, self._read if count > len(self.entries) else None):
             if event is not None:
@@ -71,13 +74,15 @@ class StagingSlot:
         self._pinned = self._device.pinned(2 * num_entries, torch.int32).view(num_entries, 2)
         self._host: Int32Array = self._pinned.numpy()
         self.entries = torch.empty(num_entries, 2, dtype=torch.int32, device=self._device.torch_device)
-        self._read = self._device.compute.record()  # queued kernels may still use this memory for another tensor
+        # torch may have given `entries` memory that queued kernels still use; the first upload waits for these kernels
+        self._read = self._device.compute.record()
 
 
 class StagingRing:
     """
     Args:
-        depth: the number of slots. It must exceed the number of steps under way, so that `write` never waits.
+        depth: the number of slots. If steps keep their slots, it must exceed the number of steps under way, so that `write`
+            never waits.
     """
 
     def __init__(self, device: Accelerator, depth: int) -> None:

@@ -257,7 +257,7 @@ def test_a_length_beyond_the_model(folder: Path) -> None:
 
 
 def test_too_little_memory(folder: Path) -> None:
-    with pytest.raises(OutOfMemoryError, match="not even one block"):
+    with pytest.raises(OutOfMemoryError, match="even one token needs 2 blocks"):
         open_llm(folder, kv_cache_memory_bytes=100)
     with pytest.raises(OutOfMemoryError, match="lower max_model_len"):
         open_llm(folder, kv_cache_memory_bytes=1 << 16)

@@ -76,7 +76,7 @@ def test_a_lost_rank_is_replaced_and_the_streams_go_on(layout: str, victim: str,
         assert changed == [victim]
         log = server.text_of_log()
         assert "the engine has recovered in" in log
-        assert "ranks 1 are new" in log or "ranks 0 are new" in log
+        assert "new ranks: 1" in log or "new ranks: 0" in log
 
 
 def test_a_request_that_fails_each_step_ends_alone_with_status_500() -> None:

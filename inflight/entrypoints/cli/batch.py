@@ -39,9 +39,12 @@ class RequestMaker:
     """Makes requests from rows. A sampling parameter gets its value from the row's "params", or else from the command's option,
     or else from the model's defaults. The defaults for `seed` and `max_tokens` differ: see `submit`."""
 
-    def __init__(self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None) -> None:
-        """`as_chat`: whether a row's "prompt" is sent as a user's message. None means: if the model has a chat template."""
-        self._engine = engine
+    def __init__(
+        self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None, streams: bool = False
+    ) -> None:
+        """`as_chat`: whether a row's "prompt" is sent as a user's message. None means: if the model has a chat template.
+        `streams`: whether a request has an output after each step. If not, it has only one, at its end."""
+        self._engine, self._streams = engine, streams
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
         self._params = dataclasses.replace(unbounded(engine.default_params), **options)
 
@@ -67,7 +70,10 @@ class RequestMaker:
         params = self._engine.with_strict_tools(params, row.fields.get("tools")) or params
         if params.max_tokens is None and "max_tokens" not in own:
             params = dataclasses.replace(params, max_tokens=max(DEFAULT_MAX_TOKENS, params.min_tokens))
-        self._engine.add_request(request_id, prompt, params)
+        from inflight.engine.request_state import RequestOutputKind  # loads numpy
+
+        kind = RequestOutputKind.CUMULATIVE if self._streams else RequestOutputKind.FINAL_ONLY
+        self._engine.add_request(request_id, prompt, params, kind=kind)
 
     def _prompt(self, fields: dict[str, Any]) -> Prompt:  # Any: JSON, checked by the engine
         given = [key for key in _PROMPT_KEYS if key in fields]

@@ -43,8 +43,8 @@ def chat(
 ) -> None:
     """Talk to a model that has a chat template.
 
-    In the conversation: /reset forgets all messages, /exit (or Ctrl-D) leaves, Ctrl-C stops the current answer only. Without
-    --max-tokens an answer may fill the rest of the context.
+    In the conversation: /reset forgets all messages but the system message, /exit (or Ctrl-D) leaves, Ctrl-C stops the current
+    answer only. Without --max-tokens an answer may fill the rest of the context.
     """
     if unusable := sorted({"n", "logprobs", "prompt_logprobs"} & sampling.keys()):
         raise typer.BadParameter(
@@ -91,9 +91,16 @@ class Conversation:
         Raises:
             InvalidRequestError: the message cannot be answered. It is left out of the conversation.
         """
+        from inflight.engine.request_state import RequestOutputKind  # loads numpy
+
         messages = [*self._messages, {"role": "user", "content": text}]
         request_id, answer, finished = next(self._request_ids), "", False
-        self._engine.add_request(request_id, {"prompt_token_ids": self._engine.render_chat(messages)}, self._params)
+        self._engine.add_request(
+            request_id,
+            {"prompt_token_ids": self._engine.render_chat(messages)},
+            self._params,
+            kind=RequestOutputKind.CUMULATIVE,
+        )
         try:
             with InterruptFlag() as interrupt:
                 while not finished and not interrupt.is_set:

@@ -1,4 +1,5 @@
-"""`inflight env`: shows versions, processor, memory, GPUs, the torch build and the supported models, for bug reports.
+"""`inflight env`: shows versions, processor, memory, GPUs, the torch build, and the model families that Inflight computes with
+its own code. For bug reports.
 
 Most facts come from /proc, /sys, the GPU's driver and torch. If the machine does not report a fact, its value is None, and the
 text shows "unknown". Facts are never guessed.
@@ -50,7 +51,7 @@ Report = dict[str, dict[str, Any]]  # section -> fact -> JSON value
 
 @command
 def env(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False) -> None:
-    """Show versions, processor, memory and the models that can be served."""
+    """Show versions, processor, memory, and the model families that Inflight computes with its own code."""
     report = make_report()
     typer.echo(json.dumps(report, indent=2) if as_json else to_text(report))
 
@@ -83,7 +84,7 @@ def to_text(report: Report) -> str:
 
 
 def environment(variables: Any) -> dict[str, str]:  # Any: os.environ.items() has no public type
-    """The variables that Inflight or its libraries read. The value of a secret is not shown."""
+    """The variables whose names begin with one of `_VARIABLES`. The value of a secret is not shown."""
     return {
         name: "(set)" if any(secret in name for secret in _SECRETS) else value
         for name, value in sorted(variables)

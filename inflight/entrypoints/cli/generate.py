@@ -90,7 +90,7 @@ def generate(
     check_sampling(sampling)
     running = start_engine(context, engine, verbose)
     try:
-        maker = RequestMaker(running, sampling, as_chat=as_chat)
+        maker = RequestMaker(running, sampling, as_chat=as_chat, streams=input is None and not as_json)
         with_token_ids = token_ids or running.tokenizer is None
         if input is not None:
             _run_file(running, maker, input, output or STANDARD_STREAM, overwrite, with_token_ids)

@@ -18,12 +18,12 @@ NO_BOUND = "none"
 @dataclass(frozen=True)
 class Options:
     """Marks a parameter of a command that is replaced by options. The value of the parameter is a dictionary that maps the name
-    of each field to the value of its option. Bounds are not checked yet.
+    of each field to the value of its option. The values have their types; nothing in this file checks their bounds.
 
     Attributes:
         kind: a class of settings (see `inflight.setting`). Each setting that has a group is an option. If the class has no
             settings, each of its fields is an option (see `option` in `bench_serve/options.py`).
-        only: the names of the fields that become options. If empty, all fields become options.
+        only: the names of the settings that become options. If empty, all settings with a group become options.
         required: the names of the fields whose options the user must give.
         only_given: if set, the dictionary contains only the options that the user has given.
     """

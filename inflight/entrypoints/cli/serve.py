@@ -24,8 +24,9 @@ Examples:
   inflight serve ./my-model --port 9000 --served-model-name my-model
   inflight serve --config serve.yaml --check
 
-Every option may also be set in the environment, as INFLIGHT_SERVE_MAX_MODEL_LEN, or in the file of --config, as
-max_model_len: 4096. The command line overrides the environment, and both override the file. docs/serving.md has more.
+Every option but --check may also be set in the environment, as INFLIGHT_SERVE_MAX_MODEL_LEN=4096, or (but --config) in the
+file of --config, as max_model_len: 4096. The command line overrides the environment, and both override the file.
+docs/serving.md has more.
 """
 
 
@@ -40,7 +41,11 @@ def serve(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Report all wrong options and exit, without reading weights. Exit code 0 or 2."),
+        typer.Option(
+            "--check",
+            help="Check the options and the files that they name, report all problems, and exit without reading weights. Exit "
+            "code 0 if there is no problem, otherwise 2.",
+        ),
     ] = False,
     verbose: Verbose = False,
     *,
@@ -57,9 +62,7 @@ def serve(
             problems.append(str(error))
     if given_model is not None:
         if engine["model"] != given_model and source_of(context, "model") == "COMMANDLINE":
-            problems.append(
-                f"the model is {given_model!r}, but --model is {engine['model']!r}: give only one of the two"
-            )
+            problems.append(f"MODEL is {given_model!r}, but --model is {engine['model']!r}: give only one of the two")
         engine["model"] = given_model
     settings = checked(context, ServerSettings, server)
     args = checked(context, EngineArgs, engine)

@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import __version__ as transformers_version
 
 from inflight.config.engine import ModelConfig
+from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
 from inflight.errors import UnsupportedModelError
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, Linear, OutputPart, RowParallelLinear, even_part
@@ -91,7 +93,9 @@ def read_config(model_config: ModelConfig) -> PreTrainedConfig:
                 "(auto_map in config.json): read them, and set trust_remote_code=True (--trust-remote-code) to run them"
             ) from error
         raise UnsupportedModelError(
-            f"transformers cannot read the configuration of {model_config.architecture.name}: {error}"
+            f"config.json: {model_config.architecture.name} is not one of Inflight's own families "
+            f"({', '.join(SUPPORTED_ARCHITECTURES)}), and transformers {transformers_version} cannot read this configuration; "
+            f"a newer transformers may: {str(error).splitlines()[0]}"
         ) from error
     assert isinstance(config, PreTrainedConfig)
     return config

@@ -182,7 +182,7 @@ def test_a_refusal_names_the_field(fields: dict[str, Any], words: list[str]) -> 
     ("fields", "words"),
     [
         ({"layer_types": ["chunked_attention"] * 4}, ["chunked_attention"]),
-        ({"layer_types": ["full_attention"] * 3}, ["layer_types", "4 layers"]),
+        ({"layer_types": ["full_attention"] * 3}, ["layer_types", "4 entries"]),
         ({"use_sliding_window": True, "sliding_window": 0}, ["sliding_window=0"]),
         ({"use_sliding_window": True, "max_window_layers": "2"}, ["max_window_layers='2'"]),
         ({"num_key_value_heads": ...}, ["num_key_value_heads is missing"]),

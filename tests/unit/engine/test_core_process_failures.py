@@ -153,7 +153,7 @@ def test_a_lost_rank_is_the_end_of_the_engine() -> None:
     async def test() -> None:
         async with mock_engine(FAILING | MORTAL) as engine:
             stream = await submit(engine, "bad", [14], endless())
-            with pytest.raises(EngineDeadError, match="rank 0 died"):
+            with pytest.raises(EngineDeadError, match="rank 0 was lost"):
                 await read(stream)
             with pytest.raises(EngineDeadError, match=r"the engine has failed: .*rank 0"):
                 await engine.check_health()

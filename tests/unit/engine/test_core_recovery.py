@@ -135,6 +135,20 @@ def test_a_poisoned_request_ends_alone(depth: int, num_tokens: int) -> None:
     assert len(engine.outputs["bad"]) == max(num_tokens - 5, 0)
 
 
+def test_the_siblings_of_a_poisoned_request_end_with_it() -> None:
+    """Otherwise each of the n sequences would cost one more recovery, and the server has only `max_recoveries`."""
+    engine = MockEngine(depth=2, fault_tolerance=True, max_num_seqs=8)
+    names = ["bad", *(f"sibling {i}" for i in range(4))]
+    poisons = [Poison(engine, name, 7) for name in names]
+    engine.add("good", [3] * 5, 15)
+    for name in names:
+        engine.add(name, [7] * 5, 15, leader=None if name == "bad" else "bad")
+    engine.run()
+    assert {engine.finished[name] for name in names} == {FinishReason.ERROR}
+    assert engine.finished["good"] is FinishReason.LENGTH
+    assert sum(len(poison.failed) for poison in poisons) == 4
+
+
 def test_two_poisoned_requests_end_and_what_arrives_meanwhile_waits_only_for_them() -> None:
     engine = MockEngine(depth=2, fault_tolerance=True, max_num_seqs=8)
     Poison(engine, "bad", 7)

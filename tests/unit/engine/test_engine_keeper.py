@@ -16,6 +16,7 @@ import pytest
 from inflight.engine import engine_keeper
 from inflight.engine.engine_process import EngineProcess
 from inflight.errors import EngineDeadError, EngineRecoveringError
+from inflight.sampling_params import SamplingParams
 from inflight.scheduler.suspects import MAX_FAULTS
 from tests.unit.engine.core_process_cases import BROKEN, pid_of
 from tests.unit.engine.serving import endless, mock_engine, read, reasons_of, submit, tokens_of
@@ -165,6 +166,19 @@ def test_a_request_that_kills_the_core_ends_alone(token: int) -> None:
                 assert tokens_of([*([begun] if begun else []), *await read(stream)]) == truth
             assert engine.fault_status.num_recoveries == {"engine_died": MAX_FAULTS + 1}
             assert engine._keeper is not None and len(engine._keeper._guilty) == 1
+
+    run(test)
+
+
+def test_the_siblings_of_a_request_that_kills_the_core_end_with_it() -> None:
+    """Otherwise each of the n sequences would end the process once more."""
+
+    async def test() -> None:
+        async with mock_engine({"distributed_executor_backend": BROKEN + "FailingExecutor"}) as engine:
+            bad = await submit(engine, "bad", [16], SamplingParams(max_tokens=50, n=4, seed=1))
+            last = (await read(bad))[-1]
+            assert last.engine_failed and all(each.finish_reason == "error" for each in last.outputs)
+            assert engine.fault_status.num_recoveries == {"engine_died": MAX_FAULTS + 1}
 
     run(test)
 

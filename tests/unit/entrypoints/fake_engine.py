@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from inflight.config.engine_args import EngineArgs
+from inflight.engine.request_state import RequestOutputKind
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.outputs import CompletionOutput, Logprob, RequestOutput
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
@@ -54,6 +55,7 @@ class FakeEngine:
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
         self._unfinished: dict[str, str] = {}  # request id -> what is emitted so far
+        self._kinds: dict[str, RequestOutputKind] = {}
         self._num_steps = 0
 
     def __call__(self, args: EngineArgs) -> FakeEngine:
@@ -65,8 +67,16 @@ class FakeEngine:
     def num_waiting(self) -> int:
         return max(0, len(self._unfinished) - self._max_num_seqs)
 
-    def add_request(self, request_id: str, prompt: Mapping[str, Any], params: SamplingParams) -> None:
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Mapping[str, Any],
+        params: SamplingParams,
+        *,
+        kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY,
+    ) -> None:
         assert request_id not in self._unfinished
+        self._kinds[request_id] = kind
         ids = prompt.get("prompt_token_ids")
         if ids is not None and not all(isinstance(token_id, int) for token_id in ids):
             raise InvalidRequestError("prompt_token_ids are not integers")
@@ -101,7 +111,12 @@ class FakeEngine:
     def step(self) -> list[RequestOutput]:
         self._num_steps += 1
         self.on_step(self._num_steps)
-        return [self._advance(request_id) for request_id in list(self._unfinished)[: self._max_num_seqs]]
+        outputs = [self._advance(request_id) for request_id in list(self._unfinished)[: self._max_num_seqs]]
+        return [
+            output
+            for output in outputs
+            if output.finished or self._kinds[output.request_id] is RequestOutputKind.CUMULATIVE
+        ]
 
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
         """Every step took 10 ms: one to plan it, one to prepare it, eight for its forward."""

@@ -122,7 +122,7 @@ def test_the_death_of_a_remote_rank_is_known_within_100_ms(port: int, victim: st
         future = executor.execute_model(plan(0), non_block=True)
         start = time.monotonic()
         os.kill(pids[1] if victim == "worker" else other.pid, signal.SIGKILL)
-        with pytest.raises(WorkerDiedError, match=r"rank 1 died \(its? .*stream.*\) before it answered step 0"):
+        with pytest.raises(WorkerDiedError, match=r"rank 1 was lost \(its? .*stream.*\) before it answered step 0"):
             future.result(timeout=5)
         assert time.monotonic() - start < 0.1
         executor.shutdown()

@@ -43,7 +43,7 @@ def test_sigkill_is_known_within_100_ms(executor: MultiprocExecutor, rank: int) 
     assert isinstance(error, WorkerDiedError)
     assert seconds < 0.1
     assert (error.rank, error.step_id, error.request_ids) == (rank, 0, ("req-a", "req-b"))
-    assert f"rank {rank} died (process {pids[rank]} was killed by SIGKILL) before it answered step 0" in str(error)
+    assert f"rank {rank} was lost (process {pids[rank]} was killed by SIGKILL) before it answered step 0" in str(error)
     with pytest.raises(WorkerDiedError, match="is gone"):
         executor.check_health()
 
@@ -56,11 +56,11 @@ def test_a_death_while_idle_is_known_too(executor: MultiprocExecutor, caplog: py
     error = executor.execute_model(plan(0), non_block=True).exception(timeout=0)
     assert isinstance(error, WorkerDiedError)
     assert "killed by SIGSEGV" in str(error)
-    assert sum("rank 1 died" in record.getMessage() for record in caplog.records) == 1
+    assert sum("rank 1 was lost" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_an_exit_names_its_code(executor: MultiprocExecutor) -> None:
-    with pytest.raises(WorkerDiedError, match=r"rank 1 died \(process \d+ ended with exit code 1\)"):
+    with pytest.raises(WorkerDiedError, match=r"rank 1 was lost \(process \d+ ended with exit code 1\)"):
         executor.collective_rpc("die", (1, "I leave"))
 
 
@@ -238,7 +238,9 @@ def test_a_plan_that_cannot_be_sent_fails_its_step_alone(executor: MultiprocExec
 
 def test_a_rank_that_sends_garbage_is_ended(executor: MultiprocExecutor) -> None:
     pids = pids_of(executor)
-    with pytest.raises(WorkerDiedError, match=r"rank 1 died \(it sent a damaged frame: .*does not speak our protocol"):
+    with pytest.raises(
+        WorkerDiedError, match=r"rank 1 was lost \(it sent a damaged frame: .*does not speak our protocol"
+    ):
         executor.collective_rpc("babble", (1,))
     assert have_ended([pids[1]], 2)
 
@@ -247,7 +249,7 @@ def test_a_rank_that_sends_garbage_is_ended(executor: MultiprocExecutor) -> None
 def test_a_rank_that_speaks_for_another_is_ended(executor: MultiprocExecutor, what: str) -> None:
     pids = pids_of(executor)
     with pytest.raises(
-        WorkerDiedError, match=r"rank 1 died \(it sent a message of type R\w+, which is not allowed now"
+        WorkerDiedError, match=r"rank 1 was lost \(it sent a message of type R\w+, which is not allowed now"
     ):
         executor.collective_rpc("forge", (1, what))
     assert have_ended([pids[1]], 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import socket
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import ConfigError, WorkerDiedError
+from inflight.executor import multiproc
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.process import WorkerProcess, wait_for_end
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
@@ -53,6 +56,27 @@ def test_a_replaced_rank_leaves_no_process_or_descriptor(executor: MultiprocExec
         assert executor.recover(error).replaced == (1,)
         assert num_descriptors() == descriptors
         assert sorted(children(os.getpid())) == sorted(pids_of(executor))
+
+
+def test_spares_that_end_during_shutdown_are_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The I/O thread sees that they have ended, while another thread waits for them and closes them."""
+    gc.collect()
+    descriptors = num_descriptors()
+    config = engine_config(tensor_parallel_size=2, backend="mp", budget=10.0, name="scripted")
+    config = dataclasses.replace(config, fault_tolerance=FaultToleranceConfig(spare_workers=2))
+    executor = MultiprocExecutor(config, SCRIPTED)
+    stop = multiproc.stop_processes
+
+    def stop_and_let_the_thread_see_it(processes: list[WorkerProcess], seconds: float) -> None:
+        stop(processes, seconds)
+        for _ in range(3):
+            executor._io.run(lambda: None)
+
+    monkeypatch.setattr(multiproc, "stop_processes", stop_and_let_the_thread_see_it)
+    executor.shutdown()
+    gc.collect()
+    assert children(os.getpid()) == []
+    assert num_descriptors() == descriptors
 
 
 @pytest.mark.parametrize("fault", ["config", "bug", "exit"])

@@ -217,7 +217,7 @@ def test_a_death_is_the_cause_of_what_the_others_say(table: ReplyTable) -> None:
     table.rank_died(1, "killed")
     cause = table.root_cause(failed(step), 0.0)
     assert isinstance(cause, WorkerDiedError)
-    assert str(cause) == "rank 1 died (killed) before it answered step 0 (requests: a)"
+    assert str(cause) == "rank 1 was lost (killed) before it answered step 0 (requests: a)"
 
 
 def test_a_rank_for_which_another_has_waited_too_long_is_the_cause() -> None:

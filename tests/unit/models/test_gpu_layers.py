@@ -11,7 +11,7 @@ from inflight.config.engine import QuantizationConfig
 from inflight.errors import ConfigError
 from inflight.layers.linear import Linear
 from inflight.layers.vocab import LogitsHead
-from inflight.model_loader import loader
+from inflight.layers.weights import Loadable
 from tests.full_context_attention import load, run_prompt
 from tests.gpu_layers import use_gpu_layers
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
@@ -58,16 +58,16 @@ def test_batch_invariance_is_refused(folder: Path, monkeypatch: pytest.MonkeyPat
 
 def test_memory_is_allocated_a_block_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a block is loaded, those before have given their plain weights back, and those behind have none yet."""
-    allocate, seen = loader._allocate, []
+    allocate, seen = Loadable.allocate, []
 
-    def watched(unit: torch.nn.Module, device: torch.device) -> None:
+    def watched(unit: Loadable, device: torch.device) -> None:
         plain = [module.weight for module in unit.modules() if isinstance(module, Linear)]
         assert all(weight.is_meta for weight in plain)
         assert not any(hasattr(module, "weight") for module in seen), "the final form took its place"
         allocate(unit, device)
         seen.extend(module for module in unit.modules() if isinstance(module, Linear | LogitsHead))
 
-    monkeypatch.setattr(loader, "_allocate", watched)
+    monkeypatch.setattr(Loadable, "allocate", watched)
     use_gpu_layers(monkeypatch)
     load(folder, QuantizationConfig(layers="int8"))
     assert len(seen) == 2 * 4 + 1
