@@ -163,7 +163,7 @@ class ChangingWorker(Worker):
 
     def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous) -> None:
         super().__init__(config, rank, rendezvous)
-        ours = self._tp._collectives
+        ours = self._tp.collectives
         assert ours is not None
         file = f"{tempfile.gettempdir()}/inflight-gloo-{rendezvous.port}"
         self._kinds = {"shared": ours, "gloo": GlooCollectives(self._tp.size, self._tp.rank, file)}

@@ -19,7 +19,8 @@ import os
 import secrets
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -88,7 +89,7 @@ class SharedCollectives(Collectives):
         if x.dtype not in _SUMMED:
             return sum_in_rank_order(self.all_gather(x[None], dim=0).unbind())
         x = x.contiguous()
-        self._run(self._kernels.inflight_all_reduce, x.data_ptr(), x.numel(), _SUMMED[x.dtype])
+        self._collect(self._kernels.inflight_all_reduce, x.data_ptr(), x.numel(), _SUMMED[x.dtype])
         return x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
@@ -96,12 +97,12 @@ class SharedCollectives(Collectives):
         dim %= x.dim()
         num_rows, row_bytes = x.shape[:dim].numel(), x.shape[dim:].numel() * x.itemsize
         gathered = x.new_empty((*x.shape[:dim], self.size * x.shape[dim], *x.shape[dim + 1 :]))
-        self._run(self._kernels.inflight_all_gather, x.data_ptr(), gathered.data_ptr(), num_rows, row_bytes)
+        self._collect(self._kernels.inflight_all_gather, x.data_ptr(), gathered.data_ptr(), num_rows, row_bytes)
         return gathered
 
     def broadcast(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        self._run(self._kernels.inflight_broadcast, x.data_ptr(), x.nbytes)
+        self._collect(self._kernels.inflight_broadcast, x.data_ptr(), x.nbytes)
         return x
 
     @property
@@ -118,11 +119,16 @@ class SharedCollectives(Collectives):
                 for pidfd in self._pidfds:
                     os.close(pidfd)
 
-    def _run(self, collective: Any, *arguments: int) -> None:  # Any: a function of the library
+    def _collect(self, collective: Any, *arguments: int) -> None:  # Any: a function of the library
+        self.run(partial(collective, self._pointer, *arguments))
+
+    def run(self, call: Callable[[], int]) -> None:
+        """Runs a call of the library that communicates with this group, perhaps several times. The call returns 0 or the status
+        of the collective that has failed."""
         with self._computing:
             if self._is_closed:
                 raise ConnectionError("this rank has stopped its communication")
-            status = collective(self._pointer, *arguments)
+            status = call()
         if status:
             raise self._error(status & 0xFF, status >> 8)
 

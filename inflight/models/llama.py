@@ -21,7 +21,7 @@ from inflight.layers.rotary import RotaryEmbedding
 from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
 from inflight.layers.weights import Loadable
 from inflight.models.causal_lm import CausalLM
-from inflight.models.fused_decoder import FusedDecoder
+from inflight.models.taped_layers import TapedLayers
 
 
 class LlamaAttention(Loadable):
@@ -32,7 +32,7 @@ class LlamaAttention(Loadable):
         hidden_size, head_dim = architecture.hidden_size, architecture.head_dim
         query = head_part(architecture.num_heads, head_dim, context.tp)
         key_value = head_part(architecture.num_kv_heads, head_dim, context.tp)
-        self.head_dim = head_dim
+        self.head_dim, self.ops = head_dim, context.ops
         self.num_heads, self.num_kv_heads = query.size // head_dim, key_value.size // head_dim
         self.qkv_proj = ColumnParallelLinear(
             hidden_size,
@@ -62,7 +62,7 @@ class LlamaAttention(Loadable):
         heads = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)
         attended = self.attn(heads, rotation, self.qk_norm, attn_metadata)  # [num_tokens, num_heads, head_dim]
         attended = attended.view(num_tokens, -1)
-        out: Tensor = self.o_proj(attended if rows is None else attended[rows])
+        out: Tensor = self.o_proj(attended if rows is None else self.ops.select_rows(attended, rows))
         return out
 
 
@@ -120,7 +120,7 @@ class LlamaDecoderLayer(Loadable):
         hidden = norm(residual) if delta is None else norm.add_and_norm(delta, residual)
         hidden = self.self_attn(hidden, rotation, attn_metadata, rows)
         if rows is not None:
-            residual = residual[rows]
+            residual = norm.ops.select_rows(residual, rows)
         hidden = self.post_attention_layernorm.add_and_norm(hidden, residual)
         out: Tensor = self.mlp(hidden)
         return out, residual
@@ -138,7 +138,7 @@ class LlamaForCausalLM(CausalLM):
         self.layers = nn.ModuleList(
             LlamaDecoderLayer(architecture, layer, context) for layer in range(stage.start, stage.stop)
         )
-        self.fused: FusedDecoder | None = None
+        self.taped = TapedLayers(self.layers, context)
         if stage.is_last:
             self.norm = RMSNorm(hidden_size, architecture.rms_norm_eps, context)
             # if the embedding is on another stage, a tied head reads the embedding's weights itself
@@ -169,13 +169,17 @@ class LlamaForCausalLM(CausalLM):
             assert intermediate is not None, "only the first stage has an embedding"
             delta, residual = intermediate.delta, intermediate.residual
         rows = rows if self.stage.is_last else None
-        if self.fused is not None:
-            delta, residual = self.fused(delta, residual, rotation, attn_metadata, rows, num_layers)
-        else:
+
+        def compute() -> tuple[Tensor, Tensor]:
             *layers, last = self.layers[:num_layers]
+            result: tuple[Tensor | None, Tensor] = delta, residual
             for layer in layers:
-                delta, residual = layer(delta, residual, rotation, attn_metadata)
-            delta, residual = last(delta, residual, rotation, attn_metadata, rows)
+                result = layer(*result, rotation, attn_metadata)
+            last_result: tuple[Tensor, Tensor] = last(*result, rotation, attn_metadata, rows)
+            return last_result
+
+        inputs = residual, delta, rotation.cos, rotation.sin
+        delta, residual = compute() if num_layers else self.taped(compute, inputs, rows, attn_metadata)
         if not self.stage.is_last:
             return IntermediateTensors(delta, residual)
         return self.norm.add_and_norm(delta, residual)
@@ -183,11 +187,6 @@ class LlamaForCausalLM(CausalLM):
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         logits: Tensor = self.lm_head(hidden, out)
         return logits
-
-    def finish_loading(self) -> None:
-        layers = [layer for layer in self.layers if isinstance(layer, LlamaDecoderLayer)]
-        if FusedDecoder.can_fuse(layers):
-            self.fused = FusedDecoder(layers)
 
     def load_units(self) -> list[tuple[str, Loadable]]:
         units: list[tuple[str, Loadable]] = []

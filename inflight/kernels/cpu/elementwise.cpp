@@ -1,6 +1,7 @@
-// RMSNorm, and QK-norm with rotary embedding. Both compute in float, whatever the type of the rows.
+// RMSNorm, and QK-norm with rotary embedding. Both compute in float, whatever the type of the rows. Also the selection of rows.
 
 #include <cmath>
+#include <cstring>
 
 #include "kernels.h"
 #include "simd.h"
@@ -119,5 +120,11 @@ void inflight_norm_and_rotate(
         norm_and_rotate(
             static_cast<bf16*>(heads), token_stride, static_cast<const bf16*>(weight), static_cast<const bf16*>(cos),
             static_cast<const bf16*>(sin), num_tokens, num_heads, head_dim, eps);
+}
+
+void inflight_select_rows(
+    const void* x, int64_t x_stride_bytes, const int64_t* rows, void* out, int64_t num_rows, int64_t row_bytes) {
+    for (int64_t i = 0; i < num_rows; i++)
+        std::memcpy(static_cast<char*>(out) + i * row_bytes, static_cast<const char*>(x) + rows[i] * x_stride_bytes, row_bytes);
 }
 }

@@ -46,37 +46,20 @@ struct LinearWeight {  // [out_features, in_features]; linear.h describes the la
     int32_t is_gated;              // if not 0, the result is silu(first half of the features) * second half
 };
 
-struct DecoderLayer {  // a pre-norm layer with grouped queries and a gated MLP, as in models/llama.py
-    const void* input_norm;
-    const LinearWeight* qkv_proj;
-    const void* qk_norm;           // one row for each query and key head, or null
-    const LinearWeight* o_proj;
-    const void* post_attention_norm;
-    const LinearWeight* gate_up_proj;
-    const LinearWeight* down_proj;
-    void* kv_cache;
-    AttentionParams attention;
-    int32_t kv_group;
+constexpr int32_t kTapeArguments = 11;  // the most that a function on a tape has
+
+struct TapeCall {
+    int32_t function;              // an index into `kFunctions` in tape.cpp
+    int32_t num_patches;
+    int64_t arguments[kTapeArguments];  // a float is in the first bytes; what differs from step to step is patched
 };
 
-struct DecoderStep {  // all buffers are contiguous rows, one for each token
-    const AttentionStep* const* kv_groups;
-    int64_t num_tokens;
-    const int64_t* rows;           // the tokens whose results are needed, at most num_tokens
-    int64_t num_rows;              // -1: the results of all tokens are needed
-    void* residual;                // [num_tokens, hidden_size]; at the end, its first num_rows rows are those of `rows`
-    void* delta;                   // the same shape: what is to be added to `residual` before the first and after the last layer
-    int32_t has_delta;             // 0: there is nothing to add before the first layer
-    int32_t dtype;
-    const void* cos;               // [num_tokens, head_dim]
-    const void* sin;
-    void* hidden;                  // [num_tokens, hidden_size]
-    void* heads;                   // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
-    void* attended;                // [num_tokens, num_heads * head_dim]
-    void* gated;                   // [num_tokens, intermediate_size]
-    HeadLayout layout;
-    float eps;
-    float qk_eps;
+struct TapePatch {  // argument = values[base] + values[count] * per_count + offset
+    int32_t argument;
+    int32_t base;
+    int32_t count;
+    int64_t per_count;
+    int64_t offset;
 };
 
 struct RankGroup {  // one rank's end of a group of ranks; only the memory is shared
@@ -114,6 +97,10 @@ INFLIGHT_EXPORT void inflight_rms_norm(
 INFLIGHT_EXPORT void inflight_norm_and_rotate(
     void* heads, int64_t token_stride, const void* weight, const void* cos, const void* sin, int64_t num_tokens,
     int64_t num_heads, int64_t head_dim, float eps, int32_t dtype);
+
+// Copies the rows `rows` of x, each of `row_bytes` bytes, to `out`.
+INFLIGHT_EXPORT void inflight_select_rows(
+    const void* x, int64_t x_stride_bytes, const int64_t* rows, void* out, int64_t num_rows, int64_t row_bytes);
 
 // out = x times the weight, plus the bias. x has the weight's type; if the weight is of integers, float or bfloat16.
 INFLIGHT_EXPORT void inflight_linear(
@@ -166,6 +153,7 @@ INFLIGHT_EXPORT int32_t inflight_broadcast(RankGroup* group, void* x, int64_t nu
 // Lets the collectives of all ranks fail, now and later. Any thread may call it.
 INFLIGHT_EXPORT void inflight_leave_group(const RankGroup* group);
 
-// Computes all layers, one after the other, with the functions above.
-INFLIGHT_EXPORT void inflight_decoder_layers(const DecoderLayer* layers, int64_t num_layers, const DecoderStep* step);
+// Makes the calls, whose patches follow each other in `patches`. Ends with the first call that returns an error, and returns it.
+INFLIGHT_EXPORT int32_t inflight_replay(
+    const TapeCall* calls, int64_t num_calls, const TapePatch* patches, const int64_t* values);
 }

@@ -1,20 +1,18 @@
-"""`CpuLayerOps`: norms and rotary embedding by the C++ kernels. Each operation is one call, which computes in float32."""
+"""`CpuLayerOps`: norms, rotary embedding and selection of rows by the C++ kernels, which compute in float32."""
 
 from __future__ import annotations
-
-import ctypes
 
 import torch
 from torch import Tensor
 
-from inflight.kernels.cpu.library import DTYPES
+from inflight.kernels.cpu.library import DTYPES, KernelLibrary
 from inflight.kernels.layer_ops import LayerOps
 
 
 class CpuLayerOps(LayerOps):
     """Inputs are float32 or bfloat16. Weights, cos and sin have the dtype of the input."""
 
-    def __init__(self, kernels: ctypes.CDLL) -> None:
+    def __init__(self, kernels: KernelLibrary) -> None:
         self.kernels = kernels
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -59,3 +57,10 @@ class CpuLayerOps(LayerOps):
             DTYPES[heads.dtype],
         )
         return heads
+
+    def select_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        assert x.stride(1) == 1 and rows.dtype == torch.int64 and rows.is_contiguous()
+        out = torch.empty((len(rows), x.shape[1]), dtype=x.dtype)
+        stride, row_bytes = x.stride(0) * x.itemsize, x.shape[1] * x.itemsize
+        self.kernels.inflight_select_rows(x.data_ptr(), stride, rows.data_ptr(), out.data_ptr(), len(rows), row_bytes)
+        return out

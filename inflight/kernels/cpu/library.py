@@ -12,10 +12,12 @@ import functools
 import logging
 import os
 import platform
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -88,44 +90,21 @@ class LinearWeight(ctypes.Structure):
     )
 
 
-class DecoderLayer(ctypes.Structure):
-    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
+class TapeCall(ctypes.Structure):
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its arguments alive."""
+
+    _fields_ = (("function", c_int32), ("num_patches", c_int32), ("arguments", c_int64 * 11))
+
+
+class TapePatch(ctypes.Structure):
+    """The struct of this name in kernels.h."""
 
     _fields_ = (
-        ("input_norm", c_void_p),
-        ("qkv_proj", POINTER(LinearWeight)),
-        ("qk_norm", c_void_p),
-        ("o_proj", POINTER(LinearWeight)),
-        ("post_attention_norm", c_void_p),
-        ("gate_up_proj", POINTER(LinearWeight)),
-        ("down_proj", POINTER(LinearWeight)),
-        ("kv_cache", c_void_p),
-        ("attention", AttentionParams),
-        ("kv_group", c_int32),
-    )
-
-
-class DecoderStep(ctypes.Structure):
-    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
-
-    _fields_ = (
-        ("kv_groups", POINTER(POINTER(AttentionStep))),
-        ("num_tokens", c_int64),
-        ("rows", c_void_p),
-        ("num_rows", c_int64),
-        ("residual", c_void_p),
-        ("delta", c_void_p),
-        ("has_delta", c_int32),
-        ("dtype", c_int32),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-        ("hidden", c_void_p),
-        ("heads", c_void_p),
-        ("attended", c_void_p),
-        ("gated", c_void_p),
-        ("layout", HeadLayout),
-        ("eps", c_float),
-        ("qk_eps", c_float),
+        ("argument", c_int32),
+        ("base", c_int32),
+        ("count", c_int32),
+        ("per_count", c_int64),
+        ("offset", c_int64),
     )
 
 
@@ -145,7 +124,7 @@ class RankGroup(ctypes.Structure):
 
 
 _ROWS = (c_void_p, c_int64)  # a pointer and the stride of its rows
-_SIGNATURES = {
+SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
     "inflight_bind_threads": [POINTER(c_int32), c_int32],
     "inflight_rms_norm": [*_ROWS, *_ROWS, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32],
     "inflight_norm_and_rotate": [*_ROWS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
@@ -157,7 +136,8 @@ _SIGNATURES = {
         *(*_ROWS, c_int32, c_int64, c_int64, c_int64, c_int32),
         *(c_void_p, c_void_p, c_void_p),
     ],
-    "inflight_decoder_layers": [POINTER(DecoderLayer), c_int64, POINTER(DecoderStep)],
+    "inflight_select_rows": [*_ROWS, c_void_p, c_void_p, c_int64, c_int64],
+    "inflight_replay": [POINTER(TapeCall), c_int64, POINTER(TapePatch), POINTER(c_int64)],
     "inflight_apply_token_masks": [c_void_p, c_int64, c_void_p, c_void_p, c_int64],
     "inflight_attention_scratch_bytes": [c_int32, c_int32],
     "inflight_group_memory_bytes": [c_int32, c_int64],
@@ -179,14 +159,52 @@ _RESULTS = {
     "inflight_all_reduce": c_int32,
     "inflight_all_gather": c_int32,
     "inflight_broadcast": c_int32,
+    "inflight_replay": c_int32,
 }  # the other functions return nothing
+
+
+class Taped(NamedTuple):
+    """What a recorder must know of a function: the indices of two arguments."""
+
+    rows: int | None  # the number of rows, or a multiple of it
+    out: int | None  # the pointer to the result; None: the function changes its input
+
+
+TAPED = {  # the functions that a tape may call, in the order of `kFunctions` in tape.cpp
+    "inflight_rms_norm": Taped(rows=6, out=5),
+    "inflight_norm_and_rotate": Taped(rows=5, out=None),
+    "inflight_linear": Taped(rows=6, out=3),
+    "inflight_paged_attention": Taped(rows=None, out=6),
+    "inflight_select_rows": Taped(rows=4, out=3),
+    "inflight_all_reduce": Taped(rows=2, out=None),
+    "inflight_all_gather": Taped(rows=3, out=2),
+}
+
+
+class CallRecorder(Protocol):
+    def add(self, name: str, arguments: Sequence[Any]) -> None:
+        """Called after a function of the library has returned."""
+
+
+class Recording(threading.local):
+    """The recorder of each thread's calls, or None."""
+
+    recorder: CallRecorder | None = None
+
+
+class KernelLibrary(ctypes.CDLL):
+    """The functions of kernels.h. `recording` says who records the calls of a thread."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.recording = Recording()
 
 
 class KernelsUnavailableError(Exception):
     """The kernels cannot be used on this machine; the message gives the reason. `load_kernels` handles it."""
 
 
-def load_kernels() -> ctypes.CDLL | None:
+def load_kernels() -> KernelLibrary | None:
     """Returns the library, or None if the kernels are switched off or cannot be used. Then the engine computes in plain torch,
     and the reason is logged once.
 
@@ -200,7 +218,7 @@ def load_kernels() -> ctypes.CDLL | None:
 
 
 @functools.cache
-def _load(wanted: str, required: bool) -> ctypes.CDLL | None:
+def _load(wanted: str, required: bool) -> KernelLibrary | None:
     if wanted == "off":
         return None
     try:
@@ -212,7 +230,7 @@ def _load(wanted: str, required: bool) -> ctypes.CDLL | None:
         return None
 
 
-def open_kernels(wanted: str) -> ctypes.CDLL:
+def open_kernels(wanted: str) -> KernelLibrary:
     """Opens the library for the instruction set `wanted`. "auto" means the best set that this processor has.
 
     Raises:
@@ -231,25 +249,36 @@ def open_kernels(wanted: str) -> ctypes.CDLL:
         )
     if not usable:
         raise KernelsUnavailableError("the processor has no AVX2")
-    name = usable[0] if wanted == "auto" else wanted
-    path = _FOLDER / f"_{name}{EXTENSION_SUFFIXES[0]}"
+    chosen = usable[0] if wanted == "auto" else wanted
+    path = _FOLDER / f"_{chosen}{EXTENSION_SUFFIXES[0]}"
     if not path.exists():
         raise KernelsUnavailableError(
             f"{path.name} was not built; install a C++ compiler, then inflight again (the output of the install has the reason)"
         )
     _share_openmp_runtime()
     try:
-        library = ctypes.CDLL(str(path))
+        library = KernelLibrary(path)
     except OSError as error:
         raise KernelsUnavailableError(f"{path.name} cannot be loaded: {error}") from error
     _check_sources(library, path)
-    for function, argument_types in _SIGNATURES.items():
-        getattr(library, function).argtypes = argument_types
-        getattr(library, function).restype = _RESULTS.get(function)
+    for name, argument_types in SIGNATURES.items():
+        function = library[name]
+        function.argtypes, function.restype = argument_types, _RESULTS.get(name)
+        setattr(library, name, _recordable(library.recording, name, function))
     return library
 
 
-def _check_sources(library: ctypes.CDLL, path: Path) -> None:
+def _recordable(recording: Recording, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:  # Any: what ctypes converts
+        result = function(*arguments)
+        if recording.recorder is not None:
+            recording.recorder.add(name, arguments)
+        return result
+
+    return call
+
+
+def _check_sources(library: KernelLibrary, path: Path) -> None:
     """Refuses a library that was built from older sources: an editable install does not rebuild its libraries by itself."""
     if not source_files(_FOLDER):
         return  # a wheel contains no sources
@@ -281,7 +310,7 @@ def _share_openmp_runtime() -> None:
     raise KernelsUnavailableError("no OpenMP runtime was found")
 
 
-def bind_threads(kernels: ctypes.CDLL, cores: Sequence[int]) -> None:
+def bind_threads(kernels: KernelLibrary, cores: Sequence[int]) -> None:
     """Binds thread i of the calling thread's OpenMP pool to `cores[i]`. The calling thread is thread 0 and may use all `cores`.
 
     OpenMP may end threads and later start new ones. New threads inherit the cores of the calling thread. If the calling thread

@@ -223,7 +223,7 @@ def main(rank: int, listen_fd: int, ports: list[int]) -> None:
             say(f"{type(error).__name__}: {error}")
 
     kind = SharedCollectives if os.environ.get("INFLIGHT_CPU_KERNELS") != "off" else ChannelCollectives
-    assert isinstance(group._collectives, kind)
+    assert isinstance(group.collectives, kind)
     say("ready")
     for command in sys.stdin:
         if command == "reduce\n":

@@ -1,0 +1,91 @@
+"""`TapedLayers`: on a CPU, all layers of a stage in one call of the C++ kernels (kernels/cpu/tape.py)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from inflight.attention.backend import AttentionMetadata
+from inflight.attention.cpu_paged import CpuPagedBackend, CpuPagedMetadata
+from inflight.distributed.shared_collectives import SharedCollectives
+from inflight.kernels.cpu.layer_ops import CpuLayerOps
+from inflight.kernels.cpu.library import AttentionStep
+from inflight.kernels.cpu.tape import Recorder, Tape
+from inflight.layers.attention import Attention
+from inflight.layers.context import LayerContext
+
+logger = logging.getLogger(__name__)
+
+
+class TapedLayers:
+    """Records the layers in a step, and replays the tape in later steps. There is one tape for each kind of input: with or
+    without selected rows, with or without an input that may be None. If a step cannot be replayed, Python computes it.
+
+    The results are equal bit for bit, because a tape calls the same kernels. It saves about 250 Python calls per step. Such a
+    call is slow, because the model's weights have pushed Python's data out of the processor's caches. During the whole call the
+    interpreter's lock is free for the engine's other threads.
+
+    A tape holds the KV caches and the collectives of its recording. If one of these changes, the tapes are dropped.
+    """
+
+    def __init__(self, layers: nn.Module, context: LayerContext) -> None:
+        self._layers, self._tp = layers, context.tp
+        self._attentions = [module for module in layers.modules() if isinstance(module, Attention)]
+        is_on_kernels = all(isinstance(attention.backend, CpuPagedBackend) for attention in self._attentions)
+        self._kernels = context.ops.kernels if isinstance(context.ops, CpuLayerOps) and is_on_kernels else None
+        self._groups: list[int] = []  # the KV groups of this stage's layers
+        self._bound: list[Any] = []  # Any: KV caches and collectives
+        self._tapes: dict[tuple[Any, ...], Tape | None] = {}  # None: it cannot be recorded
+
+    def __call__(
+        self,
+        compute: Callable[[], tuple[Tensor, ...]],
+        inputs: Sequence[Tensor | None],
+        rows: Tensor | None,
+        attn_metadata: tuple[AttentionMetadata, ...],
+    ) -> Sequence[Tensor]:
+        """Returns the result of `compute`, which computes all layers.
+
+        Args:
+            inputs: every tensor of the step that `compute` uses, each [num_tokens, ...]. None is an input that is missing. As
+                `compute` would, this may change them.
+            rows: int64 [num_rows], the tokens that `compute` selects with `LayerOps.select_rows`.
+        """
+        collectives, tensors = self._tp.collectives, [tensor for tensor in inputs if tensor is not None]
+        num_tokens = len(tensors[0])
+        shares_memory = self._tp.size == 1 or isinstance(collectives, SharedCollectives)
+        if self._kernels is None or not shares_memory or not num_tokens or not all(x.is_contiguous() for x in tensors):
+            return compute()
+        bound = [*(attention.kv_cache for attention in self._attentions), collectives]
+        if len(bound) != len(self._bound) or any(a is not b for a, b in zip(bound, self._bound, strict=True)):
+            self._tapes, self._bound = {}, bound
+            self._groups = sorted({attention.group_index for attention in self._attentions})
+        steps = [_step_of(attn_metadata[group], num_tokens) for group in self._groups]
+        key = (rows is None, *(None if tensor is None else tensor.dtype for tensor in inputs))
+        if key in self._tapes:
+            tape = self._tapes[key]
+            run = collectives.run if isinstance(collectives, SharedCollectives) else _run_alone
+            return compute() if tape is None else tape.replay(tensors, rows, steps, run)
+        if rows is not None and not len(rows):
+            return compute()  # a recording needs rows
+        caches = [attention.kv_cache for attention in self._attentions if attention.kv_cache is not None]
+        with Recorder(self._kernels, tensors, rows, steps, [*self._layers.parameters(), *caches]) as recorder:
+            results = compute()
+        self._tapes[key] = recorder.finish(results)
+        if recorder.refusal is not None:
+            logger.info("Python computes each layer of a step, which is slower than a tape: %s", recorder.refusal)
+        return results
+
+
+def _run_alone(call: Callable[[], int]) -> None:
+    status = call()
+    assert status == 0, status
+
+
+def _step_of(metadata: AttentionMetadata, num_tokens: int) -> AttentionStep:
+    assert isinstance(metadata, CpuPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
+    assert num_tokens == metadata.num_tokens, f"{num_tokens} queries, {metadata.num_tokens} in the metadata"
+    return metadata.step
