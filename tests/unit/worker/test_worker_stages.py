@@ -137,12 +137,14 @@ def test_a_forward_that_fails_behind_a_step_without_its_masks(folder: Path, layo
     (second,) = submit(ahead, 1)
     wait_for(lambda: num_events(worker, "prepare") == 2)
     ahead.send_masks()
+    # Which rank of several reports first, and whether it has left the group by then, is left to chance.
+    left = "failed on it|has stopped its communication"
     if layout[0] == 1:
         assert len(first.result(timeout=10).sampled_token_ids) == 1
     else:
-        with pytest.raises(StepError, match="has left: a step failed on it"):
+        with pytest.raises(StepError, match=left):
             first.result(timeout=10)
-    with pytest.raises(StepError, match="bad luck" if layout == (1, 1) else "bad luck|a step failed on it"):
+    with pytest.raises(StepError, match="bad luck" if layout == (1, 1) else f"bad luck|{left}"):
         second.result(timeout=10)
     driven.executor.shutdown()
 
