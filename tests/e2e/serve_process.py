@@ -132,7 +132,9 @@ class Stream:
         self.port = int(connection.sock.getsockname()[1])
         self._response = connection.getresponse()
         assert self._response.status == 200
-        self._first = self._response.readline()
+        self._first = b":"
+        while self._first.startswith((b":", b"\n")):  # comments keep the connection of a stream that waits
+            self._first = self._response.readline()
 
     def rest(self) -> str:
         """All events, as text. A connection that was cut ends them."""
@@ -147,8 +149,8 @@ class Stream:
 
 
 def events_of(text: str) -> list[Any]:
-    """The JSON of all events; the last is "[DONE]", which is left out."""
-    lines = [line.removeprefix("data: ") for line in text.split("\n") if line]
+    """The JSON of all events, without comments; the last is "[DONE]", which is left out."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n") if line and not line.startswith(":")]
     assert lines[-1] == "[DONE]", text[-500:]
     return [json.loads(line) for line in lines[:-1]]
 
