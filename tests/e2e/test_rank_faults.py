@@ -143,7 +143,7 @@ def test_without_fault_tolerance_a_rank_that_hangs_is_found_within_the_budget_an
         seconds = time.monotonic() - start
         summary = "the engine has failed: rank 1 did not answer in time"
         assert events_of(events)[-1]["error"]["message"] == summary
-        assert seconds < budget + 1.5
+        assert seconds < budget + 10
         assert_dead(server, summary)
         log = server.text_of_log()
         assert f"from rank 1 (process {pid} is stopped by a signal; does not say what it is doing; answered step" in log

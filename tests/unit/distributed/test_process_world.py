@@ -222,7 +222,7 @@ def test_a_rank_that_is_killed_frees_the_others_at_once(spawned: list[subprocess
     start = time.monotonic()
     second.send_signal(signal.SIGKILL)
     assert [first.stdout.readline(), first.stdout.readline()] == ["channel freed\n", "group freed\n"]
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 3.0
 
 
 @pytest.mark.parametrize("leaves", [True, False])
@@ -294,7 +294,7 @@ def test_a_world_that_is_closed_waits_for_no_channel(rank: int) -> None:
             world.close("the epoch is over")
             with pytest.raises(ConnectionError, match="has stopped its communication"):
                 waiting.result(5)
-            assert time.monotonic() - start < 1.0
+            assert time.monotonic() - start < 3.0
         for caller in filling:
             caller.close()
 

@@ -252,7 +252,7 @@ def test_requests_wait_for_their_grammars_and_nobody_else_does(monkeypatch: pyte
     engine.add("late", [1] * 5, 20, grammar="3")
     start = time.monotonic()
     assert engine.step() == []  # nothing to do: it waits a moment, and gives way
-    assert IDLE_SECONDS <= time.monotonic() - start < 50 * IDLE_SECONDS
+    assert IDLE_SECONDS <= time.monotonic() - start < 2
     engine.add("bad", [1] * 5, 20, grammar="bad")
     engine.add("plain", [2] * 5, 3)
     while "plain" not in engine.finished:

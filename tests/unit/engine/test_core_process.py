@@ -42,7 +42,7 @@ def test_when_the_engine_is_killed_every_stream_hears_of_it() -> None:
             for stream in streams:
                 with pytest.raises(EngineDeadError, match="process is gone"):
                     await read(stream)
-            assert time.monotonic() - start < 1.0
+            assert time.monotonic() - start < 5.0
             assert engine.num_unfinished_requests == 0
             for call in (engine.check_health, engine.check_ready):
                 with pytest.raises(EngineDeadError):

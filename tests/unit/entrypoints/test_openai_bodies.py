@@ -45,4 +45,4 @@ def test_the_first_errors_are_told() -> None:
     errors = [{"type": "missing", "loc": ("body", f"field{i}"), "msg": ""} for i in range(3000)]
     begin = time.perf_counter()
     assert _validation_error(errors, None).body().count(b"this field is required") == 3
-    assert time.perf_counter() - begin < 0.3
+    assert time.perf_counter() - begin < 2

@@ -41,7 +41,7 @@ def test_shutdown_leaves_no_process_thread_or_descriptor() -> None:
     pids = pids_of(executor)
     start = time.monotonic()
     executor.shutdown()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5
     assert children(os.getpid()) == []
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)  # not even a zombie
     assert (num_descriptors(), threading.active_count()) == (descriptors, threads)

@@ -190,7 +190,7 @@ def test_a_second_signal_stops_at_once(number: signal.Signals) -> None:
         stream.close()
         code, out, _ = server.end()
         assert (code, out) == (128 + number, "closed\n")
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 10
 
 
 def test_a_client_that_reads_nothing_does_not_keep_the_server() -> None:
