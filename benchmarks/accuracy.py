@@ -29,10 +29,11 @@ from benchmarks.models import DEFAULT_MODELS_FOLDER, SHAPES, model_folder
 from benchmarks.observed_engine import ObservedEngine
 from benchmarks.report import emit, print_table
 from benchmarks.task_accuracy import print_task_accuracy
+from inflight.config.architecture import SILU
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.workloads import Workload
 from inflight.hub import EMBEDDED_MODEL
-from inflight.kernels.reference import silu_and_mul
+from inflight.kernels.reference import multiply_gate
 from inflight.models.causal_lm import CausalLM
 from inflight.sampling_params import SamplingParams
 from scripts.demo.evaluate import held_out_samples
@@ -118,7 +119,7 @@ class Truth:
             x = self.inputs[layers[0]].bfloat16()
             with torch.inference_mode():
                 expected = torch.cat([layer(x.double()) for layer in layers], dim=-1)
-                yield x, silu_and_mul(expected) if name == GATED else expected
+                yield x, multiply_gate(expected, SILU) if name == GATED else expected
 
 
 def layer_errors(engine: ObservedEngine, truth: Truth) -> dict[str, list[float]]:

@@ -7,6 +7,7 @@ link and the token link, in their channels. What is drawn shows that all data ar
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 from benchmarks.delayed_channel import DelayedChannel
 from benchmarks.stand_in_model import StandInModel, StandInWorker
 from inflight.attention.backend import AttentionMetadata
-from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
@@ -69,7 +70,7 @@ class FixedStage(StandInModel):
         positions: Tensor,
         attn_metadata: tuple[AttentionMetadata, ...],
         rows: Tensor | None = None,
-        num_layers: int | None = None,
+        layers: Sequence[int] | None = None,
         *,
         intermediate: IntermediateTensors | None = None,
     ) -> Tensor | IntermediateTensors:
@@ -159,15 +160,14 @@ def _engine_config(layout: Layout, max_num_seqs: int) -> EngineConfig:
         name="FixedStage",
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
-        intermediate_size=64,
-        num_layers=layout.num_stages,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=64,
+        layers=(
+            LayerSpec(
+                mixer=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=64, rope=RopeConfig()), mlp=MlpSpec(size=64)
+            ),
+        )
+        * layout.num_stages,
         rms_norm_eps=1e-6,
-        rope=RopeConfig(),
         max_position_embeddings=MAX_MODEL_LEN,
-        sliding_windows=(None,) * layout.num_stages,
     )
     args = EngineArgs(
         max_num_seqs=max_num_seqs,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class MockModel(StandInModel):
         positions: Tensor,
         attn_metadata: tuple[AttentionMetadata, ...],
         rows: Tensor | None = None,
-        num_layers: int | None = None,
+        layers: Sequence[int] | None = None,
         *,
         intermediate: IntermediateTensors | None = None,
     ) -> Tensor | IntermediateTensors:

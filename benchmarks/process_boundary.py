@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.report import emit, percentile, print_table, verdict
 from inflight import LLM
-from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
@@ -94,15 +94,13 @@ def make_config(num_ranks: int) -> EngineConfig:
         name="NoOp",
         vocab_size=16,
         hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=8,
+        layers=(
+            LayerSpec(
+                mixer=AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
+            ),
+        ),
         rms_norm_eps=1e-6,
-        rope=RopeConfig(),
         max_position_embeddings=64,
-        sliding_windows=(None,),
     )
     machine = Machine(device="cpu", num_cores=1, dtypes=("float32",))
     args = EngineArgs(tensor_parallel_size=num_ranks)

@@ -79,14 +79,14 @@ class Needs:
     @classmethod
     def of(cls, architecture: ModelArchitecture) -> Needs:
         """Norms, biases and the row of the embedding that a token reads do not count; nor do sliding windows."""
-        hidden, num_layers = architecture.hidden_size, architecture.num_layers
-        query, key_value = (n * architecture.head_dim for n in (architecture.num_heads, architecture.num_kv_heads))
-        attention = hidden * (query + 2 * key_value) + query * hidden
+        hidden, layers = architecture.hidden_size, architecture.layers
+        query = sum(layer.mixer.num_heads * layer.mixer.head_dim for layer in layers)
+        key_value = sum(layer.mixer.num_kv_heads * layer.mixer.head_dim for layer in layers)
         return cls(
-            layer_weights=num_layers * (attention + 3 * hidden * architecture.intermediate_size),
+            layer_weights=hidden * (2 * query + 2 * key_value + 3 * sum(layer.mlp.size for layer in layers)),
             head_weights=hidden * architecture.vocab_size,
-            kv_bytes_per_token=2 * num_layers * key_value * KV_BYTES,
-            operations_per_pair=4 * query * num_layers,
+            kv_bytes_per_token=2 * key_value * KV_BYTES,
+            operations_per_pair=4 * query,
         )
 
     def step_seconds(

@@ -29,8 +29,8 @@ class StandInModel(CausalLM):
         self._layers = {
             f"layers.{index}": Attention(
                 f"layers.{index}",
-                num_heads=architecture.num_heads,
-                num_kv_heads=architecture.num_kv_heads,
+                num_heads=architecture.layers[index].mixer.num_heads,
+                num_kv_heads=architecture.layers[index].mixer.num_kv_heads,
                 head_dim=architecture.head_dim,
                 params=AttentionParams(1.0),
                 backend=context.backend,

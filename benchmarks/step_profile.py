@@ -36,7 +36,7 @@ from inflight.layers.attention import Attention
 from inflight.layers.linear import Linear
 from inflight.layers.rotary import RotaryEmbedding
 from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
-from inflight.models.llama import LlamaForCausalLM
+from inflight.models.decoder import DecoderForCausalLM
 from inflight.sampling_params import SamplingParams
 
 FORWARD, SAMPLE, WAITING = "Python between calls", "sampling", "waiting"
@@ -102,7 +102,7 @@ class TimedLayerOps:
 def observe(engine: ObservedEngine, clock: StepClock, *, one_call: bool) -> None:
     """From now on the clock times the engine's calls. `vars`: an instance's own attribute goes before its class's method."""
     model = engine.worker.model
-    if isinstance(model, LlamaForCausalLM):
+    if isinstance(model, DecoderForCausalLM):
         vars(model)["taped"] = clock.timed("all layers", model.taped) if one_call else lambda compute, *_: compute()
     for path, module in engine.worker.model.named_modules():
         name = path.rpartition(".")[2]
@@ -163,8 +163,9 @@ def least_seconds(
     architecture: ModelArchitecture, machine: Machine, weight_format: str, *, tokens: int, rows: int, prompt: int
 ) -> dict[str, float]:
     """By kind, for a step of decodes with `prompt` tokens of context each, or (one row) of a prompt's `tokens`."""
-    hidden, inner, layers = architecture.hidden_size, architecture.intermediate_size, architecture.num_layers
-    query, key_value = (count * architecture.head_dim for count in (architecture.num_heads, architecture.num_kv_heads))
+    layer = architecture.layers[0]
+    hidden, inner, layers = architecture.hidden_size, layer.mlp.size, architecture.num_layers
+    query, key_value = (count * architecture.head_dim for count in (layer.mixer.num_heads, layer.mixer.num_kv_heads))
     weights = {
         "qkv": (layers * hidden * (query + 2 * key_value), tokens),
         "o": (layers * query * hidden, tokens),

@@ -15,19 +15,25 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
+    GlmConfig,
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 VOCAB_SIZE = 203
@@ -60,6 +66,19 @@ _YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 256,
 }
+
+
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.05 * i for i in range(8)],
+    "long_factor": [2.0 + 0.5 * i for i in range(8)],
+}
+_SLIDING_EVERY_OTHER = ["sliding_attention", "full_attention"]
+
+
+def _gemma3(**fields: Any) -> Gemma3TextConfig:
+    return Gemma3TextConfig(**{**_COMMON, "head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 11, **fields})
 
 
 def _llama(**fields: Any) -> LlamaConfig:
@@ -129,14 +148,60 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         _qwen3(rope_parameters=_YARN_ROPE, head_dim=40, num_attention_heads=2, num_key_value_heads=2),
         _qwen3(head_dim=80, hidden_size=48, num_hidden_layers=4, rope_parameters=_LINEAR_ROPE),
     ],
+    "gemma2": [
+        Gemma2Config(**_COMMON, head_dim=16, sliding_window=9, query_pre_attn_scalar=11),
+        Gemma2Config(
+            **_COMMON, head_dim=32, sliding_window=4096, attn_logit_softcapping=3.0, final_logit_softcapping=None
+        ),
+    ],
+    "gemma3": [
+        _gemma3(layer_types=_SLIDING_EVERY_OTHER),  # two rotary embeddings
+        _gemma3(num_hidden_layers=7, head_dim=32),
+        _gemma3(
+            layer_types=_SLIDING_EVERY_OTHER,
+            tie_word_embeddings=False,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        ),
+    ],
+    "phi3": [
+        Phi3Config(**_COMMON),  # fused projections
+        # transformers changes to the long factors in a sequence of more than 1024 tokens, Inflight with a longer max_model_len
+        Phi3Config(**_COMMON, rope_parameters=_LONGROPE, original_max_position_embeddings=1024),
+        Phi3Config(**_COMMON, partial_rotary_factor=0.75, sliding_window=9),
+    ],
+    "olmo2": [Olmo2Config(**_COMMON), Olmo2Config(**{**_COMMON, "num_key_value_heads": 4}, attention_bias=True)],
+    "olmo3": [
+        Olmo3Config(**_COMMON, layer_types=_SLIDING_EVERY_OTHER, sliding_window=9),
+        Olmo3Config(
+            **{**_COMMON, "num_hidden_layers": 5},
+            sliding_window=5,
+            rope_parameters={
+                "full_attention": _YARN_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        ),
+    ],
+    "granite": [
+        GraniteConfig(**_COMMON, attention_multiplier=0.2, logits_scaling=2.0),
+        GraniteConfig(
+            **_COMMON, embedding_multiplier=12.0, residual_multiplier=0.22, attention_bias=True, mlp_bias=True
+        ),
+    ],
+    "smollm3": [
+        SmolLM3Config(**{**_COMMON, "num_hidden_layers": 4}),
+        SmolLM3Config(**_COMMON, no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=9),
+    ],
+    "glm": [GlmConfig(**_COMMON, head_dim=16), GlmConfig(**_COMMON, head_dim=32, attention_bias=False)],
+    "glm4": [Glm4Config(**_COMMON, head_dim=16), Glm4Config(**_COMMON, head_dim=32, attention_bias=True)],
+    "ministral": [MinistralConfig(**_COMMON, head_dim=16, sliding_window=9, layer_types=_SLIDING_EVERY_OTHER)],
 }
 
-# Families that only transformers knows.
+# Models for the fallback. Inflight computes the first families itself, unless model_impl is "transformers".
 FALLBACK_CONFIGS: dict[str, list[PreTrainedConfig]] = {
-    "gemma2": [Gemma2Config(**_COMMON, head_dim=16, sliding_window=9, query_pre_attn_scalar=11)],  # soft caps
-    "phi3": [Phi3Config(**_COMMON)],  # fused projections
-    "olmo2": [Olmo2Config(**_COMMON)],
-    "granite": [GraniteConfig(**_COMMON, attention_multiplier=0.2, logits_scaling=3.0)],
+    **{name: FAMILY_CONFIGS[name][:1] for name in ("gemma2", "phi3", "olmo2", "granite")},
     "gpt2": [GPT2Config(vocab_size=VOCAB_SIZE, n_embd=64, n_layer=2, n_head=4, n_positions=1024)],  # learned positions
     "mixtral": [MixtralConfig(**_COMMON, num_local_experts=4, sliding_window=None)],
     "qwen3_moe": [Qwen3MoeConfig(**_COMMON, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)],

@@ -92,7 +92,7 @@ class AttentionBackend(ABC):
     2. Once per step and KV group `ModelRunner` calls `build_metadata`, on any thread. The method reads no device memory
        and keeps no reference to the arrays of its inputs. So the caller may reuse these arrays after the call.
        (`GraphModelRunner` makes the metadata itself, from its device state.)
-    3. In each step the model calls `attend` once per layer, unless `FusedDecoder` computes all layers in one call. By default
+    3. In each step the model calls `attend` once per layer, unless a tape computes all layers in one call. By default
        `attend` calls `forward`. All forwards of a backend run one after the other, in step order, on the device's compute
        thread or stream. So a backend may keep temporary memory and use it again in the next forward.
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Who computes a model: Inflight's own code, or the code of Hugging Face transformers.
 INFLIGHT, TRANSFORMERS = "inflight", "transformers"
+
+# What a norm of queries and keys covers: each head alone, or all heads of a token together.
+HEAD, WHOLE = "head", "whole"
+
+SILU, GELU_TANH = "silu", "gelu_tanh"
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding. `kind` is "default", "linear", "llama3" or "yarn". Each kind uses only some of the fields.
+    """Rotary position embedding. `kind` is "default", "linear", "llama3", "yarn" or "longrope". Each kind uses only some of the
+    fields.
 
-    In yarn, cos and sin are multiplied by `attention_factor`, and the correction range is rounded to whole dimensions if
-    `truncate` is set.
+    The first `rotary_dim` dimensions of a head are rotated (None: all), in pairs (i, i + rotary_dim / 2), or (2i, 2i + 1) if
+    `interleaved` is set.
+
+    In yarn and longrope, cos and sin are multiplied by `attention_factor`. In yarn, the correction range is rounded to whole
+    dimensions if `truncate` is set. In longrope, each frequency is divided by its factor. `for_length` replaces the `factors`
+    by the `long_factors` if requests may have more than `original_max_position_embeddings` tokens.
     """
 
     theta: float = 10000.0
+    rotary_dim: int | None = None
+    interleaved: bool = False
     kind: str = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
@@ -28,15 +40,80 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
+    factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """The attention of a layer.
+
+    `rope`: None if queries and keys are not rotated. `window`: the number of tokens that a query may see, itself included;
+    None: it may see all tokens before it. `scale` multiplies the scores; None: it is 1 / sqrt(head_dim). `soft_cap` c: a score
+    s becomes c * tanh(s / c). `qk_norm`: what a norm of queries and of keys covers: HEAD, WHOLE (all heads together), or None.
+    `is_fused`: the checkpoint has one tensor `qkv_proj` for queries, keys and values.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeConfig | None
+    window: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: str | None = None
+    is_fused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpSpec:
+    """The gated MLP of a layer: down(activation(gate(x)) * up(x)). `size` is the number of outputs of gate and of up.
+
+    `activation` is SILU or GELU_TANH. `is_fused`: the checkpoint has one tensor `gate_up_proj` for gate and up.
+    """
+
+    size: int
+    bias: bool = False
+    activation: str = SILU
+    is_fused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormNames:
+    """Where a layer has norms, and their names in the checkpoint. None: there is no norm at this place.
+
+    A norm `before` covers the input of the attention or of the MLP. A norm `after` covers its output, before the output is
+    added to the residual stream.
+    """
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """One decoder layer. Layers with equal specifications are of one kind."""
+
+    mixer: AttentionSpec
+    mlp: MlpSpec
+    norms: NormNames = NormNames()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArchitecture:
     """A decoder-only transformer.
 
-    `name` is the class name in config.json's "architectures". The same code computes all families (`models/llama.py`).
-    `sliding_windows` has an entry for each layer: the number of tokens that a query may see, itself included. None means that
-    it may see all tokens before it. `weight_format` says how the linear weights are stored, by a name in `weight_format.py`.
+    `name` is the class name in config.json's "architectures". The same code computes all families (`models/decoder.py`): it
+    reads `layers`, which has one entry per layer. All layers have the same head_dim. `weight_format` says how the linear
+    weights are stored, by a name in `weight_format.py`.
+
+    Embeddings are multiplied by `embedding_scale`, which is first rounded to the model's dtype if `rounds_embedding_scale` is
+    set. Logits l become `logits_scale * l`, and then c * tanh(l / c) if there is a `logits_cap` c. `norm_offset` is added to
+    the weights of all norms.
 
     If `implementation` is TRANSFORMERS, only the sizes, `dtype`, `weight_format` and `eos_token_ids` are known, and `head_dim`
     is an estimate. The model's constructor finds out everything else.
@@ -45,21 +122,42 @@ class ModelArchitecture:
     name: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[LayerSpec, ...]
     rms_norm_eps: float
-    rope: RopeConfig
     max_position_embeddings: int
-    sliding_windows: tuple[int | None, ...]
     tie_word_embeddings: bool = False
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
+    embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False
+    logits_scale: float = 1.0
+    logits_cap: float | None = None
+    norm_offset: float = 0.0
     dtype: str = "float32"
     weight_format: str = "plain"
     eos_token_ids: tuple[int, ...] = ()
     implementation: str = INFLIGHT
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def head_dim(self) -> int:
+        return self.layers[0].mixer.head_dim
+
+    @property
+    def default_max_model_len(self) -> int:
+        """The longest request, if the user does not choose it. With longrope, it is the length up to which `factors` hold."""
+        ropes = [layer.mixer.rope for layer in self.layers]
+        lengths = [rope.original_max_position_embeddings for rope in ropes if rope is not None and rope.long_factors]
+        return min([self.max_position_embeddings, *lengths])
+
+    def for_length(self, max_model_len: int) -> ModelArchitecture:
+        """The same model for requests of up to `max_model_len` tokens."""
+        return replace(self, layers=tuple(_for_length(layer, max_model_len) for layer in self.layers))
+
+
+def _for_length(layer: LayerSpec, max_model_len: int) -> LayerSpec:
+    rope = layer.mixer.rope
+    if rope is None or not rope.long_factors or max_model_len <= rope.original_max_position_embeddings:
+        return layer
+    return replace(layer, mixer=replace(layer.mixer, rope=replace(rope, factors=rope.long_factors)))

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from inflight.config.families import FAMILIES
 from inflight.config.gguf_file import GgufFile, GgufStrings, read_gguf
 from inflight.errors import UnsupportedModelError
 from inflight.hub import read_config
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = {family.gguf_name: family.architecture for family in FAMILIES if family.gguf_name is not None}
 
 # Keys without the architecture's name ("context_length" for "llama.context_length") -> fields of config.json
 _FIELDS = {
@@ -175,6 +176,10 @@ def _rope_scaling(
     if kind == "yarn":
         original = given.get("rope.scaling.original_context_length")
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    if kind != "linear":
+        raise UnsupportedModelError(
+            f"{file.path}: {prefix}rope.scaling.type={kind!r} is not supported; supported are none, linear and yarn"
+        )
     return {"rope_type": kind, "factor": factor}
 
 

@@ -58,6 +58,16 @@ class JsonFields:
             raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a list of strings")
         return tuple(value)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers above 0."""
+        value = self._value(name, None)
+        entries = value if isinstance(value, (list, tuple)) else ()
+        if not entries or any(
+            isinstance(x, bool) or not isinstance(x, (int, float)) or not 0 < x < math.inf for x in entries
+        ):
+            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a list of positive numbers")
+        return tuple(float(x) for x in entries)
+
     def mapping(self, name: str) -> JsonFields:
         """A nested object; empty if absent."""
         value = self._value(name, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from inflight.config.architecture import RopeConfig
 from inflight.config.json_fields import JsonFields
@@ -24,22 +25,52 @@ _FIELDS = {
         "beta_slow",
         "truncate",
     ),
+    "longrope": ("short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"),
 }
 _COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
 # Some checkpoints have this field although their kind of rotary embedding does not use it. Then the field is ignored.
 _HARMLESS_FIELDS = ("original_max_position_embeddings",)
 
 
-def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
+def parse_rope(
+    config: JsonFields,
+    head_dim: int,
+    *,
+    theta: float = _DEFAULT_THETA,
+    rope: JsonFields | None = None,
+    partial_rotary_factor: float | None = None,
+) -> RopeConfig:
     """The rotary embedding that `config` describes. Transformers 4 writes the fields `rope_theta` and `rope_scaling`.
     Transformers 5 writes the content of both into one object, `rope_parameters`.
+
+    Args:
+        theta: if config.json has no theta, this value is used.
+        rope: the object that describes the rotary embedding, if it is not one of the two above.
+        partial_rotary_factor: if `rope` has no such field, this value is used. None: the family rotates whole heads, and any
+            other value than 1 is refused.
 
     Raises:
         UnsupportedModelError: the kind of rotary embedding, or one of its fields, is not supported.
     """
-    # As in transformers, rope_scaling is used if both objects exist.
-    name = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
-    rope = config.mapping(name)
+    max_position_embeddings = config.integer("max_position_embeddings")
+    if rope is None:
+        # As in transformers, rope_scaling is used if both objects exist.
+        rope = config.mapping("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
+        theta = config.number("rope_theta", theta)
+    parsed = _parse_kind(config, rope, rope.number("rope_theta", theta), max_position_embeddings)
+    factor = rope.number("partial_rotary_factor", partial_rotary_factor or 1.0)
+    rotary_dim = int(head_dim * factor)
+    if factor != 1 and (partial_rotary_factor is None or rotary_dim % 2 or not 0 < rotary_dim < head_dim):
+        raise UnsupportedModelError(f"{rope.where}: partial_rotary_factor={factor!r} is not supported")
+    for factors in (parsed.factors, parsed.long_factors):
+        if parsed.kind == "longrope" and len(factors) != rotary_dim // 2:
+            raise UnsupportedModelError(
+                f"{rope.where}: short_factor and long_factor must have {rotary_dim // 2} numbers, one for each pair"
+            )
+    return parsed if rotary_dim == head_dim else replace(parsed, rotary_dim=rotary_dim)
+
+
+def _parse_kind(config: JsonFields, rope: JsonFields, theta: float, max_position_embeddings: int) -> RopeConfig:
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in _FIELDS:
         raise UnsupportedModelError(
@@ -50,11 +81,6 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     )
     if unknown:
         raise UnsupportedModelError(f"{rope.where}: {', '.join(unknown)} is not supported for rope_type={kind!r}")
-    if rope.number("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError(
-            f"{rope.where}: partial_rotary_factor={rope.values['partial_rotary_factor']!r} is not supported, only 1"
-        )
-    theta = rope.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind == "linear":
@@ -77,6 +103,16 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
             original_max_position_embeddings=original,
         )
     factor = rope.number("factor", max_position_embeddings / original)
+    if kind == "longrope":
+        default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        return RopeConfig(
+            theta=theta,
+            kind=kind,
+            original_max_position_embeddings=original,
+            attention_factor=rope.number("attention_factor", default),
+            factors=rope.numbers("short_factor"),
+            long_factors=rope.numbers("long_factor"),
+        )
     return RopeConfig(
         theta=theta,
         kind=kind,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inflight.config.architecture import ModelArchitecture
+from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.errors import ConfigError
 
 MAX_SIZES_SHOWN = 8
@@ -83,9 +83,12 @@ def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_co
 
 
 def layer_cost(architecture: ModelArchitecture) -> int:
-    """The number of weights in the matrices of one layer."""
-    heads = 2 * (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim
-    return architecture.hidden_size * (heads + 3 * architecture.intermediate_size)
+    """The number of weights in the matrices of one layer, on average."""
+    weights = (
+        2 * (layer.mixer.num_heads + layer.mixer.num_kv_heads) * layer.mixer.head_dim + 3 * layer.mlp.size
+        for layer in architecture.layers
+    )
+    return architecture.hidden_size * sum(weights) // architecture.num_layers
 
 
 def head_cost(architecture: ModelArchitecture) -> int:
@@ -98,23 +101,25 @@ def check_tensor_parallel_size(size: int, architecture: ModelArchitecture) -> No
     Raises:
         ConfigError: heads or the MLP cannot be divided among `size` ranks. The message names the sizes that work.
     """
-    if _divides(size, architecture):
-        return
-    sizes = [str(n) for n in range(1, architecture.num_heads + 1) if _divides(n, architecture)]
-    more = ", ..." if len(sizes) > MAX_SIZES_SHOWN else ""
-    raise ConfigError(
-        f"tensor_parallel_size={size} does not divide the model, which has {architecture.num_heads} query heads, "
-        f"{architecture.num_kv_heads} key/value heads and an intermediate size of {architecture.intermediate_size}; give "
-        f"one of the sizes that work: {', '.join(sizes[:MAX_SIZES_SHOWN])}{more}"
-    )
+    for layer in dict.fromkeys(architecture.layers):
+        if _divides(size, layer):
+            continue
+        num_heads = layer.mixer.num_heads
+        sizes = [str(n) for n in range(1, num_heads + 1) if all(_divides(n, each) for each in architecture.layers)]
+        more = ", ..." if len(sizes) > MAX_SIZES_SHOWN else ""
+        raise ConfigError(
+            f"tensor_parallel_size={size} does not divide the model, which has {num_heads} query heads, "
+            f"{layer.mixer.num_kv_heads} key/value heads and an intermediate size of {layer.mlp.size}; give one of the sizes "
+            f"that work: {', '.join(sizes[:MAX_SIZES_SHOWN])}{more}"
+        )
 
 
-def _divides(size: int, architecture: ModelArchitecture) -> bool:
+def _divides(size: int, layer: LayerSpec) -> bool:
     """Whether heads and MLP can be divided among `size` ranks. If there are fewer key/value heads than ranks, several ranks
     hold a copy of each key/value head."""
-    num_kv_heads = architecture.num_kv_heads
+    num_kv_heads = layer.mixer.num_kv_heads
     return (
-        architecture.num_heads % size == 0
-        and architecture.intermediate_size % size == 0
+        layer.mixer.num_heads % size == 0
+        and layer.mlp.size % size == 0
         and (num_kv_heads % size == 0 or size % num_kv_heads == 0)
     )

@@ -63,6 +63,7 @@ def resolve(
     check_tensor_parallel_size(args.tensor_parallel_size, architecture)
     dtype = _resolve_dtype(args.dtype, architecture.dtype, machine)
     max_model_len = _resolve_max_model_len(args, architecture)
+    architecture = architecture.for_length(max_model_len)
     load_format = _resolve_load_format(args.load_format, folder)
     parallel = _resolve_parallel(args, architecture)
     quantization = resolve_quantization(args, machine, _weight_format(folder, architecture))
@@ -105,7 +106,7 @@ def resolve(
 def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchitecture, machine: Machine) -> list[str]:
     """All problems for which `resolve` would refuse the arguments; `resolve` itself raises the first one only."""
     world_size = args.tensor_parallel_size * args.pipeline_parallel_size
-    max_model_len = args.max_model_len or architecture.max_position_embeddings
+    max_model_len = args.max_model_len or architecture.default_max_model_len
     parts: list[Callable[[], object]] = [
         lambda: _check_fallback(args, folder, architecture),
         lambda: check_tensor_parallel_size(args.tensor_parallel_size, architecture),
@@ -168,6 +169,7 @@ def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitect
     """
     if architecture.implementation != TRANSFORMERS:
         return
+    num_kv_heads = architecture.layers[0].mixer.num_kv_heads
     problem = (
         f"pipeline_parallel_size={args.pipeline_parallel_size}"
         if args.pipeline_parallel_size > 1
@@ -175,8 +177,8 @@ def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitect
         if args.batch_invariant
         else "a GGUF file"
         if _is_gguf(folder)
-        else f"tensor_parallel_size={args.tensor_parallel_size} and {architecture.num_kv_heads} key/value heads"
-        if architecture.num_kv_heads % args.tensor_parallel_size
+        else f"tensor_parallel_size={args.tensor_parallel_size} and {num_kv_heads} key/value heads"
+        if num_kv_heads % args.tensor_parallel_size
         else None
     )
     if problem is not None:
@@ -187,7 +189,7 @@ def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitect
 
 
 def _resolve_max_model_len(args: EngineArgs, architecture: ModelArchitecture) -> int:
-    max_model_len = args.max_model_len or architecture.max_position_embeddings
+    max_model_len = args.max_model_len or architecture.default_max_model_len
     if max_model_len > architecture.max_position_embeddings:
         raise ConfigError(
             f"max_model_len={max_model_len} is more than the model's own limit of "

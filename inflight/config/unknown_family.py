@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from inflight.config.architecture import TRANSFORMERS, ModelArchitecture, RopeConfig
+from inflight.config.architecture import TRANSFORMERS, AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture
+from inflight.config.families.family import parse_dtype
 from inflight.config.json_fields import JsonFields
-from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES, is_known_family, parse_architecture, parse_dtype
+from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES, is_known_family, parse_architecture
 from inflight.config.weight_format import parse_weight_format
 from inflight.errors import UnsupportedModelError
 
@@ -66,20 +67,23 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
     num_heads = _size(fields, "num_heads", 1)
     hidden_size = _size(fields, "hidden_size")
     head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))
+    layer = LayerSpec(
+        mixer=AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=_size(fields, "num_kv_heads", num_heads),
+            head_dim=-(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE,
+            rope=None,
+        ),
+        mlp=MlpSpec(size=_size(fields, "intermediate_size", 4 * hidden_size)),
+    )
     return ModelArchitecture(
         name=name,
         implementation=TRANSFORMERS,
         vocab_size=_size(fields, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_size(fields, "intermediate_size", 4 * hidden_size),
-        num_layers=_size(fields, "num_layers"),
-        num_heads=num_heads,
-        num_kv_heads=_size(fields, "num_kv_heads", num_heads),
-        head_dim=-(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE,
+        layers=(layer,) * _size(fields, "num_layers"),
         rms_norm_eps=1e-6,
-        rope=RopeConfig(),
         max_position_embeddings=_size(fields, "max_position_embeddings", _LENGTH_WITHOUT_LIMIT),
-        sliding_windows=(None,),
         dtype=parse_dtype(fields),
         weight_format=parse_weight_format(fields),
         eos_token_ids=fields.token_ids("eos_token_id"),

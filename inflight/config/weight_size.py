@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from inflight.config.architecture import DTYPE_BYTES, TRANSFORMERS, ModelArchitecture
+from dataclasses import astuple
+
+from inflight.config.architecture import DTYPE_BYTES, TRANSFORMERS, LayerSpec
 from inflight.config.engine import ModelConfig, ParallelConfig
 from inflight.config.partition import pipeline_stage
 from inflight.config.weight_format import PLAIN
@@ -28,7 +30,10 @@ def weight_bytes(model: ModelConfig, parallel: ParallelConfig, pp_rank: int) -> 
     shares_table = architecture.tie_word_embeddings and stage.is_first and head is None
     if is_quantized:
         layers, head, group_size = "int4", "int4", _LARGEST_GROUP
-    total = (stage.stop - stage.start) * _layer_bytes(architecture, tp_size, layers, group_size, itemsize)
+    total = sum(
+        _layer_bytes(layer, hidden_size, tp_size, layers, group_size, itemsize)
+        for layer in architecture.layers[stage.start : stage.stop]
+    )
     table = -(-architecture.vocab_size // tp_size), hidden_size  # rows and columns of the embedding, and of the head
     if stage.is_first:
         total += _linear_bytes(*table, None, 0, itemsize)
@@ -88,28 +93,28 @@ def check_kv_cache_fits(memory_bytes: int, *, weight_bytes: int, num_sharing: in
 
 
 def _layer_bytes(
-    architecture: ModelArchitecture, tp_size: int, quantization: str | None, group_size: int, itemsize: int
+    layer: LayerSpec, hidden_size: int, tp_size: int, quantization: str | None, group_size: int, itemsize: int
 ) -> int:
-    hidden_size, head_dim = architecture.hidden_size, architecture.head_dim
-    num_heads = architecture.num_heads // tp_size
-    num_kv_heads = max(1, architecture.num_kv_heads // tp_size)
-    qkv_size, intermediate_size = (num_heads + 2 * num_kv_heads) * head_dim, architecture.intermediate_size // tp_size
+    attention, mlp = layer.mixer, layer.mlp
+    num_heads = attention.num_heads // tp_size
+    num_kv_heads = max(1, attention.num_kv_heads // tp_size)
+    qkv_size, mlp_size = (num_heads + 2 * num_kv_heads) * attention.head_dim, mlp.size // tp_size
     products = [
         (qkv_size, hidden_size),
-        (hidden_size, num_heads * head_dim),
-        (2 * intermediate_size, hidden_size),
-        (hidden_size, intermediate_size),
+        (hidden_size, num_heads * attention.head_dim),
+        (2 * mlp_size, hidden_size),
+        (hidden_size, mlp_size),
     ]
     total = sum(_linear_bytes(*shape, quantization, group_size, itemsize) for shape in products)
-    plain = 2 * hidden_size  # norms
-    if architecture.qkv_bias:
+    plain = sum(name is not None for name in astuple(layer.norms)) * hidden_size
+    if attention.qkv_bias:
         plain += qkv_size
-    if architecture.output_bias:
+    if attention.output_bias:
         plain += hidden_size
-    if architecture.mlp_bias:
-        plain += 2 * intermediate_size + hidden_size
-    if architecture.qk_norm:
-        plain += (num_heads + num_kv_heads) * head_dim
+    if mlp.bias:
+        plain += 2 * mlp_size + hidden_size
+    if attention.qk_norm is not None:
+        plain += (num_heads + num_kv_heads) * attention.head_dim
     return total + plain * itemsize
 
 

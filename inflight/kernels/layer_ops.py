@@ -43,7 +43,7 @@ class LayerOps(ABC):
         self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Returns the arguments `cos` and `sin` of `norm_and_rotate`. An angle is a position times a frequency. Cosines and
-        sines are multiplied by `scale`.
+        sines are multiplied by `scale`, but not in dimensions whose frequency is 0: these are not rotated.
 
         positions: integers [num_tokens]. frequencies: float32 [head_dim]; its two halves are equal. Angles are float32. Cosines
         and sines are computed in float32 and rounded once, to `dtype`. This implementation is in plain torch.
@@ -52,7 +52,8 @@ class LayerOps(ABC):
         cos, sin = angles.cos(), angles.sin_()
         sin[:, : len(frequencies) // 2].neg_()
         if scale != 1.0:
-            cos, sin = cos.mul_(scale), sin.mul_(scale)
+            factors = torch.where(frequencies == 0, 1.0, scale)
+            cos, sin = cos.mul_(factors), sin.mul_(factors)
         return cos.to(dtype), sin.to(dtype)
 
 

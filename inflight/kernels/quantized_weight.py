@@ -101,6 +101,14 @@ def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
     )
 
 
+def select_rows(weight: Tensor | QuantizedWeight, rows: Tensor) -> Tensor | QuantizedWeight:
+    """Returns the weight (or vector) whose row i is row `rows[i]` of `weight`."""
+    if isinstance(weight, Tensor):
+        return weight[rows]
+    offsets = None if weight.offsets is None else weight.offsets[rows]
+    return replace(weight, values=weight.values[rows], scales=weight.scales[rows], offsets=offsets)
+
+
 def _as_bytes(weight: QuantizedWeight) -> QuantizedWeight:
     """Returns the same weight in 8 bits, with one offset per group."""
     if weight.offsets is None:

@@ -5,8 +5,12 @@ Nothing here is fast, and only tests call it.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from inflight.config.architecture import SILU
 
 TOKENS_AT_ONCE = 64  # query tokens that attention computes together; more would use more memory, fewer would be slower
 
@@ -105,7 +109,10 @@ def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """Returns `silu(gate) * up`. The first half of x's last dimension is gate, the second half is up."""
+def multiply_gate(x: Tensor, activation: str) -> Tensor:
+    """Returns activation(gate) * up. The first half of x's last dimension is gate, the second half is up. `activation` is SILU,
+    g * sigmoid(g), or GELU_TANH, g / 2 * (1 + tanh(z)), which is g * sigmoid(2z), with z = sqrt(2 / pi) * (g + 0.044715 g^3).
+    """
     gate, up = x.chunk(2, dim=-1)
-    return gate / (1 + torch.exp(-gate)) * up
+    z = gate if activation == SILU else math.sqrt(8 / math.pi) * (gate + 0.044715 * gate**3)
+    return gate / (1 + torch.exp(-z)) * up

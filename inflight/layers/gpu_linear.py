@@ -51,9 +51,9 @@ class FloatWeight(GpuWeight):
         return [] if self._weight.dtype == torch.float32 else linear_configs(*self.shape, num_multiprocessors)
 
     def multiply(
-        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, is_gated: bool
+        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, gate: str | None
     ) -> None:
-        linear(x, self._weight, bias, out, tile, scratch, is_gated=is_gated)
+        linear(x, self._weight, bias, out, tile, scratch, gate=gate)
 
     def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         library_linear(x, self._weight, bias, out)
@@ -71,9 +71,9 @@ class IntegerWeight(GpuWeight):
         return weight_only_configs(self._weight, num_multiprocessors)
 
     def multiply(
-        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, is_gated: bool
+        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, gate: str | None
     ) -> None:
-        weight_only_linear(x, self._weight, bias, out, tile, scratch, is_gated=is_gated)
+        weight_only_linear(x, self._weight, bias, out, tile, scratch, gate=gate)
 
     def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         out_features, in_features = self.shape
@@ -104,9 +104,9 @@ class Fp8Weight(GpuWeight):
         return [] if self._is_wide else linear_configs(*self.shape, num_multiprocessors, FP8_TILES)
 
     def multiply(
-        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, is_gated: bool
+        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, gate: str | None
     ) -> None:
-        linear(x, self._weight, bias, out, tile, scratch, scales=self._scales.view(-1), is_gated=is_gated)
+        linear(x, self._weight, bias, out, tile, scratch, scales=self._scales.view(-1), gate=gate)
 
     def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         if len(x) == 0:
@@ -160,9 +160,9 @@ class GpuLinear(LinearMethod):
         return SplitKScratch(self._device)
 
     def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, gate: str | None = None
     ) -> PreparedLinear:
-        layer = TunedLinear(self._on_the_gpu(weight), bias, self._scratch, is_gated=is_gated)
+        layer = TunedLinear(self._on_the_gpu(weight), bias, self._scratch, gate=gate)
         self._layers.append(layer)
         return layer
 

@@ -18,11 +18,13 @@ from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 @dataclass(frozen=True)
 class OutputPart:
-    """The rows of one projection that this rank holds: `[start, start + size)` of the `total` rows in the checkpoint."""
+    """The rows of one projection that this rank holds: `[start, start + size)` of the `total` rows in the checkpoint. The
+    layer's row i of them is the checkpoint's row `start + order[i]`; without an `order`, the rows are in the same order."""
 
     total: int
     start: int
     size: int
+    order: Tensor | None = None
 
 
 def even_part(total: int, tp: TensorParallelGroup) -> OutputPart:
@@ -81,11 +83,11 @@ class Linear(Loadable):
     """x [num_tokens, in_features] -> [num_tokens, out_features]. The base class of the sharded layers below."""
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, context: LayerContext, is_gated: bool = False
+        self, in_features: int, out_features: int, *, bias: bool, context: LayerContext, gate: str | None = None
     ) -> None:
         super().__init__()
         dtype, device = context.dtype, context.weight_device
-        self.in_features, self.is_gated = in_features, is_gated
+        self.in_features, self.gate = in_features, gate
         self.dtype, self.method = dtype, context.linear
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device), False)
         self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device), False) if bias else None
@@ -98,7 +100,7 @@ class Linear(Loadable):
         if not isinstance(weight, QuantizedWeight):
             self.num_dequantized = self.stored.num_quantized
         self.multiply: PreparedLinear = self.method.prepare(
-            weight, None if self.bias is None else self.bias.data, is_gated=self.is_gated
+            weight, None if self.bias is None else self.bias.data, gate=self.gate
         )
         del self.weight, self.bias, self.stored
 
@@ -111,7 +113,8 @@ class ColumnParallelLinear(Linear):
     with their outputs side by side.
 
     `parts`: the name of each projection -> the rows that this rank holds. The checkpoint has these names instead of the name of
-    this layer. `is_gated`: there are two projections of equal size, and the result is silu(first) * second, [num_tokens, size].
+    this layer. If `source` is given, the checkpoint has one tensor of this name with the rows of all projections. `gate`: there
+    are two projections of equal size, and the result is gate(first) * second, [num_tokens, size] (see `LinearMethod`).
     """
 
     def __init__(
@@ -121,27 +124,33 @@ class ColumnParallelLinear(Linear):
         *,
         bias: bool,
         context: LayerContext,
-        is_gated: bool = False,
+        gate: str | None = None,
+        source: str | None = None,
     ) -> None:
         out_features = sum(part.size for part in parts.values())
-        super().__init__(in_features, out_features, bias=bias, context=context, is_gated=is_gated)
-        self.parts = dict(parts)
+        super().__init__(in_features, out_features, bias=bias, context=context, gate=gate)
+        self.parts, self.source = dict(parts), source
 
     def weight_slots(self, prefix: str) -> WeightSlots:
-        block, offset = prefix.rpartition(".")[0], 0
+        block, offset, first = prefix.rpartition(".")[0], 0, 0
+        fused_total = sum(part.total for part in self.parts.values())
         for name, part in self.parts.items():
             rows = slice(offset, offset + part.size)
+            stored_as, total = (name, part.total) if self.source is None else (self.source, fused_total)
             slot = WeightSlot(
-                shape=(part.total, self.in_features),
+                shape=(total, self.in_features),
                 destination=self.weight.data[rows],
-                start=part.start,
+                start=first + part.start,
                 accept=partial(self.stored.accept, first_row=offset),
+                rows=part.order,
             )
-            yield f"{block}.{name}.weight", slot
+            yield f"{block}.{stored_as}.weight", slot
             if self.bias is not None:
-                slot = WeightSlot(shape=(part.total,), destination=self.bias.data[rows], start=part.start)
-                yield f"{block}.{name}.bias", slot
+                bias = self.bias.data[rows]
+                slot = WeightSlot(shape=(total,), destination=bias, start=first + part.start, rows=part.order)
+                yield f"{block}.{stored_as}.bias", slot
             offset += part.size
+            first += 0 if self.source is None else part.total
 
 
 class RowParallelLinear(Linear):

@@ -25,6 +25,7 @@ from inflight.kernels.cpu.linear import (
     pack_integers,
     quantize_rows,
 )
+from inflight.kernels.gate import multiply_gate
 from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight
 
 logger = logging.getLogger(__name__)
@@ -68,12 +69,13 @@ class LinearMethod(ABC):
 
     @abstractmethod
     def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, gate: str | None = None
     ) -> PreparedLinear:
         """Prepares a weight for multiplication. weight: [out_features, in_features] in total; the caller does not use it after
         this call. bias: [out_features].
 
-        `is_gated`: the result is silu(first half of the features) * second half (arXiv:2002.05202).
+        `gate`: an activation, SILU or GELU_TANH. If it is given, the result is gate(first half of the features) * second half
+        (arXiv:2002.05202).
         """
 
     def is_batch_invariant(self, in_features: int) -> bool:
@@ -97,7 +99,7 @@ class PlainLinear(LinearMethod):
         self._dtype = dtype
 
     def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, gate: str | None = None
     ) -> PreparedLinear:
         if isinstance(weight, QuantizedWeight):
             plain = weight.dequantize().to(self._dtype)
@@ -106,9 +108,8 @@ class PlainLinear(LinearMethod):
 
         def multiply(x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
             result = F.linear(x, plain, bias)
-            if is_gated:
-                gate, up = result.chunk(2, dim=-1)
-                result = F.silu(gate).mul_(up)
+            if gate is not None:
+                result = multiply_gate(result, gate)
             return result.to(out_dtype) if out is None else out.copy_(result)
 
         return multiply
@@ -131,18 +132,18 @@ class KernelLinear(LinearMethod):
         return in_features % IN_FEATURES_MULTIPLE == 0
 
     def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, gate: str | None = None
     ) -> PreparedLinear:
         in_features = weight.shape[1] if isinstance(weight, QuantizedWeight) else weight[0].shape[1]
         has_integers = isinstance(weight, QuantizedWeight) or self._bits is not None
         if in_features % IN_FEATURES_MULTIPLE != 0 or (has_integers and in_features > MAX_INTEGER_IN_FEATURES):
             kept = weight if isinstance(weight, QuantizedWeight) else [torch.cat(list(weight))]
-            return PlainLinear(self._dtype).prepare(kept, bias, is_gated=is_gated)
+            return PlainLinear(self._dtype).prepare(kept, bias, gate=gate)
         if not isinstance(weight, QuantizedWeight) and self._bits is not None:
             weight = self._quantize(weight)
         if not isinstance(weight, QuantizedWeight):
-            return pack_float(self._kernels, self._memory, weight, bias, is_gated=is_gated)
-        return pack_integers(self._kernels, self._memory, weight, bias, is_gated=is_gated)
+            return pack_float(self._kernels, self._memory, weight, bias, gate=gate)
+        return pack_integers(self._kernels, self._memory, weight, bias, gate=gate)
 
     def _quantize(self, parts: Sequence[Tensor]) -> QuantizedWeight:
         in_features = parts[0].shape[1]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from inflight.device.accelerator import no_garbage_collection
 from inflight.device.cuda import drop_library_workspaces, record_graph
-from inflight.kernels.triton.layer_ops import silu_and_mul
+from inflight.kernels.triton.layer_ops import multiply_gate
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, is_of_the_tile
 from inflight.layers.linear_method import LinearChoice
 
@@ -52,7 +52,7 @@ class GpuWeight(ABC):
 
     @abstractmethod
     def multiply(
-        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, is_gated: bool
+        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, gate: str | None
     ) -> None:
         """x [num_rows, in_features], at most `MAX_TUNED_ROWS` rows -> out [num_rows, out_features], by the Triton kernel. With
         a gate, out is [num_rows, out_features / 2]."""
@@ -65,10 +65,10 @@ class GpuWeight(ABC):
 class TunedLinear:
     """A `PreparedLinear`. `scratch` is shared by layers that run one after another on one stream."""
 
-    def __init__(self, weight: GpuWeight, bias: Tensor | None, scratch: SplitKScratch, *, is_gated: bool) -> None:
-        self.weight, self.bias, self.scratch, self.is_gated = weight, bias, scratch, is_gated
-        self.key = (weight.kind, weight.shape, is_gated)  # layers with equal keys are equally fast
-        self.num_columns = weight.shape[0] // 2 if is_gated else weight.shape[0]  # the columns of a result
+    def __init__(self, weight: GpuWeight, bias: Tensor | None, scratch: SplitKScratch, *, gate: str | None) -> None:
+        self.weight, self.bias, self.scratch, self.gate = weight, bias, scratch, gate
+        self.key = (weight.kind, weight.shape, gate)  # layers with equal keys are equally fast
+        self.num_columns = weight.shape[0] // 2 if gate else weight.shape[0]  # the columns of a result
         # Number of rows, rounded up to a power of two -> tile size. Without an entry, the library is used.
         self.chosen: dict[int, TileConfig] = {}
 
@@ -82,11 +82,11 @@ class TunedLinear:
         """x [num_rows, in_features] -> out [num_rows, num_columns], by the Triton kernel with tile size `tile`; if `tile` is
         None, by the library."""
         if tile is not None:
-            self.weight.multiply(x, self.bias, out, tile, self.scratch, is_gated=self.is_gated)
-        elif self.is_gated:
+            self.weight.multiply(x, self.bias, out, tile, self.scratch, gate=self.gate)
+        elif self.gate is not None:
             both = out.new_empty((len(x), self.weight.shape[0]))
             self.weight.multiply_by_library(x, self.bias, both)
-            silu_and_mul(both, out)
+            multiply_gate(both, out, self.gate)
         else:
             self.weight.multiply_by_library(x, self.bias, out)
 
@@ -166,8 +166,7 @@ def _more_than_the_cache_holds(alike: Sequence[TunedLinear], cache_bytes: int) -
     layers = list(alike[: -(-_MIN_BYTES_READ // num_bytes)])
     num_copies = -(-_CACHES_READ * cache_bytes // num_bytes) - len(layers)
     return layers + [
-        TunedLinear(copy.deepcopy(first.weight), first.bias, first.scratch, is_gated=first.is_gated)
-        for _ in range(num_copies)
+        TunedLinear(copy.deepcopy(first.weight), first.bias, first.scratch, gate=first.gate) for _ in range(num_copies)
     ]
 
 

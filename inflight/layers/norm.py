@@ -1,4 +1,4 @@
-"""`RMSNorm` over the hidden size, and the weights of the norm on every query and key head.
+"""`RMSNorm` over the hidden size, `QKNorm` over every query and key head, and `WholeQKNorm` over all of them together.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467).
 """
@@ -9,20 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from inflight.layers.context import LayerContext
+from inflight.layers.linear import OutputPart
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
 class RMSNorm(Loadable):
-    """RMSNorm over the last dimension, which has `size` elements."""
+    """RMSNorm over the last dimension, which has `size` elements. `offset` is added to the weights of the checkpoint."""
 
-    def __init__(self, size: int, eps: float, context: LayerContext) -> None:
+    def __init__(self, size: int, eps: float, context: LayerContext, *, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size, dtype=context.dtype, device=context.device), False)
-        self.eps = eps
+        self.eps, self.offset = eps, offset
         self.ops = context.ops
 
     def weight_slots(self, prefix: str) -> WeightSlots:
-        yield f"{prefix}.weight", WeightSlot(shape=(len(self.weight),), destination=self.weight.data, is_scale=True)
+        weight = self.weight.data
+        yield (
+            f"{prefix}.weight",
+            WeightSlot(shape=(len(weight),), destination=weight, is_scale=True, offset=self.offset),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps)
@@ -37,22 +42,76 @@ class QKNorm(Loadable):
     computes the norm, before it rotates the heads.
 
     The checkpoint has one weight for all query heads and one for all key heads. Their names, `q_norm` and `k_norm`, replace the
-    name of this layer.
+    name of this layer. `order`: the dimensions of a head in the checkpoint, in the order of this layer (None: the same order).
+    `offset` is added to the weights of the checkpoint.
     """
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, context: LayerContext) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+        context: LayerContext,
+        *,
+        order: Tensor | None = None,
+        offset: float = 0.0,
+    ) -> None:
         super().__init__()
         ones = torch.ones(num_heads + num_kv_heads, head_dim, dtype=context.dtype, device=context.device)
         self.weight = nn.Parameter(ones, False)
-        self.num_heads = num_heads
+        self.num_heads, self.order, self.offset = num_heads, order, offset
         self.eps = eps
 
     def weight_slots(self, prefix: str) -> WeightSlots:
-        rows, block = self.weight.data, prefix.rpartition(".")[0]
-        for name, row in (("q_norm", rows[0]), ("k_norm", rows[self.num_heads])):
-            yield f"{block}.{name}.weight", WeightSlot(shape=tuple(row.shape), destination=row, is_scale=True)
+        weights, block = self.weight.data, prefix.rpartition(".")[0]
+        for name, weight in (("q_norm", weights[0]), ("k_norm", weights[self.num_heads])):
+            slot = WeightSlot(
+                shape=tuple(weight.shape), destination=weight, is_scale=True, rows=self.order, offset=self.offset
+            )
+            yield f"{block}.{name}.weight", slot
 
     def finish_loading(self) -> None:
         rows = self.weight.data
         rows[1 : self.num_heads] = rows[0]
         rows[self.num_heads + 1 :] = rows[self.num_heads]
+
+
+class WholeQKNorm(Loadable):
+    """An RMSNorm over all query heads of a token together, and one over all its key heads. Their names in the checkpoint are
+    those of `QKNorm`. `query` and `key` are the parts of the projections that this rank holds.
+    """
+
+    def __init__(self, query: OutputPart, key: OutputPart, eps: float, context: LayerContext) -> None:
+        super().__init__()
+        self.parts = {"q_norm": query, "k_norm": key}
+        ones = torch.ones(query.size + key.size, dtype=context.dtype, device=context.device)
+        self.weight = nn.Parameter(ones, False)
+        self.eps, self.tp, self.ops = eps, context.tp, context.ops
+
+    def weight_slots(self, prefix: str) -> WeightSlots:
+        block, offset = prefix.rpartition(".")[0], 0
+        for name, part in self.parts.items():
+            weight = self.weight.data[offset : offset + part.size]
+            slot = WeightSlot(shape=(part.total,), destination=weight, start=part.start, is_scale=True, rows=part.order)
+            yield f"{block}.{name}.weight", slot
+            offset += part.size
+
+    def forward(self, projected: Tensor) -> None:
+        """Norms the queries and keys in `projected`, [num_tokens, queries + keys + values], in place."""
+        sizes = [part.size for part in self.parts.values()]
+        pieces = torch.split(projected[:, : sum(sizes)], sizes, dim=1)
+        weights = torch.split(self.weight, sizes)
+        if self.tp.size == 1:
+            for piece, weight in zip(pieces, weights, strict=True):
+                piece.copy_(self.ops.rms_norm(piece, weight, self.eps))
+            return
+        wide = [piece.float() for piece in pieces]
+        # If several ranks hold a copy of the same heads, each of them adds only its share of the sum.
+        shares = [part.total / (part.size * self.tp.size) for part in self.parts.values()]
+        squares = [x.square().sum(dim=1) * share for x, share in zip(wide, shares, strict=True)]
+        sums = self.tp.all_reduce(torch.stack(squares, dim=1))  # [num_tokens, 2]
+        totals = torch.tensor([part.total for part in self.parts.values()], device=sums.device)
+        scales = (sums / totals + self.eps).rsqrt_()
+        for piece, x, scale, weight in zip(pieces, wide, scales.unbind(1), weights, strict=True):
+            piece.copy_(x.mul_(scale[:, None]).mul_(weight))

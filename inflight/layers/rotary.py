@@ -1,8 +1,12 @@
 """`RotaryEmbedding`: rotates pairs (i, i + head_dim / 2) of each head by an angle that grows with the position.
 
 Source: RoFormer (arXiv:2104.09864), in the half-split form of GPT-NeoX. For contexts longer than those in training, the
-frequencies (the angle per position) can be scaled in three ways, with the formulas of transformers: "linear" (position
-interpolation, arXiv:2306.15595), "llama3" (Llama 3.1) and "yarn" (arXiv:2309.00071).
+frequencies (the angle per position) can be scaled in four ways, with the formulas of transformers: "linear" (position
+interpolation, arXiv:2306.15595), "llama3" (Llama 3.1), "yarn" (arXiv:2309.00071) and "longrope" (arXiv:2402.13753).
+
+Some families rotate only a part of each head, or other pairs. `row_order` gives an order of the dimensions in which the pairs
+are (i, i + head_dim / 2). The rows of the projections of queries and keys get this order when they are loaded, so no kernel
+needs to know. Their products stay the same, because queries and keys have the same order.
 """
 
 from __future__ import annotations
@@ -18,14 +22,18 @@ from inflight.layers.context import LayerContext
 
 
 class RotaryEmbedding(nn.Module):
-    """All layers share one object. Each step computes the angles of its tokens in float32, which takes about 10 us. So no table
+    """All layers of a stage with equal `RopeConfig` share one object. Without a RopeConfig, all angles are 0: the rotation
+    changes nothing. Each step computes the angles of its tokens in float32, which takes about 10 us. So no table
     for every position of the longest context is needed."""
 
-    def __init__(self, rope: RopeConfig, head_dim: int, context: LayerContext) -> None:
+    def __init__(self, rope: RopeConfig | None, head_dim: int, context: LayerContext) -> None:
         super().__init__()
         self.dtype, self.ops = context.dtype, context.ops
-        self.attention_factor = rope.attention_factor
-        inverse = inverse_frequencies(rope, head_dim)
+        self.attention_factor = 1.0 if rope is None else rope.attention_factor
+        inverse = torch.zeros(head_dim // 2)
+        if rope is not None:
+            rotary_dim = rope.rotary_dim or head_dim
+            inverse[: rotary_dim // 2] = inverse_frequencies(rope, rotary_dim)
         self.frequencies = torch.cat((inverse, inverse)).to(context.device)  # [head_dim]
 
     def forward(self, positions: Tensor) -> Rotation:
@@ -34,9 +42,27 @@ class RotaryEmbedding(nn.Module):
         return Rotation(cos, sin, self.ops)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Returns the radians per position of each pair: float32 [head_dim / 2], in falling order."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+def row_order(rope: RopeConfig | None, head_dim: int) -> Tensor | None:
+    """Returns the dimensions of a head in the checkpoint, in the order in which the pairs of `rope` are (i, i + head_dim / 2).
+    First come the pairs that are rotated. None: the order in the checkpoint is right."""
+    if rope is None or (not rope.interleaved and rope.rotary_dim in (None, head_dim)):
+        return None
+    rotary_dim = rope.rotary_dim or head_dim
+    rotated = torch.arange(rotary_dim)
+    firsts, seconds = (rotated[::2], rotated[1::2]) if rope.interleaved else rotated.chunk(2)
+    passed = torch.arange(rotary_dim, head_dim).chunk(2) if rotary_dim < head_dim else (rotated[:0], rotated[:0])
+    return torch.cat((firsts, passed[0], seconds, passed[1]))
+
+
+def repeat_order(order: Tensor, num_rows: int) -> Tensor:
+    """Returns the order of `num_rows` rows in which the rows of each head have the order `order`."""
+    starts = torch.arange(0, num_rows, len(order))
+    return (starts[:, None] + order).flatten()
+
+
+def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:
+    """Returns the radians per position of each pair: float32 [rotary_dim / 2]."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     inverse: Tensor = 1.0 / rope.theta**exponents
     if rope.kind == "default":
         return inverse
@@ -44,8 +70,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         return inverse / rope.factor
     if rope.kind == "llama3":
         return _llama3(inverse, rope)
+    if rope.kind == "longrope":
+        return 1.0 / (torch.tensor(rope.factors) * rope.theta**exponents)
     assert rope.kind == "yarn", rope.kind
-    return _yarn(inverse, rope, head_dim)
+    return _yarn(inverse, rope, rotary_dim)
 
 
 def _llama3(inverse: Tensor, rope: RopeConfig) -> Tensor:

@@ -28,6 +28,9 @@ class WeightSlot:
     The loader calls `accept` with the part as the checkpoint stores it (floats may be a view of the mapped file). `accept`
     returns True if the layer keeps the part until `finish_loading`. Otherwise the part is dequantized if necessary and copied
     to `destination`. If `accept` is None, as in the slot of an embedding, every part is copied.
+
+    Before that, the loader changes the part: row i of the result is row `rows[i]` of the part, plus `offset`. A slot with an
+    offset has no `accept`. Random weights are not changed.
     """
 
     shape: tuple[int, ...]
@@ -36,6 +39,8 @@ class WeightSlot:
     start: int = 0
     is_scale: bool = False
     accept: Callable[[Tensor | QuantizedWeight], bool] | None = None
+    rows: Tensor | None = None
+    offset: float = 0.0
 
     @property
     def size(self) -> int:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from inflight.config.families import FAMILIES
 from inflight.config.gguf_config import ROPE_FACTORS
 from inflight.config.gguf_file import read_gguf
 from inflight.errors import CheckpointError
-from inflight.kernels.quantized_weight import QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight, select_rows
 from inflight.model_loader.gguf_blocks import unpack_blocks
 from inflight.model_loader.packing import hold_columns
 from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
@@ -40,7 +40,8 @@ _FLOATS = ("F32", "F16", "BF16")
 class GgufSource(WeightSource):
     """The tensors of a GGUF file. They are read in the row order of Hugging Face.
 
-    For models of the architecture "llama", llama.cpp's converter changes the order of the rows of the query and key
+    In families such as "llama" (`Family.gguf_interleaves_heads`),
+    llama.cpp's converter changes the order of the rows of the query and key
     projections: within each head, rows i and i + head_dim / 2, which are rotated together, become neighbours. Reading restores
     the order.
     """
@@ -48,7 +49,8 @@ class GgufSource(WeightSource):
     def __init__(self, path: Path, head_dim: int) -> None:
         self._file = read_gguf(path)
         self._head_dim = head_dim
-        self._interleaves_heads = self._file.metadata.get("general.architecture") == "llama"
+        stored_as = self._file.metadata.get("general.architecture")
+        self._interleaves_heads = any(each.gguf_name == stored_as and each.gguf_interleaves_heads for each in FAMILIES)
         self._stored_names: dict[str, str] = {}
         self.tensors = {}
         for stored_name, tensor in self._file.tensors.items():
@@ -84,7 +86,7 @@ class GgufSource(WeightSource):
             return self._unpack(name, start, stop - start)
         first = start // self._head_dim * self._head_dim  # read whole heads, because a row may be anywhere in its head
         last = -(-stop // self._head_dim) * self._head_dim
-        return _select_rows(
+        return select_rows(
             self._unpack(name, first, last - first), _rows_as_stored(start - first, stop - first, self._head_dim)
         )
 
@@ -114,10 +116,3 @@ def _rows_as_stored(start: int, stop: int, head_dim: int) -> Tensor:
     row = torch.arange(start, stop)
     half, place = row % head_dim // (head_dim // 2), row % (head_dim // 2)
     return row - row % head_dim + 2 * place + half
-
-
-def _select_rows(weight: Tensor | QuantizedWeight, rows: Tensor) -> Tensor | QuantizedWeight:
-    if isinstance(weight, Tensor):
-        return weight[rows]
-    offsets = None if weight.offsets is None else weight.offsets[rows]
-    return replace(weight, values=weight.values[rows], scales=weight.scales[rows], offsets=offsets)

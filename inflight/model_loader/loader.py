@@ -26,7 +26,7 @@ from inflight.config.partition import PipelineStage
 from inflight.config.weight_format import PLAIN
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
-from inflight.kernels.quantized_weight import QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight, select_rows
 from inflight.layers.context import LayerContext, make_context
 from inflight.layers.linear import Linear
 from inflight.layers.weights import Loadable, WeightSlot
@@ -36,7 +36,7 @@ from inflight.model_loader.packed_checkpoint import PackedCheckpoint
 from inflight.model_loader.weight_check import check_weights, list_names
 from inflight.model_loader.weight_source import ReadPart, WeightSource
 from inflight.models.causal_lm import CausalLM
-from inflight.models.llama import LlamaForCausalLM
+from inflight.models.decoder import DecoderForCausalLM
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def load_model(
     if architecture.implementation == TRANSFORMERS:
         model: CausalLM = _make_fallback(model_config, later, stage, source)
     else:
-        model = LlamaForCausalLM(architecture, later, stage)
+        model = DecoderForCausalLM(architecture, later, stage)
     not_kept: list[str] = []
     if source is None:
         fill: Callable[[Loadable, str], None] = partial(_fill_from_seed, seed=model_config.seed)
@@ -89,7 +89,7 @@ def load_model(
         described = (
             model
             if stage == whole
-            else LlamaForCausalLM(architecture, replace(context, device=torch.device("meta")), whole)
+            else DecoderForCausalLM(architecture, replace(context, device=torch.device("meta")), whole)
         )
         check_weights(source, described, architecture.tie_word_embeddings)
         fill = partial(_fill_from_source, source=source, not_kept=not_kept)
@@ -138,8 +138,9 @@ def _check_batch_invariance(context: LayerContext, architecture: ModelArchitectu
         return ConfigError(f"batch_invariant=True cannot be kept here: {reason}; leave it out")
 
     ranks = context.tp.size
-    attention_size = architecture.num_heads * architecture.head_dim // ranks
-    sizes = (architecture.hidden_size, attention_size, architecture.intermediate_size // ranks)
+    sizes = {architecture.hidden_size}
+    for layer in architecture.layers:
+        sizes |= {layer.mixer.num_heads * layer.mixer.head_dim // ranks, layer.mlp.size // ranks}
     if not all(method.is_batch_invariant(size) for method in (context.linear, context.head) for size in sizes):
         raise refusal(
             "its linear layers are not computed by the C++ kernels (which need input features in multiples of 4)"
@@ -195,8 +196,11 @@ def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_
             part = read(name, tuple(held))
             if source.tensors[name].is_quantized and not isinstance(part, QuantizedWeight):
                 not_kept.append(name)
+            if slot.rows is not None:
+                part = select_rows(part, slot.rows)
             if slot.accept is None or not slot.accept(part):
-                slot.destination.copy_(_floats(part))
+                floats = _floats(part)
+                slot.destination.copy_(floats.float() + slot.offset if slot.offset else floats)
 
 
 def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -36,7 +37,7 @@ class CausalLM(nn.Module, ABC):
         positions: Tensor,
         attn_metadata: tuple[AttentionMetadata, ...],
         rows: Tensor | None = None,
-        num_layers: int | None = None,
+        layers: Sequence[int] | None = None,
         *,
         intermediate: IntermediateTensors | None = None,
     ) -> Tensor | IntermediateTensors:
@@ -47,7 +48,8 @@ class CausalLM(nn.Module, ABC):
             attn_metadata: one for each KV group (layers that share a block table).
             rows: int64 [num_rows], indices of the tokens whose hidden states are returned; None for all tokens. Only the last
                 stage reads `rows`.
-            num_layers: the number of layers to compute; None for all. One layer is enough to measure the memory of a step.
+            layers: the layers of this stage to compute, in rising order, counted from the stage's first; None for all. One
+                layer of each kind is enough to measure the memory of a step.
             intermediate: the result of the previous stage; None on the first stage. Its tensor `residual` is changed in place.
 
         On the last stage returns the hidden states after the final norm, [num_rows, hidden_size]. On any other stage returns

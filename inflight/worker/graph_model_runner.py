@@ -194,9 +194,10 @@ class GraphModelRunner(Runner):
         return max([scheduler.max_num_batched_tokens, *self._mixed_sizes, *self._decode_sizes])
 
     def _num_groups(self) -> int:
-        """The number of KV cache groups in the config that `initialize` will get. It depends only on the layers' sliding
-        windows."""
-        return sum(count_groups(self._config.model.architecture.sliding_windows).values())
+        """The number of KV cache groups in the config that `initialize` will get. It depends only on the layers' heads and
+        sliding windows."""
+        layers = [layer.mixer for layer in self._config.model.architecture.layers]
+        return sum(count_groups((mixer.num_kv_heads, mixer.head_dim, mixer.window) for mixer in layers).values())
 
     def _sizes(self, num_groups: int) -> StateSizes:
         model = self._config.model

@@ -25,32 +25,38 @@ def run_largest_step(
     stage: PipelineStage,
     run_draws: Callable[[Tensor], None],
 ) -> None:
-    """Run the largest step through the first layer, the LM head and the sampler, with a temporary KV cache.
+    """Run the largest step through one layer of each kind, the LM head and the sampler, with a temporary KV cache.
 
-    One layer is enough to find the peak memory, because each layer reuses the working memory of the layer before it.
+    This is enough to find the peak memory, because each layer reuses the working memory of the layer before it.
 
     Args:
         run_draws: runs the LM head and the sampler on hidden states; called on the last stage only.
     """
     num_tokens, max_model_len = config.scheduler.max_num_batched_tokens, config.model.max_model_len
-    layer = next(iter(model.attention_layers().values()))
-    spec = layer.kv_cache_spec(config.cache.block_size, getattr(torch, config.cache.dtype))
-    inputs = _prompts(num_tokens, max_model_len, spec.block_size)
-    arena = device.allocate_arena(int(inputs.block_table.max()) + 1, spec.block_bytes)
-    bound = layer.kv_cache, layer.group_index  # restored at the end: the engine may be running already
-    layer.bind(backend.kv_cache_view(arena, spec, 0), 0)
+    kinds = config.model.architecture.layers[stage.start : stage.stop]
+    chosen = sorted({kind: index for index, kind in reversed(list(enumerate(kinds)))}.values())
+    attention_layers = list(model.attention_layers().values())
+    layers = [attention_layers[index] for index in chosen]
+    specs = [layer.kv_cache_spec(config.cache.block_size, getattr(torch, config.cache.dtype)) for layer in layers]
+    inputs = _prompts(num_tokens, max_model_len, config.cache.block_size)
+    arena = device.allocate_arena(int(inputs.block_table.max()) + 1, max(spec.block_bytes for spec in specs))
+    bound = [(layer.kv_cache, layer.group_index) for layer in layers]  # restored: the engine may be running already
+    # All layers share the arena, because nobody reads the results.
+    for index, (layer, spec) in enumerate(zip(layers, specs, strict=True)):
+        layer.bind(backend.kv_cache_view(arena[:, : spec.block_bytes], spec, 0), index)
     try:
         hidden = model(
             device.to_device(np.zeros(num_tokens, dtype=np.int32)),
             device.to_device(np.arange(num_tokens, dtype=np.int32) % max_model_len),
-            (backend.build_metadata(inputs, spec),),
-            num_layers=1,
+            tuple(backend.build_metadata(inputs, spec) for spec in specs),
+            layers=chosen,
             intermediate=zero_activations(config, stage, device, num_tokens),
         )
         if stage.is_last:
             run_draws(hidden)
     finally:
-        layer.bind(*bound)
+        for layer, (kv_cache, group_index) in zip(layers, bound, strict=True):
+            layer.bind(kv_cache, group_index)
 
 
 def zero_activations(

@@ -68,7 +68,7 @@ def test_each_dependency_stays_in_its_place() -> None:
         ("interface/step.py", "import msgspec", "msgspec"),
         ("structured_output/manager.py", "import llguidance", "llguidance"),
         ("structured_output/manager.py", "def f():\n    import xgrammar", "xgrammar"),
-        ("models/llama.py", "def f():\n    from transformers import AutoModel", "transformers"),
+        ("models/decoder.py", "def f():\n    from transformers import AutoModel", "transformers"),
         ("engine/core.py", "from tokenizers import Tokenizer", "tokenizers"),
         ("entrypoints/openai/chat.py", "from jinja2.sandbox import ImmutableSandboxedEnvironment", "jinja2"),
         ("config/resolve.py", "import huggingface_hub.constants", "huggingface_hub"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.engine import (
     CacheConfig,
     DeviceConfig,
@@ -32,15 +32,13 @@ def engine_config(
         name="Scripted",
         vocab_size=16,
         hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
+        layers=(
+            LayerSpec(
+                mixer=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
+            ),
+        ),
         rms_norm_eps=1e-6,
-        rope=RopeConfig(),
         max_position_embeddings=64,
-        sliding_windows=(None,),
     )
     return EngineConfig(
         model=ModelConfig(

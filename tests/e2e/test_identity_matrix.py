@@ -27,7 +27,8 @@ MODELS = {
     "full attention, C++": ("llama", 0, 16),
     "mixed windows": ("qwen3", 4, 4),
     "mixed windows, C++": ("qwen3", 4, 16),
-    "transformers, soft caps": ("gemma2", 0, 16),
+    "soft caps, C++": ("gemma2", 0, 16),
+    "two rotary embeddings, C++": ("gemma3", 0, 16),
     "transformers, experts": ("qwen3_moe", 0, 16),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def load(
     folder: Path, dtype: str, backend: Any = None
 ) -> CausalLM:  # Any: a stand-in unless the test brings a real one
     architecture = parse_architecture(json.loads((folder / "config.json").read_text()))
+    architecture = architecture.for_length(architecture.max_position_embeddings)
     config = ModelConfig(
         folder=folder,
         name="zoo",
@@ -81,6 +83,18 @@ def test_float32_logits(folders: dict[tuple[str, int], Path], family: str, index
     assert ours.dtype == torch.float32
     assert relative_difference(ours, truth) < FLOAT32_TOLERANCE
     assert truth.std() > 0.5  # logits that are all alike would agree whatever the model does
+
+
+def test_longrope_beyond_its_original_length(tmp_path: Path) -> None:
+    """For a sequence longer than its original length, transformers takes the long factors."""
+    config = copy.deepcopy(FAMILY_CONFIGS["phi3"][1])
+    config.original_max_position_embeddings = NUM_TOKENS // 2
+    config.rope_parameters["original_max_position_embeddings"] = NUM_TOKENS // 2
+    folder = write_model(config, tmp_path / "model", seed=0)
+    with torch.inference_mode():
+        truth = reference_model(folder)(prompt().unsqueeze(0)).logits[0]
+        ours = run_prompt(load(folder, "float32"), prompt())
+    assert relative_difference(ours, truth) < FLOAT32_TOLERANCE
 
 
 @pytest.mark.parametrize(("family", "index"), CASES)

@@ -37,6 +37,7 @@ def start(folder: Path, **arguments: Any) -> LLM:
         "kv_cache_memory_bytes": 1 << 24,
         "max_num_batched_tokens": 64,
         "max_num_seqs": 8,
+        "model_impl": "transformers",
     }
     return LLM(str(folder), **{**defaults, **arguments})
 
@@ -51,7 +52,7 @@ def test_tokens_equal_those_of_transformers(tmp_path: Path, family: str) -> None
     config = {**FAMILY_CONFIGS, **FALLBACK_CONFIGS}[family][0]
     folder = write_model(config, tmp_path / "model", seed=0)
     truth, comparison = reference_model(folder), Comparison()
-    with start(folder, model_impl="transformers" if family == "llama" else "auto") as llm:
+    with start(folder) as llm:
         for output in [
             *llm.generate(prompts(), GREEDY, use_tqdm=False),
             *llm.generate(prompts(), GREEDY, use_tqdm=False),
@@ -142,7 +143,7 @@ _LONG_ROPE = {
 def test_what_would_differ_is_refused(tmp_path: Path, config: PreTrainedConfig, message: str) -> None:
     folder = write_model(config, tmp_path / "model", seed=0)
     with pytest.raises(UnsupportedModelError, match=message):
-        start(folder, model_impl="transformers")
+        start(folder)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_what_would_differ_is_refused(tmp_path: Path, config: PreTrainedConfig, 
     ],
 )
 def test_arguments_that_do_not_go_with_it(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    FALLBACK_CONFIGS["olmo2"][0].save_pretrained(tmp_path)
+    FALLBACK_CONFIGS["mixtral"][0].save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=message):
         start(tmp_path, load_format="dummy", **arguments)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from inflight.attention.backend import AttentionInputs, AttentionParams
 from inflight.attention.triton_paged import TritonPagedBackend
+from inflight.config.architecture import SILU
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels import reference
@@ -204,7 +205,7 @@ def test_tuned_products(quantization: str | None, dtype: torch.dtype) -> None:
     most = 0.03 if quantization == "fp8" else TOLERANCES[dtype]
     method = GpuLinear(torch.device(DEVICE), dtype, dtype, quantization=quantization, group_size=64)
     weight, bias = drawn(3072, 4096, dtype=dtype, seed=1), drawn(3072, dtype=dtype, seed=2)
-    product, gated = method.prepare([weight], bias), method.prepare([weight], None, is_gated=True)
+    product, gated = method.prepare([weight], bias), method.prepare([weight], None, gate=SILU)
     rows = drawn(300, 4096, dtype=dtype, seed=3)
     untuned, untuned_gated = product(rows, dtype), gated(rows, dtype)
     choices = method.tune(64)

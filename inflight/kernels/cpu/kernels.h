@@ -38,12 +38,12 @@ struct LinearWeight {  // [out_features, in_features]; linear.h describes the la
     const void* packed;
     const float* bias;             // one number for each lane of each panel, or null
     int64_t in_features;           // a multiple of four
-    int64_t out_features;          // if is_gated, of both halves together
+    int64_t out_features;          // if there is a gate, of both halves together
     int64_t group_size;            // divides in_features; a multiple of 32 in a weight of 4 bits
     float scale;                   // of an integer weight: multiplies the scales and offsets in `packed`
     int32_t bits;                  // 32: float, 16: bfloat16, 8 and 4: integers
     int32_t has_offsets;           // if 0, the middle of the integers' range means 0
-    int32_t is_gated;              // if not 0, the result is silu(first half of the features) * second half
+    int32_t gate;                  // if not 0, the result is gate(first half of the features) * second half; 1: SiLU, 2: GELU
 };
 
 constexpr int32_t kTapeArguments = 11;  // the most that a function on a tape has

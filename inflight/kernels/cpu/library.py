@@ -86,7 +86,7 @@ class LinearWeight(ctypes.Structure):
         ("scale", c_float),
         ("bits", c_int32),
         ("has_offsets", c_int32),
-        ("is_gated", c_int32),
+        ("gate", c_int32),
     )
 
 

@@ -241,9 +241,10 @@ inline void finish(const Call& call, const Rows& rows, int64_t first_row, int64_
             a = add(a, load(weight.bias + panel * kPanel));
             b = add(b, load(weight.bias + panel * kPanel + kLanes));
         }
-        if (weight.is_gated) {
+        if (weight.gate != 0) {
             const int64_t column = panel * kLanes;
-            store_result(call, first_row + r, column, mul(silu(a), b), weight.out_features / 2 - column);
+            const VecF gated = mul(weight.gate == 1 ? silu(a) : gelu(a), b);
+            store_result(call, first_row + r, column, gated, weight.out_features / 2 - column);
         } else {
             const int64_t column = panel * kPanel;
             store_result(call, first_row + r, column, a, weight.out_features - column);

@@ -25,8 +25,8 @@ struct PanelLayout {
     int64_t scale_bytes;   // of one scale or offset
 
     explicit PanelLayout(const LinearWeight& weight) {
-        const int64_t columns = weight.is_gated ? weight.out_features / 2 : weight.out_features;
-        const int64_t width = weight.is_gated ? kLanes : kPanel;
+        const int64_t columns = weight.gate ? weight.out_features / 2 : weight.out_features;
+        const int64_t width = weight.gate ? kLanes : kPanel;
         num_panels = (columns + width - 1) / width;
         num_groups = weight.in_features / weight.group_size;
         weight_bytes = weight.group_size * kPanel * weight.bits / 8;
@@ -38,7 +38,7 @@ struct PanelLayout {
 
     // The output feature in a lane of a panel, or -1 for padding.
     static int64_t feature(const LinearWeight& weight, int64_t panel, int lane) {
-        if (!weight.is_gated) {
+        if (!weight.gate) {
             const int64_t column = panel * kPanel + lane;
             return column < weight.out_features ? column : -1;
         }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from inflight.device.host_memory import advise_huge_pages
 from inflight.kernels.cpu.library import DTYPES, LinearWeight
+from inflight.kernels.gate import GATE_CODES
 from inflight.kernels.quantized_weight import QuantizedWeight
 
 IN_FEATURES_MULTIPLE = 4  # one instruction multiplies four bytes
@@ -79,7 +80,7 @@ class PackedLinear:
             kernels.inflight_packed_features(weight, features.data_ptr())
             self._bias = bias.float()[features.clamp(min=0)].contiguous()
             weight.bias = self._bias.data_ptr()
-        self.num_columns = weight.out_features // 2 if weight.is_gated else weight.out_features
+        self.num_columns = weight.out_features // 2 if weight.gate else weight.out_features
         assert sum(len(part) for part in parts) == weight.out_features
         assert all(part.stride(1) == 1 and part.shape[1] == weight.in_features for part in parts)
         assert all(tensor is None or tensor.is_contiguous() for tensor in (scales, offsets))
@@ -109,10 +110,10 @@ class PackedLinear:
 
 
 def pack_float(
-    kernels: ctypes.CDLL, memory: HugePages, parts: Sequence[Tensor], bias: Tensor | None, *, is_gated: bool
+    kernels: ctypes.CDLL, memory: HugePages, parts: Sequence[Tensor], bias: Tensor | None, *, gate: str | None
 ) -> PackedLinear:
-    """Packs a weight of floats. `parts`: see `PackedLinear`; all are float32 or all are bfloat16. `is_gated`: the result
-    is silu(first half of the output features) * second half."""
+    """Packs a weight of floats. `parts`: see `PackedLinear`; all are float32 or all are bfloat16. `gate`: if it is
+    given, the result is gate(first half of the output features) * second half."""
     in_features = parts[0].shape[1]
     described = LinearWeight(
         in_features=in_features,
@@ -120,7 +121,7 @@ def pack_float(
         group_size=in_features,
         scale=1.0,
         bits=8 * parts[0].itemsize,
-        is_gated=is_gated,
+        gate=GATE_CODES[gate],
     )
     return PackedLinear(kernels, described, memory, bias, parts)
 
@@ -131,7 +132,7 @@ def pack_integers(
     weight: QuantizedWeight,
     bias: Tensor | None,
     *,
-    is_gated: bool,
+    gate: str | None,
 ) -> PackedLinear:
     """Packs integers. The kernels store the scales and offsets of groups in float16. To fit, they are divided by a power of
     two."""
@@ -148,7 +149,7 @@ def pack_integers(
         scale=2.0**exponent,
         bits=weight.bits,
         has_offsets=offsets is not None,
-        is_gated=is_gated,
+        gate=GATE_CODES[gate],
     )
     scaled = [None if tensor is None else (tensor * 2.0**-exponent).contiguous() for tensor in (scales, offsets)]
     return PackedLinear(kernels, described, memory, bias, [weight.values], *scaled)

@@ -333,6 +333,12 @@ static inline VecF hyperbolic_tangent(VecF x) {
 
 static inline VecF silu(VecF x) { return div(x, add(splat(1.0f), exponential(sub(zero(), x)))); }
 
+// GELU in its tanh form, x / 2 * (1 + tanh(z)), which is x * sigmoid(2z); 2z = sqrt(8 / pi) * (x + 0.044715 x^3)
+static inline VecF gelu(VecF x) {
+    const VecF twice_z = mul(mul(splat(1.59576912f), x), fma(mul(splat(0.044715f), x), x, splat(1.0f)));
+    return div(x, add(splat(1.0f), exponential(sub(zero(), twice_z))));
+}
+
 // 2^x for x <= 127, to about 2 units in the last place; 2^0 is 1. Below -126 it is at most 2^-126; NaN stays NaN.
 static inline VecF power_of_2(VecF x) {
     VecF power;

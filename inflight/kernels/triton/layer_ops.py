@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inflight.kernels.gate import GATE_CODES
 from inflight.kernels.layer_ops import TorchLayerOps
 
-GATED_BLOCK = 1024  # elements per program of `silu_and_mul_kernel`
+GATED_BLOCK = 1024  # elements per program of `multiply_gate_kernel`
 LARGEST = torch.finfo(torch.float8_e4m3fn).max  # 448, the largest number in fp8
 _LEAST = 1e-12  # least divisor, so that a row of zeros stays zero
 BLOCK = 128  # pairs of elements per program of `cos_and_sin_kernel`, one for each thread
@@ -115,9 +116,10 @@ def cos_and_sin_kernel(
     is_there = pair < num_pairs
     token, d = pair // HALF, pair % HALF
     position = tl.load(positions + token, mask=is_there, other=0).to(tl.float32)
-    angle = position * tl.load(frequencies + d, mask=is_there, other=0.0)
+    frequency = tl.load(frequencies + d, mask=is_there, other=0.0)
+    angle, factor = position * frequency, tl.where(frequency == 0.0, 1.0, scale)
     # These are CUDA's precise functions, as in torch. They are accurate for angles of any size.
-    x, y = tl.cos(angle) * scale, tl.sin(angle) * scale
+    x, y = tl.cos(angle) * factor, tl.sin(angle) * factor
     first = token * (2 * HALF) + d
     kind = cos.dtype.element_ty
     tl.store(cos + first, x.to(kind), mask=is_there)
@@ -127,22 +129,27 @@ def cos_and_sin_kernel(
 
 
 @triton.jit
-def gated(gate, up):
-    return gate / (1.0 + tl.exp(-gate)) * up
+def gated(gate, up, GATE: tl.constexpr):
+    """`GATE`: see GATE_CODES. The tanh form of GELU, x / 2 * (1 + tanh(z)), is x * sigmoid(2z)."""
+    if GATE == 1:
+        z = gate
+    else:
+        z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-z)) * up
 
 
 @triton.jit
-def silu_and_mul_kernel(x, out, x_stride, out_stride, size, BLOCK: tl.constexpr):
+def multiply_gate_kernel(x, out, x_stride, out_stride, size, GATE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = columns < size
     gate = tl.load(x + row * x_stride + columns, mask=is_there, other=0.0).to(tl.float32)
     up = tl.load(x + row * x_stride + size + columns, mask=is_there, other=0.0).to(tl.float32)
-    tl.store(out + row * out_stride + columns, gated(gate, up).to(out.dtype.element_ty), mask=is_there)
+    tl.store(out + row * out_stride + columns, gated(gate, up, GATE).to(out.dtype.element_ty), mask=is_there)
 
 
-def silu_and_mul(x: Tensor, out: Tensor) -> None:
-    """The activation of a gated MLP, silu(gate) * up (arXiv:2002.05202), rounded once.
+def multiply_gate(x: Tensor, out: Tensor, activation: str) -> None:
+    """The activation of a gated MLP, activation(gate) * up (arXiv:2002.05202), rounded once.
 
     x [num_rows, 2 * size] -> out [num_rows, size]. A row of x has `gate`, then `up`. Rows may be strided.
     """
@@ -150,7 +157,8 @@ def silu_and_mul(x: Tensor, out: Tensor) -> None:
     assert x.shape == (num_rows, 2 * size) and x.stride(1) == 1 and out.stride(1) == 1
     if num_rows > 0:
         grid = (num_rows, triton.cdiv(size, GATED_BLOCK))
-        silu_and_mul_kernel[grid](x, out, x.stride(0), out.stride(0), size, BLOCK=GATED_BLOCK, num_warps=4)
+        gate = GATE_CODES[activation]
+        multiply_gate_kernel[grid](x, out, x.stride(0), out.stride(0), size, GATE=gate, BLOCK=GATED_BLOCK, num_warps=4)
 
 
 @triton.jit

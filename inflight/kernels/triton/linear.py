@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inflight.kernels.gate import GATE_CODES
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m, finish_tile, tile_features
 
 # (block_n, block_k, num_warps, num_stages): each program loads 24 to 64 KB of weights at once
@@ -39,7 +40,7 @@ def linear_kernel(
     out_stride,
     HAS_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    IS_GATED: tl.constexpr,
+    GATE: tl.constexpr,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -47,7 +48,7 @@ def linear_kernel(
 ):
     """Each program computes a tile of output features over a split (a part) of the input features. `EVEN_K`: BLOCK_K divides
     in_features."""
-    features = tile_features(out_features, IS_GATED, BLOCK_N)
+    features = tile_features(out_features, GATE, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     is_row = (rows < num_rows)[None, :]
     per_split = tl.cdiv(tl.cdiv(in_features, BLOCK_K), tl.num_programs(1)) * BLOCK_K
@@ -67,7 +68,7 @@ def linear_kernel(
         total = tl.dot(w.to(x.dtype.element_ty), xs, total, input_precision="ieee")
     finish_tile(
         total, scales, bias, out, partials, counters, num_rows, out_features, out_stride,
-        HAS_SCALES, HAS_BIAS, IS_GATED, BLOCK_M, BLOCK_N,
+        HAS_SCALES, HAS_BIAS, GATE, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
 
@@ -80,13 +81,13 @@ def linear(
     scratch: SplitKScratch,
     *,
     scales: Tensor | None = None,
-    is_gated: bool = False,
+    gate: str | None = None,
 ) -> None:
     """Computes x @ weight.T + bias. Writes it to `out` [num_rows, out_features], which has any float dtype.
 
     x [num_rows, in_features]; weight [out_features, in_features], contiguous, in x's dtype; bias [out_features]. The rows of x
     and `out` may be strided. `scratch` must have room for the product. If there are `scales`, float32 [out_features], the
-    weight is in fp8 and row i is multiplied by scales[i]. `is_gated`: `out` is [num_rows, out_features / 2], and is silu(first
+    weight is in fp8 and row i is multiplied by scales[i]. `gate`: `out` is [num_rows, out_features / 2], and is gate(first
     half of the features) * second half.
     """
     (num_rows, in_features), out_features = x.shape, len(weight)
@@ -94,7 +95,7 @@ def linear(
         x.stride(1) == 1
         and out.stride(1) == 1
         and weight.is_contiguous()
-        and out_features == out.shape[1] * (1 + is_gated)
+        and out_features == out.shape[1] * (1 + (gate is not None))
     )
     assert weight.dtype == (x.dtype if scales is None else torch.float8_e4m3fn)
     linear_kernel[(triton.cdiv(out_features, config.block_n), config.num_splits)](
@@ -112,7 +113,7 @@ def linear(
         out.stride(0),
         HAS_SCALES=scales is not None,
         HAS_BIAS=bias is not None,
-        IS_GATED=is_gated,
+        GATE=GATE_CODES[gate],
         EVEN_K=in_features % config.block_k == 0,
         BLOCK_M=block_m(num_rows),
         BLOCK_N=config.block_n,

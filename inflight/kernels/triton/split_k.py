@@ -71,14 +71,14 @@ def block_m(num_rows: int) -> int:
 
 
 @triton.jit
-def tile_features(out_features, IS_GATED: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The rows of the weight for this program's tile, [BLOCK_N]. If IS_GATED, gates and the features that they multiply
+def tile_features(out_features, GATE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The rows of the weight for this program's tile, [BLOCK_N]. If there is a GATE, gates and the features that they multiply
     alternate.
 
     Beyond the last feature, the index of the last feature is repeated; the results of these copies are not stored.
     """
     index = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if IS_GATED:
+    if GATE != 0:
         features = tl.minimum(index // 2, out_features // 2 - 1) + index % 2 * (out_features // 2)
     else:
         features = tl.minimum(index, out_features - 1)
@@ -98,7 +98,7 @@ def finish_tile(
     out_stride,
     HAS_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    IS_GATED: tl.constexpr,
+    GATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -120,17 +120,17 @@ def finish_tile(
             for part in range(num_splits):
                 total += tl.load(shared + part * (BLOCK_N * BLOCK_M), mask=is_row, other=0.0, cache_modifier=".cg")
             tl.store(counters + tile, 0)
-    features = tile_features(out_features, IS_GATED, BLOCK_N)
+    features = tile_features(out_features, GATE, BLOCK_N)
     if HAS_SCALES:
         total *= tl.load(scales + features)[:, None]
     if HAS_BIAS:
         total += tl.load(bias + features).to(tl.float32)[:, None]
-    NUM_COLUMNS: tl.constexpr = BLOCK_N // 2 if IS_GATED else BLOCK_N
+    NUM_COLUMNS: tl.constexpr = BLOCK_N // 2 if GATE != 0 else BLOCK_N
     result = total
-    if IS_GATED:
+    if GATE != 0:
         gate, up = tl.split(tl.permute(tl.reshape(total, [NUM_COLUMNS, 2, BLOCK_M]), [0, 2, 1]))
-        result = gated(gate, up)
+        result = gated(gate, up, GATE)
     columns = tile * NUM_COLUMNS + tl.arange(0, NUM_COLUMNS)
     to = out + rows.to(tl.int64)[None, :] * out_stride + columns[:, None]
-    is_there = (columns < (out_features // 2 if IS_GATED else out_features))[:, None] & is_row & is_last
+    is_there = (columns < (out_features // 2 if GATE != 0 else out_features))[:, None] & is_row & is_last
     tl.store(to, result.to(out.dtype.element_ty), mask=is_there)

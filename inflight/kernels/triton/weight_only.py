@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inflight.kernels.gate import GATE_CODES
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.kernels.triton.linear import linear_configs
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m, finish_tile, tile_features
@@ -141,13 +142,13 @@ def weight_only_kernel(
     GROUP: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    IS_GATED: tl.constexpr,
+    GATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Each program computes a tile of output features over a split (a part) of the groups."""
     BYTES: tl.constexpr = GROUP * BITS // 8
-    features = tile_features(out_features, IS_GATED, BLOCK_N)
+    features = tile_features(out_features, GATE, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     is_row = (rows < num_rows)[None, :]
     per_split = tl.cdiv(num_groups, tl.num_programs(1))
@@ -175,7 +176,7 @@ def weight_only_kernel(
     total *= factor
     finish_tile(
         total, scales, bias, out, partials, counters, num_rows, out_features, out_stride,
-        False, HAS_BIAS, IS_GATED, BLOCK_M, BLOCK_N,
+        False, HAS_BIAS, GATE, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
 
@@ -187,12 +188,12 @@ def weight_only_linear(
     config: TileConfig,
     scratch: SplitKScratch,
     *,
-    is_gated: bool = False,
+    gate: str | None = None,
 ) -> None:
     """Computes the same as `linear` in linear.py, with a weight of 4 or 8 bits."""
     num_rows, in_features = x.shape
     assert x.stride(1) == 1 and out.stride(1) == 1 and in_features == weight.in_features
-    assert weight.out_features == out.shape[1] * (1 + is_gated)
+    assert weight.out_features == out.shape[1] * (1 + (gate is not None))
     weight_only_kernel[(triton.cdiv(weight.out_features, config.block_n), config.num_splits)](
         x,
         weight.values,
@@ -213,7 +214,7 @@ def weight_only_linear(
         GROUP=weight.group_size,
         HAS_OFFSETS=weight.offsets is not None,
         HAS_BIAS=bias is not None,
-        IS_GATED=is_gated,
+        GATE=GATE_CODES[gate],
         BLOCK_M=block_m(num_rows),
         BLOCK_N=config.block_n,
         num_warps=config.num_warps,

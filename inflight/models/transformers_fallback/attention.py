@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -130,15 +130,15 @@ class PackedAttention:
         self._windows: dict[int, tuple[Mask, int | None]] = {}  # by the id of the mask, while calls are recorded
         self._num_calls: Counter[str] = Counter()
         self._metadata: tuple[AttentionMetadata, ...] | None = None  # None: calls are recorded
-        self._num_layers: int | None = None
+        self._chosen: Sequence[int] | None = None
         for name, module in model.named_modules():
             setattr(module, _STATE, (self, name))
 
     @contextmanager
-    def step(self, metadata: tuple[AttentionMetadata, ...], num_layers: int | None = None) -> Iterator[None]:
-        """While this is open, calls are those of one step. If `num_layers` is given, only the first layers compute anything."""
+    def step(self, metadata: tuple[AttentionMetadata, ...], layers: Sequence[int] | None = None) -> Iterator[None]:
+        """While this is open, calls are those of one step. If `layers` is given, only these layers compute anything."""
         self._num_calls.clear()
-        self._metadata, self._num_layers = metadata, num_layers
+        self._metadata, self._chosen = metadata, layers
         yield
 
     def record(self, run: Callable[[], object]) -> None:
@@ -178,7 +178,7 @@ class PackedAttention:
         call = self._calls[name, nth]
         if not isinstance(mask, Mask):
             raise UnsupportedModelError(f"{name} has made a mask of its own for this step")
-        if self._num_layers is not None and list(self.layers).index(call.name) >= self._num_layers:
+        if self._chosen is not None and list(self.layers).index(call.name) not in self._chosen:
             return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
         layer = self.layers[call.name]
         assert layer.kv_cache is not None, f"{call.name} has no KV cache yet"

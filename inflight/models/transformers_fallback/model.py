@@ -9,7 +9,7 @@ that the decoder has computed before.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -132,11 +132,11 @@ class TransformersForCausalLM(CausalLM):
         positions: Tensor,
         attn_metadata: tuple[AttentionMetadata, ...],
         rows: Tensor | None = None,
-        num_layers: int | None = None,
+        layers: Sequence[int] | None = None,
         *,
         intermediate: IntermediateTensors | None = None,
     ) -> Tensor | IntermediateTensors:
-        with self.attention.step(attn_metadata, num_layers):
+        with self.attention.step(attn_metadata, layers):
             hidden: Tensor = self.run_decoder(input_ids, positions)["last_hidden_state"][0]
         return hidden if rows is None else hidden[rows]
 

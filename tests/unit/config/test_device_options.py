@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.cuda_driver import Gpu
 from inflight.config.engine import DeviceConfig, EngineConfig
 from inflight.config.engine_args import EngineArgs
@@ -21,15 +21,14 @@ ARCHITECTURE = ModelArchitecture(
     name="LlamaForCausalLM",
     vocab_size=100,
     hidden_size=64,
-    intermediate_size=128,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=16,
+    layers=(
+        LayerSpec(
+            mixer=AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=16, rope=RopeConfig()), mlp=MlpSpec(size=128)
+        ),
+    )
+    * 2,
     rms_norm_eps=1e-6,
-    rope=RopeConfig(),
     max_position_embeddings=16384,
-    sliding_windows=(None, None),
     dtype="float16",
 )
 CPU = Machine(device="cpu", num_cores=6, dtypes=("bfloat16", "float32"))

@@ -120,7 +120,8 @@ def llama3_divisors(factor: float, original: int = 8192) -> torch.Tensor:
 def test_llama_3s_scaling_is_found_in_its_divisors(tmp_path: Path, factor: float) -> None:
     theta = {"llama.rope.freq_base": Number("f", 500000.0)}
     config = config_of(tmp_path, theta, **{"rope_freqs.weight": llama3_divisors(factor)})
-    rope = parse_architecture(config).rope
+    rope = parse_architecture(config).layers[0].mixer.rope
+    assert rope is not None
     assert (rope.kind, rope.factor, rope.theta) == ("llama3", pytest.approx(factor), 500000.0)
     assert (rope.low_freq_factor, rope.high_freq_factor, rope.original_max_position_embeddings) == (1, 4, 8192)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.architecture import HEAD, AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES, parse_architecture
 from inflight.errors import UnsupportedModelError
 
@@ -42,15 +42,15 @@ def test_a_plain_llama() -> None:
         name="LlamaForCausalLM",
         vocab_size=200,
         hidden_size=64,
-        intermediate_size=128,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
+        layers=(
+            LayerSpec(
+                mixer=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig(theta=10000.0)),
+                mlp=MlpSpec(size=128),
+            ),
+        )
+        * 4,
         rms_norm_eps=1e-5,
-        rope=RopeConfig(theta=10000.0),
         max_position_embeddings=512,
-        sliding_windows=(None,) * 4,
         dtype="bfloat16",
         eos_token_ids=(2,),
     )
@@ -61,29 +61,47 @@ def test_a_plain_llama() -> None:
     [
         ({"eos_token_id": [7, 9]}, "eos_token_ids", (7, 9)),
         ({"eos_token_id": None}, "eos_token_ids", ()),
-        ({"head_dim": 20}, "head_dim", 20),
-        ({"head_dim": None}, "head_dim", 16),
+        ({"head_dim": 20}, "layers.0.mixer.head_dim", 20),
+        ({"head_dim": None}, "layers.0.mixer.head_dim", 16),
         ({"tie_word_embeddings": True}, "tie_word_embeddings", True),
         ({"dtype": "float16"}, "dtype", "float16"),
         ({"torch_dtype": "torch.bfloat16"}, "dtype", "bfloat16"),
-        ({"num_key_value_heads": None}, "num_kv_heads", 4),
-        ({"mlp_bias": True}, "mlp_bias", True),
-        ({"sliding_window": 9}, "sliding_windows", (None,) * 4),  # transformers' Llama does not read it
+        ({"num_key_value_heads": None}, "layers.0.mixer.num_kv_heads", 4),
+        ({"mlp_bias": True}, "layers.0.mlp.bias", True),
+        ({"sliding_window": 9}, "layers.0.mixer.window", None),  # transformers' Llama does not read it
     ],
 )
 def test_a_field(fields: dict[str, Any], attribute: str, value: object) -> None:
-    assert getattr(parse(**fields), attribute) == value
+    found: Any = parse(**fields)
+    for name in attribute.split("."):
+        found = found[int(name)] if name.isdigit() else getattr(found, name)
+    assert found == value
+
+
+def biases(model: ModelArchitecture) -> tuple[bool, bool, bool]:
+    layer = model.layers[0]
+    return layer.mixer.qkv_bias, layer.mixer.output_bias, layer.mlp.bias
+
+
+def windows(model: ModelArchitecture) -> tuple[int | None, ...]:
+    return tuple(layer.mixer.window for layer in model.layers)
+
+
+def rope_of(**fields: Any) -> RopeConfig:
+    rope = parse(**fields).layers[0].mixer.rope
+    assert rope is not None
+    return rope
 
 
 def test_biases_follow_the_family() -> None:
     llama, mistral, qwen2, qwen3 = (
         family(name, attention_bias=True, mlp_bias=True) for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
     )
-    assert (llama.qkv_bias, llama.output_bias, llama.mlp_bias) == (True, True, True)
-    assert (mistral.qkv_bias, mistral.output_bias, mistral.mlp_bias) == (False, False, False)
-    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.mlp_bias) == (True, False, False)
-    assert (qwen3.qkv_bias, qwen3.output_bias, qwen3.mlp_bias) == (True, True, False)
-    assert [model.qk_norm for model in (llama, mistral, qwen2, qwen3)] == [False, False, False, True]
+    assert biases(llama) == (True, True, True)
+    assert biases(mistral) == (False, False, False)
+    assert biases(qwen2) == (True, False, False)
+    assert biases(qwen3) == (True, True, False)
+    assert [model.layers[0].mixer.qk_norm for model in (llama, mistral, qwen2, qwen3)] == [None, None, None, HEAD]
     assert family("Qwen3").head_dim == 128
 
 
@@ -93,21 +111,21 @@ def test_a_config_without_weights_is_known_by_its_type() -> None:
 
 
 def test_a_mistral_window() -> None:
-    assert family("Mistral", sliding_window=9).sliding_windows == (9,) * 4
-    assert family("Mistral", sliding_window=None).sliding_windows == (None,) * 4
-    assert family("Mistral", max_position_embeddings=8192).sliding_windows == (4096,) * 4  # the class default
-    assert family("Mistral", sliding_window=512).sliding_windows == (None,) * 4  # no sequence outgrows it
+    assert windows(family("Mistral", sliding_window=9)) == (9,) * 4
+    assert windows(family("Mistral", sliding_window=None)) == (None,) * 4
+    assert windows(family("Mistral", max_position_embeddings=8192)) == (4096,) * 4  # the class default
+    assert windows(family("Mistral", sliding_window=512)) == (None,) * 4  # no sequence outgrows it
 
 
 def test_qwen_windows() -> None:
     kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
     for name in ("Qwen2", "Qwen3"):
-        assert family(name, sliding_window=9).sliding_windows == (None,) * 4
+        assert windows(family(name, sliding_window=9)) == (None,) * 4
         in_use: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 9}
-        assert family(name, **in_use, max_window_layers=3).sliding_windows == (None, None, None, 9)
-        assert family(name, **in_use).sliding_windows == (None,) * 4  # from layer 28 on
-        assert family(name, **in_use, layer_types=kinds).sliding_windows == (9, None, None, 9)
-        assert family(name, use_sliding_window=True, sliding_window=None).sliding_windows == (None,) * 4
+        assert windows(family(name, **in_use, max_window_layers=3)) == (None, None, None, 9)
+        assert windows(family(name, **in_use)) == (None,) * 4  # from layer 28 on
+        assert windows(family(name, **in_use, layer_types=kinds)) == (9, None, None, 9)
+        assert windows(family(name, use_sliding_window=True, sliding_window=None)) == (None,) * 4
 
 
 LLAMA3 = {
@@ -119,22 +137,22 @@ LLAMA3 = {
 
 
 def test_both_spellings_of_rope() -> None:
-    old = parse(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **LLAMA3}).rope
-    new = parse(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}).rope
+    old = rope_of(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **LLAMA3})
+    new = rope_of(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3})
     assert old == new == RopeConfig(theta=5e5, kind="llama3", **LLAMA3)  # type: ignore[arg-type]
-    assert parse(rope_theta=5e5, rope_scaling=None).rope == RopeConfig(theta=5e5)
-    assert parse(rope_scaling={"type": "linear", "factor": 2}).rope == RopeConfig(kind="linear", factor=2.0)
-    assert parse(rope_parameters={"rope_theta": 7.0}, rope_scaling={"type": "linear", "factor": 2}).rope.theta == 10000
+    assert rope_of(rope_theta=5e5, rope_scaling=None) == RopeConfig(theta=5e5)
+    assert rope_of(rope_scaling={"type": "linear", "factor": 2}) == RopeConfig(kind="linear", factor=2.0)
+    assert rope_of(rope_parameters={"rope_theta": 7.0}, rope_scaling={"type": "linear", "factor": 2}).theta == 10000
 
 
 def test_yarn() -> None:
     yarn = {"type": "yarn", "factor": 4.0}
-    rope = parse(rope_scaling=yarn).rope
+    rope = rope_of(rope_scaling=yarn)
     assert rope.original_max_position_embeddings == 512
     assert rope.attention_factor == pytest.approx(1.1386294)  # 0.1 ln 4 + 1
-    assert parse(rope_scaling={**yarn, "attention_factor": 2}).rope.attention_factor == 2
-    assert parse(rope_scaling={**yarn, "mscale": 1, "mscale_all_dim": 1}).rope.attention_factor == 1
-    assert parse(rope_scaling={**yarn, "truncate": False, "beta_fast": 8}).rope.truncate is False
+    assert rope_of(rope_scaling={**yarn, "attention_factor": 2}).attention_factor == 2
+    assert rope_of(rope_scaling={**yarn, "mscale": 1, "mscale_all_dim": 1}).attention_factor == 1
+    assert rope_of(rope_scaling={**yarn, "truncate": False, "beta_fast": 8}).truncate is False
 
 
 @pytest.mark.parametrize(
@@ -162,7 +180,9 @@ def test_yarn() -> None:
         ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["dynamic", "linear", "llama3", "yarn"]),
-        ({"rope_scaling": {"type": "longrope"}}, ["longrope"]),
+        ({"rope_scaling": {"type": "longrope"}}, ["short_factor is missing"]),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 7}}, ["8 numbers"]),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 0.0]}}, ["short_factor", "positive numbers"]),
         ({"rope_scaling": {"type": "linear"}}, ["rope_scaling", "factor is missing"]),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, ["factor=-1"]),
         ({"rope_scaling": {"type": "linear", "factor": 2, "mrope_section": [1]}}, ["mrope_section"]),
@@ -198,4 +218,4 @@ def test_a_refusal_of_qwen2(fields: dict[str, Any], words: list[str]) -> None:
 def test_mistral_with_layer_types_of_its_own_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="layer_types"):
         family("Mistral", sliding_window=9, layer_types=["full_attention", "sliding_attention"] * 2)
-    assert family("Mistral", sliding_window=9, layer_types=["sliding_attention"] * 4).sliding_windows == (9,) * 4
+    assert windows(family("Mistral", sliding_window=9, layer_types=["sliding_attention"] * 4)) == (9,) * 4

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, RopeConfig
 from inflight.config.partition import (
     check_tensor_parallel_size,
     head_cost,
@@ -57,12 +58,13 @@ def test_the_head_counts_for_a_quarter_of_its_weights() -> None:
         ARCHITECTURE,
         vocab_size=151936,
         hidden_size=1024,
-        intermediate_size=3072,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-        sliding_windows=(None,) * 28,
+        layers=(
+            LayerSpec(
+                mixer=AttentionSpec(num_heads=16, num_kv_heads=8, head_dim=128, rope=RopeConfig()),
+                mlp=MlpSpec(size=3072),
+            ),
+        )
+        * 28,
     )
     assert head_cost(qwen) / layer_cost(qwen) == pytest.approx(9.9, abs=0.1)
     assert resolve_partition(None, qwen, 2) == (15, 13)
@@ -81,7 +83,7 @@ def test_stages_of_a_partition() -> None:
 
 def test_a_partition_that_is_given() -> None:
     config = resolved(
-        replace(ARCHITECTURE, num_layers=6, sliding_windows=(None,) * 6),
+        replace(ARCHITECTURE, layers=ARCHITECTURE.layers[:1] * 6),
         pipeline_parallel_size=3,
         pipeline_layer_partition="1, 3,2",
     )
@@ -117,7 +119,15 @@ def test_more_stages_than_layers() -> None:
     ],
 )
 def test_sizes_that_work_are_named(heads: int, kv_heads: int, intermediate: int, works: str) -> None:
-    architecture = replace(ARCHITECTURE, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=intermediate)
+    architecture = replace(
+        ARCHITECTURE,
+        layers=(
+            LayerSpec(
+                mixer=AttentionSpec(num_heads=heads, num_kv_heads=kv_heads, head_dim=16, rope=None),
+                mlp=MlpSpec(size=intermediate),
+            ),
+        ),
+    )
     for size in (int(text) for text in works.split(", ")):
         check_tensor_parallel_size(size, architecture)
     with pytest.raises(ConfigError, match=rf"tensor_parallel_size=5 .* sizes that work: {works}$"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig, ModelConfig, QuantizationConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine, detect_machine
@@ -23,15 +23,14 @@ ARCHITECTURE = ModelArchitecture(
     name="LlamaForCausalLM",
     vocab_size=100,
     hidden_size=64,
-    intermediate_size=128,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
+    layers=(
+        LayerSpec(
+            mixer=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig()), mlp=MlpSpec(size=128)
+        ),
+    )
+    * 2,
     rms_norm_eps=1e-6,
-    rope=RopeConfig(),
     max_position_embeddings=4096,
-    sliding_windows=(None, None),
     dtype="bfloat16",
 )
 WHAT_TO_DO = r"; (give|lower|raise|leave|use|change|correct) |: (use|run|give) |here run "
@@ -73,14 +72,14 @@ def test_limits_follow_one_another() -> None:
 
 def steps_in_flight(num_stages: int, **arguments: Any) -> tuple[int, int]:
     """(depth, stagger)"""
-    four_layers = replace(ARCHITECTURE, num_layers=4, sliding_windows=(None,) * 4)
+    four_layers = replace(ARCHITECTURE, layers=ARCHITECTURE.layers[:1] * 4)
     config = resolved(four_layers, pipeline_parallel_size=num_stages, **arguments)
     return config.scheduler.depth, config.scheduler.stagger
 
 
 def test_a_measured_stagger_has_room() -> None:
     """`engine.pipeline_tuning` chooses it, where the user and an engine that must not go by a clock do not."""
-    four_layers = replace(ARCHITECTURE, num_layers=4, sliding_windows=(None,) * 4)
+    four_layers = replace(ARCHITECTURE, layers=ARCHITECTURE.layers[:1] * 4)
 
     def limits(**arguments: Any) -> tuple[int | None, int]:
         scheduler = resolved(four_layers, pipeline_parallel_size=2, **arguments).scheduler
@@ -240,7 +239,7 @@ def test_the_fingerprint_tells_models_apart() -> None:
         resolved(kv_cache_dtype="int8").model.fingerprint,
         resolved(load_format="dummy").model.fingerprint,
         resolved(load_format="dummy", seed=1).model.fingerprint,
-        resolved(replace(ARCHITECTURE, num_layers=3, sliding_windows=(None,) * 3)).model.fingerprint,
+        resolved(replace(ARCHITECTURE, layers=ARCHITECTURE.layers[:1] * 3)).model.fingerprint,
     }
     assert len(prints) == 6
     assert resolved(seed=1, max_num_seqs=3).model.fingerprint == resolved().model.fingerprint

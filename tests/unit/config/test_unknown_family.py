@@ -15,9 +15,10 @@ from tests.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE
 @pytest.mark.parametrize("family", FALLBACK_CONFIGS)
 def test_sizes_of_every_family(family: str) -> None:
     config = FALLBACK_CONFIGS[family][0]
-    found = describe_model(config.to_dict(), "auto")
+    found = describe_model(config.to_dict(), "transformers")
     assert found.implementation == TRANSFORMERS
-    assert (found.vocab_size, found.hidden_size, found.num_layers, found.num_heads) == (VOCAB_SIZE, 64, 2, 4)
+    num_heads = [layer.mixer.num_heads for layer in found.layers]
+    assert (found.vocab_size, found.hidden_size, num_heads) == (VOCAB_SIZE, 64, [4, 4])
     assert found.max_position_embeddings == 1024
 
 
@@ -31,7 +32,7 @@ def test_a_known_family_runs_on_the_code_that_is_asked_for(model_impl: str, expe
 def test_sizes_in_a_nested_configuration() -> None:
     text = {"vocab_size": 9, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "head_dim": 20}
     found = describe_model({"model_type": "x", "vocab_size": 5, "text_config": text}, "auto")
-    assert (found.vocab_size, found.num_layers, found.head_dim) == (9, 3, 32)
+    assert (found.vocab_size, [layer.mixer.head_dim for layer in found.layers]) == (9, [32] * 3)
     assert found.max_position_embeddings == 8192  # no field names a limit
 
 
@@ -51,4 +52,4 @@ def test_what_cannot_be_described(config: dict[str, Any], message: str) -> None:
 def test_transformers_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inflight.config.unknown_family.find_spec", lambda name: None)
     with pytest.raises(UnsupportedModelError, match=r"pip install 'inflight-llm\[transformers\]'"):
-        describe_model({"architectures": ["Gemma2ForCausalLM"]}, "auto")
+        describe_model({"architectures": ["MixtralForCausalLM"]}, "auto")

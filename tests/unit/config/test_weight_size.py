@@ -17,7 +17,7 @@ from inflight.config.weight_size import check_weights_fit, weight_bytes
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError, OutOfMemoryError
 from inflight.layers.context import make_context
-from inflight.models.llama import LlamaForCausalLM
+from inflight.models.decoder import DecoderForCausalLM
 from tests.full_context_attention import FullContextAttention
 from tests.model_zoo import FAMILY_CONFIGS
 
@@ -58,7 +58,7 @@ def allocated(model: ModelConfig, parallel: ParallelConfig, pp_rank: int) -> int
         quantization=QuantizationConfig(),
     )
     stage = pipeline_stage(parallel.pipeline_layer_partition, pp_rank)
-    made = LlamaForCausalLM(model.architecture, context, stage)
+    made = DecoderForCausalLM(model.architecture, context, stage)
     return sum(parameter.numel() * parameter.element_size() for parameter in made.parameters())
 
 
@@ -84,7 +84,7 @@ def quantized(architecture: ModelArchitecture, layers: str | None, head: str | N
 def test_fewer_bits() -> None:
     architecture = replace(ARCHITECTURES[0], tie_word_embeddings=False)
     plain = quantized(architecture, None, None)
-    assert (architecture.hidden_size, architecture.intermediate_size, architecture.head_dim) == (64, 112, 16)
+    assert (architecture.hidden_size, architecture.layers[0].mlp.size, architecture.head_dim) == (64, 112, 16)
     # q, k, v: 64 + 32 + 32 rows; gate, up: 224; o and down: 64 rows each, of 64 and 112 features
     per_layer = (128 + 224) * 64 + 64 * 64 + 64 * 112
     rows, num_layers = 128 + 224 + 64 + 64, architecture.num_layers

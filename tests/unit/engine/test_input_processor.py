@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig, ModelConfig, StructuredOutputsConfig
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
@@ -24,10 +24,12 @@ MAX_MODEL_LEN = 40
 def make(
     tokenizer: Tokenizer | str | None = "bytes", generation_config: dict[str, Any] | None = None, **kwargs: Any
 ) -> Any:
+    layer = LayerSpec(
+        mixer=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
+    )
     architecture = ModelArchitecture(
-        name="LlamaForCausalLM", vocab_size=kwargs.pop("vocab_size", BYTE_VOCAB_SIZE), hidden_size=8, intermediate_size=8,
-        num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, rms_norm_eps=1e-5, rope=RopeConfig(),
-        max_position_embeddings=MAX_MODEL_LEN, sliding_windows=(None,), eos_token_ids=kwargs.pop("eos", ()),
+        name="LlamaForCausalLM", vocab_size=kwargs.pop("vocab_size", BYTE_VOCAB_SIZE), hidden_size=8, layers=(layer,),
+        rms_norm_eps=1e-5, max_position_embeddings=MAX_MODEL_LEN, eos_token_ids=kwargs.pop("eos", ()),
     )  # fmt: skip
     config = ModelConfig(
         folder=Path("."), name="m", architecture=architecture, dtype="float32", max_model_len=MAX_MODEL_LEN,

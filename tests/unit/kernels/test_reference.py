@@ -13,6 +13,7 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward a
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from inflight.config.architecture import GELU_TANH, SILU
 from inflight.kernels import reference
 
 
@@ -82,9 +83,11 @@ def test_rotary(generator: torch.Generator) -> None:
     torch.testing.assert_close(reference.rotary(x, positions, 500.0), expected[0].transpose(0, 1))
 
 
-def test_silu_and_mul(generator: torch.Generator) -> None:
+def test_multiply_gate(generator: torch.Generator) -> None:
     x = torch.randn(4, 10, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(reference.silu_and_mul(x), F.silu(x[:, :5]) * x[:, 5:])
+    torch.testing.assert_close(reference.multiply_gate(x, SILU), F.silu(x[:, :5]) * x[:, 5:])
+    gelu = F.gelu(x[:, :5], approximate="tanh")
+    torch.testing.assert_close(reference.multiply_gate(x, GELU_TANH), gelu * x[:, 5:])
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])

@@ -6,10 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from inflight.config.architecture import GELU_TANH, SILU
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
 from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
+from inflight.kernels.reference import multiply_gate
 from inflight.layers.context import select_linear_method
 from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, head_part
 from inflight.layers.linear_method import KernelLinear, PlainLinear
@@ -128,14 +130,16 @@ def test_a_group_of_several_ranks_has_to_bring_collectives() -> None:
 
 @pytest.mark.parametrize("kernels", ["auto", "off"])
 @pytest.mark.parametrize("in_features", [8, 6])  # the kernels take multiples of four
-def test_a_gate_is_applied(kernels: str, in_features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH])
+def test_a_gate_is_applied(activation: str, kernels: str, in_features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", kernels)
     parts = {"gate_proj": OutputPart(5, 0, 5), "up_proj": OutputPart(5, 0, 5)}
-    layer = ColumnParallelLinear(in_features, parts, bias=False, context=layer_context(torch.float32), is_gated=True)
+    layer = ColumnParallelLinear(in_features, parts, bias=False, context=layer_context(torch.float32), gate=activation)
     gate, up, x = torch.randn(5, in_features), torch.randn(5, in_features), torch.randn(3, in_features)
     fill(dict(layer.weight_slots("mlp.gate_up_proj")), {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up})
     layer.finish_loading()
-    torch.testing.assert_close(layer(x), F.silu(x @ gate.T) * (x @ up.T))
+    exact = multiply_gate(torch.cat((x @ gate.T, x @ up.T), dim=-1), activation)
+    torch.testing.assert_close(layer(x), exact)
 
 
 def quantized(rows: int, columns: int, *, group_size: int, seed: int) -> QuantizedWeight:

@@ -49,7 +49,8 @@ def config(head_dim: int, rope: dict[str, Any]) -> LlamaConfig:
 @pytest.mark.parametrize("head_dim", [2, 20, 64, 128])
 def test_frequencies(rope: dict[str, Any], head_dim: int) -> None:
     truth = LlamaRotaryEmbedding(config(head_dim, rope))
-    ours = parse_architecture(config(head_dim, rope).to_dict()).rope
+    ours = parse_architecture(config(head_dim, rope).to_dict()).layers[0].mixer.rope
+    assert ours is not None
     torch.testing.assert_close(inverse_frequencies(ours, head_dim), truth.inv_freq, rtol=1e-6, atol=0)
     assert ours.attention_factor == pytest.approx(truth.attention_scaling)
 
@@ -65,7 +66,7 @@ def test_rotated_heads(rope: dict[str, Any], dtype: torch.dtype, kernels: str, m
     cos, sin = LlamaRotaryEmbedding(config(head_dim, rope))(heads, positions.unsqueeze(0))
     truth, _ = apply_rotary_pos_emb(heads.transpose(0, 1).unsqueeze(0), heads.transpose(0, 1).unsqueeze(0), cos, sin)
     architecture = parse_architecture(config(head_dim, rope).to_dict())
-    rotation = RotaryEmbedding(architecture.rope, head_dim, layer_context(dtype))(positions)
+    rotation = RotaryEmbedding(architecture.layers[0].mixer.rope, head_dim, layer_context(dtype))(positions)
     ours = rotation.apply(heads, None)  # perhaps in place
     # float32: an angle of 131071 radians is known to 2^-7. bf16: transformers also rounds the second product.
     tolerance = {torch.float32: 0.02, torch.bfloat16: 0.05}[dtype]

@@ -28,7 +28,7 @@ from inflight.errors import LostPeerError
 from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.cpu.tape import Recorder, Tape
 from inflight.model_loader.loader import load_model
-from inflight.models.llama import LlamaForCausalLM
+from inflight.models.decoder import DecoderForCausalLM
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 from tests.unit.distributed.test_collectives import exchanges
@@ -57,7 +57,7 @@ class Session:
         assert kernels is not None
         self.backend = CpuPagedBackend(kernels)
         model = load_model(config, device=torch.device("cpu"), backend=self.backend, tp=tp or TensorParallelGroup())
-        assert isinstance(model, LlamaForCausalLM)
+        assert isinstance(model, DecoderForCausalLM)
         self.model, self.dtype = model, getattr(torch, dtype)
         if not is_taped:
             vars(model)["taped"] = lambda compute, *_: compute()

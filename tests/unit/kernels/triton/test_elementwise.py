@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from inflight.config.architecture import GELU_TANH, SILU
 from inflight.kernels import reference
 from inflight.kernels.layer_ops import TorchLayerOps
-from inflight.kernels.triton.layer_ops import LARGEST, TritonLayerOps, quantize_rows_fp8, silu_and_mul
+from inflight.kernels.triton.layer_ops import LARGEST, TritonLayerOps, multiply_gate, quantize_rows_fp8
 from tests.triton_inputs import DEVICE, IS_INTERPRETED, ROUNDING, assert_close, drawn, padding_of, strided
 
 OPS = TritonLayerOps()
@@ -96,19 +97,28 @@ def test_cos_and_sin(dtype: torch.dtype, positions: list[int], half: int, scale:
 
 
 @few
-@hypothesis.given(dtype=DTYPES, rows=ROWS, size=st.integers(1, 1500), padding=st.integers(0, 9), seed=SEEDS)
-def test_silu_and_mul(dtype: torch.dtype, rows: int, size: int, padding: int, seed: int) -> None:
+@hypothesis.given(
+    dtype=DTYPES,
+    rows=ROWS,
+    size=st.integers(1, 1500),
+    padding=st.integers(0, 9),
+    activation=st.sampled_from([SILU, GELU_TANH]),
+    seed=SEEDS,
+)
+@pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter
+def test_multiply_gate(dtype: torch.dtype, rows: int, size: int, padding: int, activation: str, seed: int) -> None:
     x = strided(drawn(seed, rows, 2 * size, dtype=dtype, scale=4), padding)
     out = strided(torch.zeros(rows, size, dtype=dtype, device=DEVICE), padding)
-    silu_and_mul(x, out)
-    assert_close(out, reference.silu_and_mul(x.double()))
+    multiply_gate(x, out, activation)
+    assert_close(out, reference.multiply_gate(x.double(), activation))
     assert padding_of(out).isnan().all()
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter
-def test_silu_far_from_zero() -> None:
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH])
+def test_gates_far_from_zero(activation: str) -> None:
     out = torch.empty(1, 2, device=DEVICE)
-    silu_and_mul(torch.tensor([[-200.0, 200.0, 3.0, 3.0]], device=DEVICE), out)
+    multiply_gate(torch.tensor([[-200.0, 200.0, 3.0, 3.0]], device=DEVICE), out, activation)
     assert out.tolist() == [[0.0, 600.0]]
 
 

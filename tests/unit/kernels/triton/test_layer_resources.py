@@ -63,7 +63,7 @@ def case(
 
 
 def linear_case(
-    tile: tuple[int, int, int, int], block_m: int, capability: int, *, is_fp8: bool = False, is_gated: bool = False
+    tile: tuple[int, int, int, int], block_m: int, capability: int, *, is_fp8: bool = False, gate: int = 0
 ) -> KernelCase:
     block_n, block_k, warps, stages = tile
     return case(
@@ -72,7 +72,7 @@ def linear_case(
         {
             "HAS_SCALES": is_fp8,
             "HAS_BIAS": False,
-            "IS_GATED": is_gated,
+            "GATE": gate,
             "EVEN_K": True,
             "BLOCK_M": block_m,
             "BLOCK_N": block_n,
@@ -86,7 +86,7 @@ def linear_case(
 
 
 def weight_only_case(
-    tile: tuple[int, int, int], bits: int, group: int, block_m: int, capability: int, *, is_gated: bool = False
+    tile: tuple[int, int, int], bits: int, group: int, block_m: int, capability: int, *, gate: int = 0
 ) -> KernelCase:
     block_n, warps, stages = tile
     return case(
@@ -98,7 +98,7 @@ def weight_only_case(
             "GROUP": group,
             "HAS_OFFSETS": bits == 4,
             "HAS_BIAS": True,
-            "IS_GATED": is_gated,
+            "GATE": gate,
             "BLOCK_M": block_m,
             "BLOCK_N": block_n,
         },
@@ -111,25 +111,25 @@ def weight_only_case(
 
 def product_cases(capability: int) -> list[KernelCase]:
     all_tiles = capability == 90 or (FULL and capability == 80)  # the others have half the shared memory
-    all_gates = (False, True) if FULL else (True,)  # which need more
+    all_gates = (0, 1, 2) if FULL else (2,)  # GELU needs most
     cases = [
-        linear_case(tile, rows, capability, is_fp8=is_fp8, is_gated=is_gated)
+        linear_case(tile, rows, capability, is_fp8=is_fp8, gate=gate)
         for is_fp8, tiles in ((False, TILES), (True, FP8_TILES))
         if capability >= 89 or not is_fp8
         for tile in tiles
         if all_tiles or tile[:2] == (64, 128)
         for rows in ROWS
-        for is_gated in all_gates
+        for gate in all_gates
     ]
     formats = [(4, 64)]
     if capability == 90:
         formats = [(4, 32), (4, 64), (4, 128), (8, 128)] if FULL else [(4, 64), (8, 128)]
     return cases + [
-        weight_only_case(tile, bits, group, rows, capability, is_gated=is_gated)
+        weight_only_case(tile, bits, group, rows, capability, gate=gate)
         for tile in WEIGHT_ONLY_TILES
         for bits, group in formats
         for rows in ROWS
-        for is_gated in all_gates
+        for gate in all_gates
     ]
 
 
@@ -152,7 +152,7 @@ def test_everything_else() -> None:
         )
         for block, has_residual in ((4096, True), (16384, False))
     ]
-    cases.append(case("layer_ops:silu_and_mul_kernel", "x out x_stride out_stride size", {"BLOCK": 1024}))
+    cases.append(case("layer_ops:multiply_gate_kernel", "x out x_stride out_stride size", {"GATE": 2, "BLOCK": 1024}))
     cases.append(
         case(
             "layer_ops:quantize_rows_kernel",

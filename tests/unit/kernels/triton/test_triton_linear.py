@@ -11,8 +11,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from inflight.config.architecture import GELU_TANH, SILU
 from inflight.kernels.quantized_weight import QuantizedWeight, quantize_rows
-from inflight.kernels.reference import silu_and_mul
+from inflight.kernels.reference import multiply_gate
 from inflight.kernels.triton.linear import library_linear, linear, linear_configs, split_counts
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m
 from inflight.kernels.triton.weight_only import (
@@ -27,6 +28,7 @@ from tests.triton_inputs import DEVICE, assert_close, drawn, padding_of, strided
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 SMALL = TileConfig(block_n=32, block_k=32, num_splits=1, num_warps=4, num_stages=2)
+GATES = st.sampled_from([None, SILU, GELU_TANH])
 SPLITS, ROWS, SEEDS = st.integers(1, 5), st.integers(1, 20), st.integers(0, 2**31)
 few = hypothesis.settings(max_examples=30 if FULL else 12)
 
@@ -50,7 +52,7 @@ def output(num_rows: int, out_features: int, padding: int) -> Tensor:
     in_features=st.integers(1, 300),
     num_splits=SPLITS,
     has_bias=st.booleans(),
-    is_gated=st.booleans(),
+    gate=GATES,
     padding=st.integers(0, 5),
     seed=SEEDS,
 )
@@ -60,39 +62,39 @@ def test_linear(
     in_features: int,
     num_splits: int,
     has_bias: bool,
-    is_gated: bool,
+    gate: str | None,
     padding: int,
     seed: int,
 ) -> None:
     config, columns = replace(SMALL, num_splits=num_splits), out_features
-    out_features *= 1 + is_gated
+    out_features *= 1 if gate is None else 2
     weight, bias = drawn(seed, out_features, in_features), drawn(seed + 1, out_features) if has_bias else None
     scratch = scratch_for(out_features, rows, config)
     for call in range(2):
         x, out = strided(drawn(seed + 2 + call, rows, in_features), padding), output(rows, columns, padding)
-        linear(x, weight, bias, out, config, scratch, is_gated=is_gated)
+        linear(x, weight, bias, out, config, scratch, gate=gate)
         truth = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-        truth = silu_and_mul(truth) if is_gated else truth
+        truth = truth if gate is None else multiply_gate(truth, gate)
         torch.testing.assert_close(
-            out.double(), truth, rtol=1e-5, atol=1e-5 * in_features ** (1.0 if is_gated else 0.5)
+            out.double(), truth, rtol=1e-5, atol=1e-5 * in_features ** (0.5 if gate is None else 1.0)
         )
         assert padding_of(out).isnan().all()
         assert (scratch.counters == 0).all(), "the next product starts from zero"
-        if not is_gated:
+        if gate is None:
             by_library = torch.empty_like(out)
             library_linear(x, weight, bias, by_library)
             torch.testing.assert_close(by_library, out, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("gate", [None, SILU, GELU_TANH])
 @pytest.mark.parametrize("num_splits", [1, 3])
-def test_weights_in_fp8(num_splits: int, is_gated: bool) -> None:
+def test_weights_in_fp8(num_splits: int, gate: str | None) -> None:
     config = replace(SMALL, num_splits=num_splits)
     weight, scales, bias = drawn(0, 70, 200).to(torch.float8_e4m3fn), drawn(1, 70).abs(), drawn(2, 70)
-    x, out = drawn(3, 5, 200), output(5, 70 // (1 + is_gated), 3)
-    linear(x, weight, bias, out, config, scratch_for(70, 5, config), scales=scales, is_gated=is_gated)
+    x, out = drawn(3, 5, 200), output(5, 70 if gate is None else 35, 3)
+    linear(x, weight, bias, out, config, scratch_for(70, 5, config), scales=scales, gate=gate)
     truth = x.double() @ (weight.double() * scales.double()[:, None]).T + bias.double()
-    truth = silu_and_mul(truth) if is_gated else truth
+    truth = truth if gate is None else multiply_gate(truth, gate)
     torch.testing.assert_close(out.double(), truth, rtol=1e-4, atol=1e-4)
     assert padding_of(out).isnan().all()
 
@@ -176,7 +178,7 @@ KINDS = st.sampled_from(["int8", "4", "4s", "8", "8s"])
     group_size=st.sampled_from([32, 64, 96, 128, 256]),
     num_splits=SPLITS,
     has_bias=st.booleans(),
-    is_gated=st.booleans(),
+    gate=GATES,
     padding=st.integers(0, 5),
     seed=SEEDS,
 )
@@ -188,12 +190,12 @@ def test_weight_only(
     group_size: int,
     num_splits: int,
     has_bias: bool,
-    is_gated: bool,
+    gate: str | None,
     padding: int,
     seed: int,
 ) -> None:
     columns = out_features
-    out_features *= 1 + is_gated
+    out_features *= 1 if gate is None else 2
     stored = quantized(kind, out_features, num_groups, group_size, seed)
     weight, bias = packed(stored, torch.float32), drawn(seed + 1, out_features) if has_bias else None
     assert (weight.out_features, weight.in_features) == tuple(stored.shape)
@@ -203,9 +205,9 @@ def test_weight_only(
     for call in range(2):
         x = strided(drawn(seed + 2 + call, rows, weight.in_features), padding)
         out = output(rows, columns, padding)
-        weight_only_linear(x, weight, bias, out, config, scratch, is_gated=is_gated)
+        weight_only_linear(x, weight, bias, out, config, scratch, gate=gate)
         truth = x.double() @ truth_weight.T + (0 if bias is None else bias.double())
-        truth = silu_and_mul(truth) if is_gated else truth
+        truth = truth if gate is None else multiply_gate(truth, gate)
         torch.testing.assert_close(out.double(), truth, rtol=1e-4, atol=1e-4)
         assert padding_of(out).isnan().all()
         assert (scratch.counters == 0).all()

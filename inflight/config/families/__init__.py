@@ -1,0 +1,39 @@
+"""The families of models that Inflight computes itself. A family is one file of this folder and one entry here."""
+
+from __future__ import annotations
+
+from inflight.config.families import (
+    gemma2,
+    gemma3,
+    glm,
+    glm4,
+    granite,
+    llama,
+    ministral,
+    mistral,
+    olmo2,
+    olmo3,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
+from inflight.config.families.family import Family
+
+_MODULES = (
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+    gemma2,
+    gemma3,
+    phi3,
+    olmo2,
+    olmo3,
+    granite,
+    smollm3,
+    glm,
+    glm4,
+    ministral,
+)
+FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _MODULES)

@@ -1,0 +1,250 @@
+"""`Family`: how the config.json of one family becomes a `ModelArchitecture`. Below it, the readers that families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from inflight.config.architecture import (
+    DTYPE_BYTES,
+    GELU_TANH,
+    SILU,
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelArchitecture,
+    RopeConfig,
+)
+from inflight.config.json_fields import JsonFields
+from inflight.config.parse_rope import parse_rope
+from inflight.config.weight_format import parse_weight_format
+from inflight.errors import UnsupportedModelError
+
+# Fields that change the result of models of other families -> the values with which the field changes nothing. A config with
+# any other value is refused. (): the field must be absent or null.
+_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "partial_rotary_factor": (1, 1.0),
+    "use_bidirectional_attention": (False,),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1, 1.0),
+    "residual_multiplier": (1, 1.0),
+    "logits_scaling": (1, 1.0),
+    "logit_scale": (1, 1.0),
+    "scale_emb": (1, 1.0),
+    "scale_depth": (),
+    "query_pre_attn_scalar": (),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "logit_softcap": (),
+    "logits_soft_cap": (),
+    "use_qk_norm": (False,),
+    "qk_layernorm": (False,),
+    "clip_qkv": (),
+    "alibi": (False,),
+    "no_rope_layers": ([],),
+    "attention_chunk_size": (),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "is_encoder_decoder": (False,),
+    "quantization": (),
+    "compression_config": (),
+}
+_ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH, "gelu_new": GELU_TANH}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family of models: one file of this folder, and an entry in `families.FAMILIES`.
+
+    `parse` makes the specification. It refuses fields whose value is not supported. `reads` has the names of those fields in
+    `_NEUTRAL_VALUES` that `parse` reads itself. In a GGUF file the family's name is `gguf_name` (None: no GGUF file of the
+    family is supported). `gguf_interleaves_heads`: llama.cpp's converter changes the order of the rows of queries and keys.
+    """
+
+    architecture: str
+    model_type: str
+    parse: Callable[[JsonFields], ModelArchitecture]
+    reads: tuple[str, ...] = ()
+    gguf_name: str | None = None
+    gguf_interleaves_heads: bool = False
+
+    def specify(self, fields: JsonFields) -> ModelArchitecture:
+        """
+        Raises:
+            UnsupportedModelError: a field has an impossible value, or a value that would change the result.
+        """
+        for name, neutral in _NEUTRAL_VALUES.items():
+            if name not in self.reads and fields.has(name) and fields.values[name] not in neutral:
+                raise UnsupportedModelError(
+                    f"config.json: {name}={fields.values[name]!r} is not supported for {self.architecture}; it would change "
+                    "the result"
+                )
+        return self.parse(fields)
+
+
+def make_architecture(
+    fields: JsonFields, name: str, layers: tuple[LayerSpec, ...], *, eps: float = 1e-6, is_tied: bool = False
+) -> ModelArchitecture:
+    """The specification of a model with these layers. The other fields have the same names in all families.
+
+    Args:
+        eps: if config.json has no rms_norm_eps, this value is used.
+        is_tied: if config.json has no tie_word_embeddings, this value is used.
+    """
+    return ModelArchitecture(
+        name=name,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        layers=layers,
+        rms_norm_eps=fields.number("rms_norm_eps", eps),
+        max_position_embeddings=fields.integer("max_position_embeddings"),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", is_tied),
+        dtype=parse_dtype(fields),
+        weight_format=parse_weight_format(fields),
+        eos_token_ids=fields.token_ids("eos_token_id"),
+    )
+
+
+def read_attention(
+    fields: JsonFields,
+    *,
+    head_dim: int | None = None,
+    absent_kv_heads_mean_all: bool = False,
+    theta: float = 10000.0,
+    partial_rotary_factor: float | None = None,
+    has_rope: bool = True,
+) -> AttentionSpec:
+    """Heads and rotary embedding, without window and biases.
+
+    Args:
+        head_dim: if config.json has no head_dim, this value is used; None: hidden_size / number of heads.
+        theta, partial_rotary_factor: see `parse_rope`.
+        absent_kv_heads_mean_all: if there is no num_key_value_heads, each query head has its own key head. In most families
+            an absent field is an error, because the default of transformers is right for only one model of the family. In all
+            families null means num_attention_heads.
+        has_rope: False leaves the rotary embedding out, for families that have several (`read_ropes`).
+    """
+    num_heads = fields.integer("num_attention_heads")
+    absent_means_all = absent_kv_heads_mean_all or "num_key_value_heads" in fields.values
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads if absent_means_all else None)
+    if num_heads % num_kv_heads:
+        raise UnsupportedModelError(
+            f"config.json: num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
+        )
+    head_dim = _head_dim(fields, num_heads, head_dim)
+    rope = parse_rope(fields, head_dim, theta=theta, partial_rotary_factor=partial_rotary_factor) if has_rope else None
+    return AttentionSpec(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rope=rope)
+
+
+def _head_dim(fields: JsonFields, num_heads: int, default: int | None) -> int:
+    hidden_size = fields.integer("hidden_size")
+    if default is None and not fields.has("head_dim"):
+        if hidden_size % num_heads:
+            raise UnsupportedModelError(
+                f"config.json: hidden_size={hidden_size} is not a multiple of num_attention_heads={num_heads}, and head_dim is "
+                "missing"
+            )
+        default = hidden_size // num_heads
+    head_dim = fields.integer("head_dim", default)
+    if head_dim % 2:
+        raise UnsupportedModelError(f"config.json: head_dim={head_dim} is odd; rotary embedding needs pairs")
+    return head_dim
+
+
+def read_mlp(
+    fields: JsonFields, *, bias: bool = False, is_fused: bool = False, name: str = "hidden_act", default: str = "silu"
+) -> MlpSpec:
+    """`name`: the field with the name of the activation. If config.json does not have it, the activation is `default`."""
+    activation = fields.text(name, default)
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"config.json: {name}={activation!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"
+        )
+    size = fields.integer("intermediate_size")
+    return MlpSpec(size=size, bias=bias, activation=_ACTIVATIONS[activation], is_fused=is_fused)
+
+
+def read_cap(fields: JsonFields, name: str, default: float | None) -> float | None:
+    """A soft cap. null means no cap. If the field is absent, the cap is `default`."""
+    if default is None and not fields.has(name):
+        return None
+    is_null = name in fields.values and not fields.has(name)
+    return None if is_null else fields.number(name, default)
+
+
+def read_ropes(
+    fields: JsonFields, head_dim: int, *, theta: float, local_theta: float, local_name: str | None = None
+) -> tuple[RopeConfig, RopeConfig]:
+    """The rotary embedding of layers without a window, and of layers with one.
+
+    Transformers 5 writes both as objects in `rope_parameters`. Transformers 4 writes `rope_theta` and `rope_scaling` for layers
+    without a window, and the field `local_name` (None: no field) has the theta of layers with one.
+
+    Args:
+        theta, local_theta: if config.json has no theta, these values are used.
+    """
+    both = fields.mapping("rope_parameters")
+    if unknown := sorted(set(both.values) - {"full_attention", "sliding_attention"}):
+        raise UnsupportedModelError(
+            f"{both.where}: {', '.join(unknown)} is not supported; for this family it has an object for full_attention and "
+            "one for sliding_attention"
+        )
+    full, local = both.mapping("full_attention"), both.mapping("sliding_attention")
+    full = JsonFields({**full.values, **fields.mapping("rope_scaling").values}, full.where)
+    if local_name is not None:
+        local_theta = fields.number(local_name, local_theta)
+    return (
+        parse_rope(fields, head_dim, rope=full, theta=fields.number("rope_theta", theta)),
+        parse_rope(fields, head_dim, rope=local, theta=local_theta),
+    )
+
+
+def with_windows(layer: LayerSpec, windows: Iterable[int | None], max_length: int) -> tuple[LayerSpec, ...]:
+    """Copies of `layer`, one per window.
+
+    A window of `max_length` tokens or more hides no token, so it is left out (None). Then the layer can share a block table
+    with layers that have no window.
+    """
+    shorter = (window if window is not None and window < max_length else None for window in windows)
+    return tuple(replace(layer, mixer=replace(layer.mixer, window=window)) for window in shorter)
+
+
+def read_window(fields: JsonFields) -> int | None:
+    """The field sliding_window. null means no window. If the field is absent, the window is 4096, as in transformers."""
+    null = "sliding_window" in fields.values and not fields.has("sliding_window")
+    return None if null else fields.integer("sliding_window", 4096)
+
+
+def read_layer_types(fields: JsonFields, default: list[bool], window: int | None) -> list[bool]:
+    """Which layers have a window: the field layer_types, or `default` if it is absent."""
+    layer_types = fields.texts("layer_types")
+    if not layer_types:
+        return default
+    unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
+    if unknown or len(layer_types) != len(default):
+        raise UnsupportedModelError(
+            f"config.json: layer_types={list(layer_types)!r} must have {len(default)} entries, one per layer, and each must "
+            "be full_attention or sliding_attention"
+        )
+    wanted = [kind == "sliding_attention" for kind in layer_types]
+    if any(wanted) and window is None:
+        raise UnsupportedModelError("config.json: layer_types has sliding_attention, but no sliding_window is in use")
+    return wanted
+
+
+def fixed_layer_types(fields: JsonFields, windowed: list[bool], window: int | None, name: str) -> None:
+    """Refuses a field layer_types that differs from `windowed`: transformers' class `name` does not read it."""
+    if read_layer_types(fields, windowed, window) != windowed:
+        raise UnsupportedModelError(
+            f"config.json: layer_types={list(fields.texts('layer_types'))!r} is not supported for {name}"
+        )
+
+
+def parse_dtype(fields: JsonFields) -> str:
+    """The dtype of the weights, as the file names it; float32 if it names none."""
+    dtype = fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise UnsupportedModelError(
+            f"config.json: dtype={dtype!r} is not supported; supported are {', '.join(DTYPE_BYTES)}"
+        )
+    return dtype

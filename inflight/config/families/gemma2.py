@@ -1,0 +1,55 @@
+"""Gemma 2 (arXiv:2408.00118): norms before and after attention and MLP, soft caps, and windows in every second layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inflight.config.architecture import LayerSpec, ModelArchitecture, NormNames
+from inflight.config.families.family import (
+    Family,
+    make_architecture,
+    read_attention,
+    read_cap,
+    read_layer_types,
+    read_mlp,
+    read_window,
+    with_windows,
+)
+from inflight.config.json_fields import JsonFields
+
+NORMS = NormNames(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    bias, window = fields.boolean("attention_bias", False), read_window(fields)
+    attention = replace(
+        read_attention(fields, head_dim=256),
+        scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        soft_cap=read_cap(fields, "attn_logit_softcapping", 50.0),
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+    mlp = read_mlp(fields, name="hidden_activation", default="gelu_pytorch_tanh")
+    layer = LayerSpec(mixer=attention, mlp=mlp, norms=NORMS)
+    by_index = [index % 2 == 0 for index in range(fields.integer("num_hidden_layers"))]
+    windows = [window if windowed else None for windowed in read_layer_types(fields, by_index, window)]
+    layers = with_windows(layer, windows, fields.integer("max_position_embeddings"))
+    return replace(
+        make_architecture(fields, FAMILY.architecture, layers, is_tied=True),
+        embedding_scale=fields.integer("hidden_size") ** 0.5,
+        rounds_embedding_scale=True,
+        logits_cap=read_cap(fields, "final_logit_softcapping", 30.0),
+        norm_offset=1.0,
+    )
+
+
+FAMILY = Family(
+    architecture="Gemma2ForCausalLM",
+    model_type="gemma2",
+    parse=_parse,
+    reads=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+)

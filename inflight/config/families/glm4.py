@@ -1,0 +1,17 @@
+"""GLM-4-0414: the layers of `glm.py` with norms before and after attention and MLP."""
+
+from __future__ import annotations
+
+from inflight.config.architecture import ModelArchitecture, NormNames
+from inflight.config.families.family import Family
+from inflight.config.families.glm import parse_glm
+from inflight.config.json_fields import JsonFields
+
+_NORMS = NormNames(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    return parse_glm(fields, FAMILY.architecture, _NORMS)
+
+
+FAMILY = Family(architecture="Glm4ForCausalLM", model_type="glm4", parse=_parse, reads=("partial_rotary_factor",))

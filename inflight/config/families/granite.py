@@ -1,0 +1,38 @@
+"""Granite 3 (dense): Llama's layers with multipliers for embeddings, scores, logits, and for what layers add to the stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inflight.config.architecture import LayerSpec, ModelArchitecture
+from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp
+from inflight.config.json_fields import JsonFields
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    bias = fields.boolean("attention_bias", False)
+    attention = replace(
+        read_attention(fields, absent_kv_heads_mean_all=True),
+        scale=fields.number("attention_multiplier", 1.0),
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields, bias=fields.boolean("mlp_bias", False)))
+    model = make_architecture(fields, FAMILY.architecture, (layer,) * fields.integer("num_hidden_layers"))
+    # Every layer adds r * output to the residual stream, where r is residual_multiplier. Instead, the whole stream is divided
+    # by r. It is read by norms only, and a norm gives the same result for x / r as for x, if its eps is divided by r^2.
+    residual = fields.number("residual_multiplier", 1.0)
+    return replace(
+        model,
+        embedding_scale=fields.number("embedding_multiplier", 1.0) / residual,
+        rms_norm_eps=model.rms_norm_eps / residual**2,
+        logits_scale=1 / fields.number("logits_scaling", 1.0),
+    )
+
+
+FAMILY = Family(
+    architecture="GraniteForCausalLM",
+    model_type="granite",
+    parse=_parse,
+    reads=("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+)

@@ -1,0 +1,27 @@
+"""Ministral 8B: Llama's layers, with windows in some of them."""
+
+from __future__ import annotations
+
+from inflight.config.architecture import LayerSpec, ModelArchitecture
+from inflight.config.families.family import (
+    Family,
+    make_architecture,
+    read_attention,
+    read_layer_types,
+    read_mlp,
+    read_window,
+    with_windows,
+)
+from inflight.config.json_fields import JsonFields
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    window = read_window(fields)
+    by_default = [window is not None] * fields.integer("num_hidden_layers")
+    windows = [window if windowed else None for windowed in read_layer_types(fields, by_default, window)]
+    layer = LayerSpec(mixer=read_attention(fields), mlp=read_mlp(fields))
+    layers = with_windows(layer, windows, fields.integer("max_position_embeddings"))
+    return make_architecture(fields, FAMILY.architecture, layers)
+
+
+FAMILY = Family(architecture="MinistralForCausalLM", model_type="ministral", parse=_parse)

@@ -1,0 +1,26 @@
+"""Mistral (arXiv:2310.06825): Llama's layers. The first release has a sliding window in every layer."""
+
+from __future__ import annotations
+
+from inflight.config.architecture import LayerSpec, ModelArchitecture
+from inflight.config.families.family import (
+    Family,
+    fixed_layer_types,
+    make_architecture,
+    read_attention,
+    read_mlp,
+    read_window,
+    with_windows,
+)
+from inflight.config.json_fields import JsonFields
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    window, num_layers = read_window(fields), fields.integer("num_hidden_layers")
+    fixed_layer_types(fields, [window is not None] * num_layers, window, FAMILY.architecture)
+    layer = LayerSpec(mixer=read_attention(fields), mlp=read_mlp(fields))
+    layers = with_windows(layer, [window] * num_layers, fields.integer("max_position_embeddings"))
+    return make_architecture(fields, FAMILY.architecture, layers)
+
+
+FAMILY = Family(architecture="MistralForCausalLM", model_type="mistral", parse=_parse)

@@ -1,0 +1,27 @@
+"""OLMo 2 (arXiv:2501.00656): norms after attention and MLP instead of before, and a norm over all queries, and all keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inflight.config.architecture import WHOLE, LayerSpec, ModelArchitecture, NormNames
+from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp
+from inflight.config.json_fields import JsonFields
+
+NORMS = NormNames(
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_mlp=None,
+    after_mlp="post_feedforward_layernorm",
+)
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    bias = fields.boolean("attention_bias", False)
+    attention = read_attention(fields, absent_kv_heads_mean_all=True)
+    attention = replace(attention, qkv_bias=bias, output_bias=bias, qk_norm=WHOLE)
+    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields), norms=NORMS)
+    return make_architecture(fields, FAMILY.architecture, (layer,) * fields.integer("num_hidden_layers"), eps=1e-5)
+
+
+FAMILY = Family(architecture="Olmo2ForCausalLM", model_type="olmo2", parse=_parse)

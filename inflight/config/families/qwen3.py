@@ -1,0 +1,21 @@
+"""Qwen3 (arXiv:2505.09388): Llama's layers with a norm on every query and key head. Its windows are those of Qwen2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inflight.config.architecture import HEAD, LayerSpec, ModelArchitecture
+from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp, with_windows
+from inflight.config.families.qwen2 import read_windows
+from inflight.config.json_fields import JsonFields
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    bias = fields.boolean("attention_bias", False)
+    attention = replace(read_attention(fields, head_dim=128), qkv_bias=bias, output_bias=bias, qk_norm=HEAD)
+    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields))
+    layers = with_windows(layer, read_windows(fields), fields.integer("max_position_embeddings"))
+    return make_architecture(fields, FAMILY.architecture, layers)
+
+
+FAMILY = Family(architecture="Qwen3ForCausalLM", model_type="qwen3", parse=_parse, gguf_name="qwen3")

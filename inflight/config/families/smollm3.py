@@ -1,0 +1,48 @@
+"""SmolLM3: Llama's layers. Every fourth layer has no rotary embedding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inflight.config.architecture import LayerSpec, ModelArchitecture
+from inflight.config.families.family import (
+    Family,
+    make_architecture,
+    read_attention,
+    read_layer_types,
+    read_mlp,
+    with_windows,
+)
+from inflight.config.json_fields import JsonFields
+from inflight.errors import UnsupportedModelError
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    bias = fields.boolean("attention_bias", False)
+    attention = replace(read_attention(fields, theta=2000000.0), qkv_bias=bias, output_bias=bias)
+    mlp = read_mlp(fields, bias=fields.boolean("mlp_bias", False))
+    has_rope = _layers_with_rope(fields)
+    uses_window = fields.boolean("use_sliding_window", False) and fields.has("sliding_window")
+    window = fields.integer("sliding_window") if uses_window else None
+    by_default = [uses_window and not rotates for rotates in has_rope]
+    windows = [window if windowed else None for windowed in read_layer_types(fields, by_default, window)]
+    layers = with_windows(LayerSpec(mixer=attention, mlp=mlp), windows, fields.integer("max_position_embeddings"))
+    without = (replace(layer, mixer=replace(layer.mixer, rope=None)) for layer in layers)
+    chosen = tuple(layer if rotates else other for layer, other, rotates in zip(layers, without, has_rope, strict=True))
+    return make_architecture(fields, FAMILY.architecture, chosen, is_tied=True)
+
+
+def _layers_with_rope(fields: JsonFields) -> list[bool]:
+    num_layers = fields.integer("num_hidden_layers")
+    given = fields.values.get("no_rope_layers")  # in spite of its name, 1 means that a layer has a rotary embedding
+    if given is None:
+        interval = fields.integer("no_rope_layer_interval", 4)
+        return [(index + 1) % interval != 0 for index in range(num_layers)]
+    if not isinstance(given, (list, tuple)) or len(given) < num_layers or any(each not in (0, 1) for each in given):
+        raise UnsupportedModelError(
+            f"config.json: no_rope_layers={given!r} is not 0 or 1 for each of {num_layers} layers"
+        )
+    return [each == 1 for each in given[:num_layers]]
+
+
+FAMILY = Family(architecture="SmolLM3ForCausalLM", model_type="smollm3", parse=_parse, reads=("no_rope_layers",))

@@ -1,0 +1,257 @@
+"""`DecoderForCausalLM`: the decoder that a `ModelArchitecture` describes, of whatever family.
+
+Each layer reads its own entry of `ModelArchitecture.layers`: numbers of heads, widths, window, rotary embedding, biases, norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import torch
+from torch import Tensor, nn
+
+from inflight.attention.backend import AttentionMetadata, AttentionParams, Rotation
+from inflight.config.architecture import HEAD, WHOLE, MlpSpec, ModelArchitecture
+from inflight.config.partition import PipelineStage
+from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.layers.attention import Attention
+from inflight.layers.context import LayerContext
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part, head_part
+from inflight.layers.norm import QKNorm, RMSNorm, WholeQKNorm
+from inflight.layers.rotary import RotaryEmbedding, repeat_order, row_order
+from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
+from inflight.layers.weights import Loadable, WeightSlots
+from inflight.models.causal_lm import CausalLM
+from inflight.models.taped_layers import TapedLayers
+
+
+class DecoderAttention(Loadable):
+    """Self-attention with its projections. One multiplication computes the queries, keys and values of all heads."""
+
+    def __init__(self, architecture: ModelArchitecture, layer: int, rotation_index: int, context: LayerContext) -> None:
+        super().__init__()
+        spec, hidden_size = architecture.layers[layer].mixer, architecture.hidden_size
+        value = head_part(spec.num_kv_heads, spec.head_dim, context.tp)
+        query, key = head_part(spec.num_heads, spec.head_dim, context.tp), value
+        self.head_dim, self.rotation_index, self.ops = spec.head_dim, rotation_index, context.ops
+        self.num_heads, self.num_kv_heads = query.size // spec.head_dim, value.size // spec.head_dim
+        order = row_order(spec.rope, spec.head_dim)
+        if order is not None:
+            query, key = (replace(part, order=repeat_order(order, part.size)) for part in (query, key))
+        self.qkv_proj = ColumnParallelLinear(
+            hidden_size,
+            {"q_proj": query, "k_proj": key, "v_proj": value},
+            bias=spec.qkv_bias,
+            context=context,
+            source="qkv_proj" if spec.is_fused else None,
+        )
+        self.o_proj = RowParallelLinear(query.total, hidden_size, bias=spec.output_bias, context=context)
+        eps, offset = architecture.rms_norm_eps, architecture.norm_offset
+        self.qk_norm: QKNorm | None = None
+        self.whole_qk_norm: WholeQKNorm | None = None
+        if spec.qk_norm == HEAD:
+            heads = self.num_heads, self.num_kv_heads
+            self.qk_norm = QKNorm(*heads, spec.head_dim, eps, context, order=order, offset=offset)
+        elif spec.qk_norm == WHOLE:
+            assert not offset, "no family has such norms"
+            self.whole_qk_norm = WholeQKNorm(query, key, eps, context)
+        self.attn = Attention(
+            f"model.layers.{layer}.self_attn",
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=spec.head_dim,
+            params=AttentionParams(
+                spec.head_dim**-0.5 if spec.scale is None else spec.scale, spec.window, spec.soft_cap
+            ),
+            backend=context.backend,
+        )
+
+    def forward(
+        self,
+        hidden: Tensor,
+        rotations: tuple[Rotation, ...],
+        attn_metadata: tuple[AttentionMetadata, ...],
+        rows: Tensor | None,
+    ) -> Tensor:
+        num_tokens = hidden.shape[0]
+        projected = self.qkv_proj(hidden)
+        if self.whole_qk_norm is not None:
+            self.whole_qk_norm(projected)
+        heads = projected.view(num_tokens, -1, self.head_dim)
+        attended = self.attn(heads, rotations[self.rotation_index], self.qk_norm, attn_metadata)
+        attended = attended.view(num_tokens, -1)  # was [num_tokens, num_heads, head_dim]
+        out: Tensor = self.o_proj(attended if rows is None else self.ops.select_rows(attended, rows))
+        return out
+
+
+class GatedMLP(Loadable):
+    """Computes down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, hidden_size: int, spec: MlpSpec, context: LayerContext) -> None:
+        super().__init__()
+        part = even_part(spec.size, context.tp)
+        self.size = part.size
+        self.gate_up_proj = ColumnParallelLinear(
+            hidden_size,
+            {"gate_proj": part, "up_proj": part},
+            bias=spec.bias,
+            context=context,
+            gate=spec.activation,
+            source="gate_up_proj" if spec.is_fused else None,
+        )
+        self.down_proj = RowParallelLinear(spec.size, hidden_size, bias=spec.bias, context=context)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(self.gate_up_proj(hidden))
+        return out
+
+
+class DecoderLayer(Loadable):
+    """Attention and MLP. The input of each is the residual stream, and its output is added to the stream. `LayerSpec.norms`
+    says which inputs and outputs have a norm.
+
+    The MLP's output is added by the next layer. If the next layer begins with a norm, one kernel both adds and norms.
+    """
+
+    def __init__(self, architecture: ModelArchitecture, layer: int, rotation_index: int, context: LayerContext) -> None:
+        super().__init__()
+        spec = architecture.layers[layer]
+        names = spec.norms
+        self.before_attention = self._norm(names.before_attention, architecture, context)
+        self.self_attn = DecoderAttention(architecture, layer, rotation_index, context)
+        self.after_attention = self._norm(names.after_attention, architecture, context)
+        self.before_mlp = self._norm(names.before_mlp, architecture, context)
+        self.mlp = GatedMLP(architecture.hidden_size, spec.mlp, context)
+        self.after_mlp = self._norm(names.after_mlp, architecture, context)
+        self.norm_names, self.ops = names, context.ops
+
+    @staticmethod
+    def _norm(name: str | None, architecture: ModelArchitecture, context: LayerContext) -> RMSNorm | None:
+        size, eps, offset = architecture.hidden_size, architecture.rms_norm_eps, architecture.norm_offset
+        return None if name is None else RMSNorm(size, eps, context, offset=offset)
+
+    def weight_slots(self, prefix: str) -> WeightSlots:
+        names = asdict(self.norm_names)
+        for name, child in self.named_children():
+            if isinstance(child, Loadable):
+                yield from child.weight_slots(f"{prefix}.{names.get(name, name)}")
+
+    def forward(
+        self,
+        delta: Tensor | None,
+        residual: Tensor,
+        rotations: tuple[Rotation, ...],
+        attn_metadata: tuple[AttentionMetadata, ...],
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`delta` is the output of the previous layer, not yet added to `residual`. Returns this layer's delta, and `residual`,
+        changed in place.
+
+        Keys and values are written for all tokens. With `rows`, everything after the attention is computed for these tokens
+        only.
+        """
+        hidden: Tensor = self.self_attn(_add(delta, residual, self.before_attention), rotations, attn_metadata, rows)
+        if self.after_attention is not None:
+            hidden = self.after_attention(hidden)
+        if rows is not None:
+            residual = self.ops.select_rows(residual, rows)
+        hidden = self.mlp(_add(hidden, residual, self.before_mlp))
+        if self.after_mlp is not None:
+            hidden = self.after_mlp(hidden)
+        return hidden, residual
+
+
+def _add(delta: Tensor | None, residual: Tensor, norm: RMSNorm | None) -> Tensor:
+    """Adds `delta` (None: nothing) to `residual` in place. Returns the norm of the sum (None: the sum itself)."""
+    if norm is None:
+        return residual if delta is None else residual.add_(delta)
+    normed: Tensor = norm(residual) if delta is None else norm.add_and_norm(delta, residual)
+    return normed
+
+
+class DecoderForCausalLM(CausalLM):
+    """The decoder with its embedding and head, or one pipeline stage of it."""
+
+    def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
+        nn.Module.__init__(self)
+        vocab_size, hidden_size = architecture.vocab_size, architecture.hidden_size
+        self.stage = stage
+        self.embedding_scale = architecture.embedding_scale
+        if architecture.rounds_embedding_scale:
+            self.embedding_scale = float(torch.tensor(self.embedding_scale, dtype=context.dtype))
+        self.logits_scale, self.logits_cap = architecture.logits_scale, architecture.logits_cap
+        self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, context) if stage.is_first else None
+        # one rotation per step for each kind of rotary embedding among the layers
+        kinds = [(spec.mixer.rope, spec.mixer.head_dim) for spec in architecture.layers[stage.start : stage.stop]]
+        index_of = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
+        self.rotaries = nn.ModuleList(RotaryEmbedding(rope, head_dim, context) for rope, head_dim in index_of)
+        self.layers = nn.ModuleList(
+            DecoderLayer(architecture, layer, index_of[kind], context) for layer, kind in enumerate(kinds, stage.start)
+        )
+        self.taped = TapedLayers(self.layers, context)
+        if stage.is_last:
+            self.norm = RMSNorm(hidden_size, architecture.rms_norm_eps, context, offset=architecture.norm_offset)
+            # if the embedding is on another stage, a tied head reads the embedding's weights itself
+            self.head_name = "model.embed_tokens" if architecture.tie_word_embeddings else "lm_head"
+            self.lm_head = LogitsHead(
+                vocab_size,
+                hidden_size,
+                tied_embedding=self.embed_tokens if architecture.tie_word_embeddings else None,
+                context=context,
+            )
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attn_metadata: tuple[AttentionMetadata, ...],
+        rows: Tensor | None = None,
+        layers: Sequence[int] | None = None,
+        *,
+        intermediate: IntermediateTensors | None = None,
+    ) -> Tensor | IntermediateTensors:
+        rotations = tuple(rotary(positions) for rotary in self.rotaries)
+        delta: Tensor | None = None
+        residual: Tensor
+        if self.embed_tokens is not None:
+            residual = self.embed_tokens(input_ids)
+            if self.embedding_scale != 1.0:
+                residual.mul_(self.embedding_scale)
+        else:
+            assert intermediate is not None, "only the first stage has an embedding"
+            delta, residual = intermediate.delta, intermediate.residual
+        rows = rows if self.stage.is_last else None
+
+        def compute() -> tuple[Tensor, Tensor]:
+            *others, last = self.layers if layers is None else [self.layers[index] for index in layers]
+            result: tuple[Tensor | None, Tensor] = delta, residual
+            for layer in others:
+                result = layer(*result, rotations, attn_metadata)
+            last_result: tuple[Tensor, Tensor] = last(*result, rotations, attn_metadata, rows)
+            return last_result
+
+        inputs = residual, delta, *(tensor for rotation in rotations for tensor in (rotation.cos, rotation.sin))
+        delta, residual = compute() if layers is not None else self.taped(compute, inputs, rows, attn_metadata)
+        if not self.stage.is_last:
+            return IntermediateTensors(delta, residual)
+        return self.norm.add_and_norm(delta, residual)
+
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.lm_head(hidden, out)
+        if self.logits_scale != 1.0:
+            logits.mul_(self.logits_scale)
+        if self.logits_cap is not None:
+            logits.div_(self.logits_cap).tanh_().mul_(self.logits_cap)
+        return logits
+
+    def load_units(self) -> list[tuple[str, Loadable]]:
+        units: list[tuple[str, Loadable]] = []
+        if self.embed_tokens is not None:
+            units.append(("model.embed_tokens", self.embed_tokens))
+        for index, layer in enumerate(self.layers, self.stage.start):
+            assert isinstance(layer, DecoderLayer)
+            units.append((f"model.layers.{index}", layer))
+        if self.stage.is_last:
+            units += [("model.norm", self.norm), (self.head_name, self.lm_head)]
+        return units

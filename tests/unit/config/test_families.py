@@ -1,0 +1,115 @@
+"""What each family's file makes of config.json beyond what all families share, and what it refuses by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inflight.config.architecture import GELU_TANH, HEAD, WHOLE, ModelArchitecture, NormNames
+from inflight.config.families import FAMILIES
+from inflight.config.parse_architecture import parse_architecture
+from inflight.errors import UnsupportedModelError
+from tests.model_zoo import FAMILY_CONFIGS
+
+BASE: dict[str, Any] = {
+    "vocab_size": 200,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+LONGROPE = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
+
+def parse(model_type: str, **fields: Any) -> ModelArchitecture:
+    return parse_architecture({**BASE, "model_type": model_type, **fields})
+
+
+def windows(model: ModelArchitecture) -> list[int | None]:
+    return [layer.mixer.window for layer in model.layers]
+
+
+def test_every_family_is_in_the_zoo() -> None:
+    assert {family.model_type.removesuffix("_text") for family in FAMILIES} == set(FAMILY_CONFIGS)
+
+
+def test_gemma2() -> None:
+    model = parse("gemma2", sliding_window=9, query_pre_attn_scalar=100, num_hidden_layers=3)
+    attention = model.layers[0].mixer
+    assert (attention.scale, attention.soft_cap, attention.head_dim, model.logits_cap) == (0.1, 50.0, 256, 30.0)
+    assert windows(model) == [9, None, 9]
+    assert (model.embedding_scale, model.norm_offset, model.tie_word_embeddings) == (8.0, 1.0, True)
+    assert model.layers[0].mlp.activation == GELU_TANH
+    assert None not in vars(model.layers[0].norms).values()
+    assert parse("gemma2", final_logit_softcapping=None).logits_cap is None
+
+
+def test_gemma3() -> None:
+    model = parse("gemma3_text", sliding_window=9, num_hidden_layers=7, rope_local_base_freq=5000.0)
+    assert windows(model) == [9] * 5 + [None, 9]
+    ropes = [layer.mixer.rope for layer in model.layers[4:6]]
+    assert [rope.theta for rope in ropes if rope is not None] == [5000.0, 1e6]
+    assert model.layers[0].mixer.qk_norm == HEAD
+
+
+def test_olmo() -> None:
+    for name in ("olmo2", "olmo3"):
+        layer = parse(name, num_key_value_heads=None).layers[0]
+        assert (layer.mixer.qk_norm, layer.mixer.num_kv_heads) == (WHOLE, 4)
+        after = ("post_attention_layernorm", "post_feedforward_layernorm")
+        assert layer.norms == NormNames(
+            before_attention=None, after_attention=after[0], before_mlp=None, after_mlp=after[1]
+        )
+    assert windows(parse("olmo3", sliding_window=9)) == [9, 9, 9, None]
+
+
+def test_phi3_and_the_length_up_to_which_its_short_factors_hold() -> None:
+    model = parse("phi3", rope_scaling=LONGROPE, original_max_position_embeddings=128)
+    assert model.default_max_model_len == 128
+    for length, factor in ((128, 1.0), (129, 2.0)):
+        rope = model.for_length(length).layers[0].mixer.rope
+        assert rope is not None and rope.factors == (factor,) * 8
+
+
+def test_granite_divides_the_residual_stream() -> None:
+    model = parse("granite", embedding_multiplier=12.0, residual_multiplier=0.5, logits_scaling=4.0, rms_norm_eps=1e-6)
+    assert (model.embedding_scale, model.rms_norm_eps, model.logits_scale) == (24.0, 4e-6, 0.25)
+
+
+def test_smollm3_leaves_the_rotary_embedding_out_of_every_fourth_layer() -> None:
+    assert [layer.mixer.rope is None for layer in parse("smollm3").layers] == [False, False, False, True]
+
+
+def test_glm_rotates_half_of_each_head() -> None:
+    for name in ("glm", "glm4"):
+        rope = parse(name, head_dim=16).layers[0].mixer.rope
+        assert rope is not None and (rope.rotary_dim, rope.interleaved) == (8, True)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "words"),
+    [
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu' is not supported; supported are silu"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 is not a positive number"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("gemma3_text", {"layer_types": ["sliding_attention"]}, "must have 4 entries, one per layer"),
+        ("gemma3_text", {"layer_types": ["chunked_attention"] * 4}, "must be full_attention or sliding_attention"),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "rope_type is not supported; for this family"),
+        ("phi3", {"rope_scaling": {**LONGROPE, "short_factor": [1.0] * 7}}, "must have 8 numbers, one for each pair"),
+        ("phi3", {"rope_scaling": {**LONGROPE, "short_factor": [0.0] * 8}}, "is not a list of positive numbers"),
+        ("phi3", {"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2 is not supported"),
+        ("glm", {"partial_rotary_factor": 1.5}, "partial_rotary_factor=1.5 is not supported"),
+        ("granite", {"residual_multiplier": 0}, "residual_multiplier=0 is not a positive number"),
+        ("granite", {"logits_scaling": "8"}, "logits_scaling='8' is not a positive number"),
+        ("smollm3", {"no_rope_layers": [0, 2, 1, 1]}, "is not 0 or 1 for each of 4 layers"),
+        ("smollm3", {"no_rope_layers": [0]}, "is not 0 or 1 for each of 4 layers"),
+        ("ministral", {"residual_multiplier": 0.2}, "residual_multiplier=0.2 is not supported for Ministral"),
+    ],
+)
+def test_a_refusal_names_the_field(family: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        parse(family, **fields)
+    assert words in str(caught.value)
