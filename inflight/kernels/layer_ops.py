@@ -35,6 +35,10 @@ class LayerOps(ABC):
         half of sin is negated. The result may be the tensor `heads` itself, changed in place.
         """
 
+    def multiply_sigmoid(self, x: Tensor, gate: Tensor) -> None:
+        """Multiplies x [num_rows, size] by sigmoid(gate) in place."""
+        x.mul_(gate.sigmoid())
+
     def select_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """x [num_tokens, size], rows: int64 [num_rows] -> [num_rows, size], in new memory."""
         return x[rows]

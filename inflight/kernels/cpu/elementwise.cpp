@@ -87,6 +87,19 @@ void norm_and_rotate(
                 cos + token * head_dim, sin + token * head_dim, head_dim, eps);
 }
 
+template <typename T>
+void multiply_sigmoid(T* x, int64_t x_stride, const T* gate, int64_t gate_stride, int64_t num_rows, int64_t size) {
+#pragma omp parallel for schedule(static) if (num_rows * size >= kParallelElements)
+    for (int64_t row = 0; row < num_rows; row++) {
+        T* to = x + row * x_stride;
+        const T* from = gate + row * gate_stride;
+        int64_t i = 0;
+        for (; i + kLanes <= size; i += kLanes)
+            store(to + i, div(load(to + i), add(splat(1.0f), exponential(sub(zero(), load(from + i))))));
+        for (; i < size; i++) to[i] = from_float<T>(to_float(to[i]) / (1.0f + std::exp(-to_float(from[i]))));
+    }
+}
+
 }  // namespace
 
 #define INFLIGHT_STRING(x) #x
@@ -120,6 +133,16 @@ void inflight_norm_and_rotate(
         norm_and_rotate(
             static_cast<bf16*>(heads), token_stride, static_cast<const bf16*>(weight), static_cast<const bf16*>(cos),
             static_cast<const bf16*>(sin), num_tokens, num_heads, head_dim, eps);
+}
+
+void inflight_multiply_sigmoid(
+    void* x, int64_t x_stride, const void* gate, int64_t gate_stride, int64_t num_rows, int64_t size, int32_t dtype) {
+    if (dtype == kFloat32)
+        multiply_sigmoid(
+            static_cast<float*>(x), x_stride, static_cast<const float*>(gate), gate_stride, num_rows, size);
+    else
+        multiply_sigmoid(
+            static_cast<bf16*>(x), x_stride, static_cast<const bf16*>(gate), gate_stride, num_rows, size);
 }
 
 void inflight_select_rows(

@@ -46,6 +46,24 @@ struct LinearWeight {  // [out_features, in_features]; linear.h describes the la
     int32_t gate;                  // if not 0, the result is gate(first half of the features) * second half; 1: SiLU, 2: GELU
 };
 
+constexpr int64_t kMaxConvolution = 8;
+
+struct GatedDelta {  // a layer of gated_delta.cpp, on this rank
+    int64_t num_key_heads;
+    int64_t num_value_heads;       // a multiple of num_key_heads
+    int64_t key_dim;               // a multiple of 16
+    int64_t value_dim;             // a multiple of 32
+    int64_t kernel_size;           // of the convolution; at most kMaxConvolution
+    int64_t block_stride;          // bytes from one block of the arena to the next
+    int64_t inputs_offset;         // bytes of the state, behind which the block has the inputs of the convolution
+    const float* conv_weight;      // [kernel_size, channels]
+    const float* rates;            // [num_value_heads]
+    const float* step_bias;        // [num_value_heads]
+    const float* norm_weight;      // [value_dim]
+    float eps;
+    int32_t dtype;                 // of the rows and of the inputs of the convolution
+};
+
 constexpr int32_t kTapeArguments = 11;  // the most that a function on a tape has
 
 struct TapeCall {
@@ -98,6 +116,10 @@ INFLIGHT_EXPORT void inflight_norm_and_rotate(
     void* heads, int64_t token_stride, const void* weight, const void* cos, const void* sin, int64_t num_tokens,
     int64_t num_heads, int64_t head_dim, float eps, int32_t dtype);
 
+// x *= sigmoid(gate)
+INFLIGHT_EXPORT void inflight_multiply_sigmoid(
+    void* x, int64_t x_stride, const void* gate, int64_t gate_stride, int64_t num_rows, int64_t size, int32_t dtype);
+
 // Copies the rows `rows` of x, each of `row_bytes` bytes, to `out`.
 INFLIGHT_EXPORT void inflight_select_rows(
     const void* x, int64_t x_stride_bytes, const int64_t* rows, void* out, int64_t num_rows, int64_t row_bytes);
@@ -133,6 +155,11 @@ INFLIGHT_EXPORT void inflight_paged_attention(
     const void* query, int64_t query_stride, const void* key, int64_t key_stride, const void* value, int64_t value_stride,
     void* out, void* cache, const AttentionStep* step, const HeadLayout* layout,
     const AttentionParams* params);
+
+// out [num_tokens, num_value_heads, value_dim] = the gated delta rule of rows x. A row of x has the queries and keys of all key heads,
+// then for all value heads: values, gates, one beta each, and one step each. states: the first block of the layer's states.
+INFLIGHT_EXPORT void inflight_gated_delta(
+    const void* x, int64_t x_stride, void* out, void* states, const AttentionStep* step, const GatedDelta* layer);
 
 // The most memory, in bytes, that `inflight_paged_attention` keeps from call to call, if one thread calls it whose
 // OpenMP pool has `num_threads` threads.

@@ -58,6 +58,12 @@ class CpuLayerOps(LayerOps):
         )
         return heads
 
+    def multiply_sigmoid(self, x: Tensor, gate: Tensor) -> None:
+        assert x.shape == gate.shape and x.stride(1) == gate.stride(1) == 1 and x.dtype == gate.dtype
+        self.kernels.inflight_multiply_sigmoid(
+            x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0), *x.shape, DTYPES[x.dtype]
+        )
+
     def select_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         assert x.stride(1) == 1 and rows.dtype == torch.int64 and rows.is_contiguous()
         out = torch.empty((len(rows), x.shape[1]), dtype=x.dtype)

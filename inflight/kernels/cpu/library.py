@@ -90,6 +90,26 @@ class LinearWeight(ctypes.Structure):
     )
 
 
+class GatedDelta(ctypes.Structure):
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
+
+    _fields_ = (
+        ("num_key_heads", c_int64),
+        ("num_value_heads", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
+        ("kernel_size", c_int64),
+        ("block_stride", c_int64),
+        ("inputs_offset", c_int64),
+        ("conv_weight", c_void_p),
+        ("rates", c_void_p),
+        ("step_bias", c_void_p),
+        ("norm_weight", c_void_p),
+        ("eps", c_float),
+        ("dtype", c_int32),
+    )
+
+
 class TapeCall(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its arguments alive."""
 
@@ -136,6 +156,7 @@ SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
         *(*_ROWS, c_int32, c_int64, c_int64, c_int64, c_int32),
         *(c_void_p, c_void_p, c_void_p),
     ],
+    "inflight_multiply_sigmoid": [*_ROWS, *_ROWS, c_int64, c_int64, c_int32],
     "inflight_select_rows": [*_ROWS, c_void_p, c_void_p, c_int64, c_int64],
     "inflight_replay": [POINTER(TapeCall), c_int64, POINTER(TapePatch), POINTER(c_int64)],
     "inflight_apply_token_masks": [c_void_p, c_int64, c_void_p, c_void_p, c_int64],
@@ -149,6 +170,7 @@ SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
         *(*_ROWS, *_ROWS, *_ROWS, c_void_p, c_void_p),
         *(POINTER(AttentionStep), POINTER(HeadLayout), POINTER(AttentionParams)),
     ],
+    "inflight_gated_delta": [*_ROWS, c_void_p, c_void_p, POINTER(AttentionStep), POINTER(GatedDelta)],
 }
 
 
@@ -178,6 +200,8 @@ TAPED = {  # the functions that a tape may call, in the order of `kFunctions` in
     "inflight_select_rows": Taped(rows=4, out=3),
     "inflight_all_reduce": Taped(rows=2, out=None),
     "inflight_all_gather": Taped(rows=3, out=2),
+    "inflight_gated_delta": Taped(rows=None, out=2),
+    "inflight_multiply_sigmoid": Taped(rows=4, out=None),
 }
 
 

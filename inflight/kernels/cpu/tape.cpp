@@ -46,7 +46,8 @@ int32_t call_function(const int64_t* arguments) {
 constexpr int32_t (*kFunctions[])(const int64_t*) = {  // in the order of `TAPED` in library.py
     call_function<inflight_rms_norm>,        call_function<inflight_norm_and_rotate>, call_function<inflight_linear>,
     call_function<inflight_paged_attention>, call_function<inflight_select_rows>,     call_function<inflight_all_reduce>,
-    call_function<inflight_all_gather>,
+    call_function<inflight_all_gather>,      call_function<inflight_gated_delta>,
+    call_function<inflight_multiply_sigmoid>,
 };
 
 }  // namespace

@@ -123,3 +123,15 @@ def test_infinities_and_nan_stay(ops: LayerOps) -> None:
     """A broken row shows; it is no row of numbers."""
     x = torch.tensor([[math.inf, 1.0], [math.nan, 1.0]], dtype=torch.bfloat16)
     assert not ops.rms_norm(x, torch.ones(2, dtype=torch.bfloat16), 1e-6)[:, 0].isfinite().any()
+
+
+@fixed
+@hypothesis.given(dtype=DTYPES, rows=ROWS, size=SIZES, padding=st.integers(0, 9), scale=SCALES, seed=SEEDS)
+def test_multiply_sigmoid(
+    ops: LayerOps, dtype: torch.dtype, rows: int, size: int, padding: int, scale: float, seed: int
+) -> None:
+    x = strided(drawn(seed, rows, size, dtype=dtype), padding)
+    gate = strided(drawn(seed + 1, rows, size, dtype=dtype, scale=scale), padding)
+    truth = x.double() * gate.double().sigmoid()
+    ops.multiply_sigmoid(x, gate)
+    assert_close(x, truth, tolerance(ops, dtype))
