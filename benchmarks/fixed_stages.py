@@ -162,7 +162,8 @@ def _engine_config(layout: Layout, max_num_seqs: int) -> EngineConfig:
         hidden_size=64,
         layers=(
             LayerSpec(
-                mixer=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=64, rope=RopeConfig()), mlp=MlpSpec(size=64)
+                attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=64, rope=RopeConfig()),
+                mlp=MlpSpec(size=64),
             ),
         )
         * layout.num_stages,

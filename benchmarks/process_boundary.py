@@ -96,7 +96,7 @@ def make_config(num_ranks: int) -> EngineConfig:
         hidden_size=8,
         layers=(
             LayerSpec(
-                mixer=AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
+                attention=AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
             ),
         ),
         rms_norm_eps=1e-6,

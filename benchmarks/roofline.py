@@ -80,8 +80,8 @@ class Needs:
     def of(cls, architecture: ModelArchitecture) -> Needs:
         """Norms, biases and the row of the embedding that a token reads do not count; nor do sliding windows."""
         hidden, layers = architecture.hidden_size, architecture.layers
-        query = sum(layer.mixer.num_heads * layer.mixer.head_dim for layer in layers)
-        key_value = sum(layer.mixer.num_kv_heads * layer.mixer.head_dim for layer in layers)
+        query = sum(each.num_heads * each.head_dim for each in architecture.attentions)
+        key_value = sum(each.num_kv_heads * each.head_dim for each in architecture.attentions)
         return cls(
             layer_weights=hidden * (2 * query + 2 * key_value + 3 * sum(layer.mlp.size for layer in layers)),
             head_weights=hidden * architecture.vocab_size,

@@ -29,8 +29,8 @@ class StandInModel(CausalLM):
         self._layers = {
             f"layers.{index}": Attention(
                 f"layers.{index}",
-                num_heads=architecture.layers[index].mixer.num_heads,
-                num_kv_heads=architecture.layers[index].mixer.num_kv_heads,
+                num_heads=architecture.attentions[index].num_heads,
+                num_kv_heads=architecture.attentions[index].num_kv_heads,
                 head_dim=architecture.head_dim,
                 params=AttentionParams(1.0),
                 backend=context.backend,
@@ -43,7 +43,7 @@ class StandInModel(CausalLM):
     def _set_up(self, architecture: ModelArchitecture, dtype: torch.dtype, device: torch.device) -> None:
         """What the benchmark's own methods need; the end of the constructor."""
 
-    def attention_layers(self) -> dict[str, Attention]:
+    def cached_layers(self) -> dict[str, Attention]:
         return self._layers
 
     def load_units(self) -> list[tuple[str, Loadable]]:

@@ -165,7 +165,8 @@ def least_seconds(
     """By kind, for a step of decodes with `prompt` tokens of context each, or (one row) of a prompt's `tokens`."""
     layer = architecture.layers[0]
     hidden, inner, layers = architecture.hidden_size, layer.mlp.size, architecture.num_layers
-    query, key_value = (count * architecture.head_dim for count in (layer.mixer.num_heads, layer.mixer.num_kv_heads))
+    attention = architecture.attentions[0]
+    query, key_value = (count * architecture.head_dim for count in (attention.num_heads, attention.num_kv_heads))
     weights = {
         "qkv": (layers * hidden * (query + 2 * key_value), tokens),
         "o": (layers * query * hidden, tokens),

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionParams
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionParams, StateMetadata
 from inflight.config.engine import ModelConfig, QuantizationConfig
 from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
@@ -74,7 +75,16 @@ def load(
 
 def run_prompt(model: CausalLM, token_ids: Tensor) -> Tensor:
     """Logits of every position of one prompt, of a model built with `FullContextAttention`: [num_tokens, vocab_size]."""
-    for layer in model.attention_layers().values():
-        layer.bind(torch.empty(0), 0)
-    metadata: Any = (None,)  # Any: the backend reads none
+    num_tokens = len(token_ids)
+    for layer in model.cached_layers().values():
+        spec = layer.kv_cache_spec(num_tokens, torch.float32)
+        layer.bind(torch.empty(2, spec.state_bytes, dtype=torch.uint8), 0)
+    inputs = AttentionInputs(
+        query_start_loc=np.array([0, num_tokens], dtype=np.int32),
+        seq_lens=np.array([num_tokens], dtype=np.int32),
+        num_computed_tokens=np.zeros(1, dtype=np.int32),
+        block_table=np.ones((1, 1), dtype=np.int32),
+    )
+    # attention reads nothing of it
+    metadata = (StateMetadata(num_tokens=num_tokens, inputs=inputs, block_size=num_tokens),)
     return model.compute_logits(model(token_ids, torch.arange(len(token_ids)), metadata))

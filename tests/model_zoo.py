@@ -31,6 +31,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
@@ -79,6 +80,16 @@ _SLIDING_EVERY_OTHER = ["sliding_attention", "full_attention"]
 
 def _gemma3(**fields: Any) -> Gemma3TextConfig:
     return Gemma3TextConfig(**{**_COMMON, "head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 11, **fields})
+
+
+def _qwen3_5(**fields: Any) -> Qwen3_5TextConfig:
+    heads = {
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 32,
+    }
+    return Qwen3_5TextConfig(**{**_COMMON, "num_hidden_layers": 4, "head_dim": 32, **heads, **fields})
 
 
 def _llama(**fields: Any) -> LlamaConfig:
@@ -147,6 +158,13 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         _qwen3(head_dim=24, num_attention_heads=9, num_key_value_heads=3, rms_norm_eps=1e-5),
         _qwen3(rope_parameters=_YARN_ROPE, head_dim=40, num_attention_heads=2, num_key_value_heads=2),
         _qwen3(head_dim=80, hidden_size=48, num_hidden_layers=4, rope_parameters=_LINEAR_ROPE),
+    ],
+    "qwen3_5": [
+        _qwen3_5(),
+        _qwen3_5(tie_word_embeddings=True, linear_num_value_heads=2, linear_conv_kernel_dim=2, num_key_value_heads=1),
+        _qwen3_5(
+            linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"] * 2
+        ),  # not for the kernel
     ],
     "gemma2": [
         Gemma2Config(**_COMMON, head_dim=16, sliding_window=9, query_pre_attn_scalar=11),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from inflight.device.base import TORCH_DTYPES
-from inflight.interface.kv_cache import KVCacheSpec
+from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheSpec
 from inflight.interface.request import Int32Array
 from inflight.kernels.layer_ops import LayerOps
 
@@ -36,6 +38,39 @@ class AttentionMetadata:
     """The data of a step that all attention layers of a KV group share. Each backend has its own subclass."""
 
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateMetadata(AttentionMetadata):
+    """The data of a step that the recurrent layers of a KV group share."""
+
+    inputs: AttentionInputs
+    block_size: int
+
+    def pieces(self) -> Iterator[StatePiece]:
+        """The pieces of the step's rows, in order. A row is cut after each block that keeps a state."""
+        inputs, size = self.inputs, self.block_size
+        for row, table in enumerate(inputs.block_table):
+            first, position, end = (
+                int(array[row]) for array in (inputs.query_start_loc, inputs.num_computed_tokens, inputs.seq_lens)
+            )
+            source = int(table[(position - 1) // size]) if position else None
+            start = position
+            while position < end:
+                position = min(end, (position // size + 1) * size)
+                target = int(table[(position - 1) // size])
+                if position == end or target != DUMMY_BLOCK:
+                    yield StatePiece(slice(first, first + position - start), source, target)
+                    first, start, source = first + position - start, position, target
+
+
+class StatePiece(NamedTuple):
+    """Tokens of one sequence in the flat batch. The state before them is in the block `source` (None: they are the first ones),
+    and the state after them goes to the block `target`."""
+
+    tokens: slice
+    source: int | None
+    target: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +138,19 @@ class AttentionBackend(ABC):
 
     is_batch_invariant = False  # whether a row's result is the same, bit for bit, in every batch
 
+    def layer_cache(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
+        """Returns a layer's part of the arena: its `kv_cache_view`, or uint8 [num_blocks, block_bytes] for a state."""
+        if spec.is_state:
+            start = layer_index * spec.block_bytes
+            return arena[:, start : start + spec.block_bytes]
+        return self.kv_cache_view(arena, spec, layer_index)
+
+    def layer_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
+        """Makes the data of a step that the layers of a KV group share, attention or recurrent."""
+        if spec.is_state:
+            return self.build_state_metadata(inputs, spec)
+        return self.build_metadata(inputs, spec)
+
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
         """Returns one layer's cache: a typed, strided view of `arena` (uint8, `[num_blocks, block_bytes]`), not a copy.
 
@@ -120,6 +168,11 @@ class AttentionBackend(ABC):
             num_threads: on a CPU, the number of threads that compute a step.
         """
         return 0
+
+    def build_state_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> StateMetadata:
+        """The same as `build_metadata`, for recurrent layers."""
+        num_tokens = int(inputs.query_start_loc[-1])
+        return StateMetadata(num_tokens=num_tokens, inputs=copied(inputs), block_size=spec.block_size)
 
     @abstractmethod
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
@@ -178,6 +231,16 @@ class AttentionBackend(ABC):
             metadata,
             params,
         )
+
+
+def copied(inputs: AttentionInputs) -> AttentionInputs:
+    """The same inputs in new memory, contiguous."""
+    return AttentionInputs(
+        query_start_loc=np.array(inputs.query_start_loc, dtype=np.int32),
+        seq_lens=np.array(inputs.seq_lens, dtype=np.int32),
+        num_computed_tokens=np.array(inputs.num_computed_tokens, dtype=np.int32),
+        block_table=np.array(inputs.block_table, dtype=np.int32, order="C"),
+    )
 
 
 def bytes_of_layer(arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from inflight.attention.backend import (
@@ -18,10 +17,11 @@ from inflight.attention.backend import (
     AttentionInputs,
     AttentionMetadata,
     AttentionParams,
+    StateMetadata,
     bytes_of_layer,
+    copied,
 )
 from inflight.interface.kv_cache import KVCacheSpec
-from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
 from inflight.kernels.cpu.library import AttentionParams as KernelParams
 
@@ -32,10 +32,17 @@ CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # the values of `DType` in kernels.h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuPagedMetadata(AttentionMetadata):
-    """`step` has pointers to the data of `arrays`, so this object keeps `arrays`."""
+    """`step` has pointers to the data of `inputs`, so this object keeps `inputs`."""
 
     step: AttentionStep
-    arrays: tuple[Int32Array, ...]
+    inputs: AttentionInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuStateMetadata(StateMetadata):
+    """`step` has pointers to the data of `inputs`."""
+
+    step: AttentionStep
 
 
 class CpuPagedBackend(AttentionBackend):
@@ -74,18 +81,19 @@ class CpuPagedBackend(AttentionBackend):
         return KernelParams(params.scale, params.soft_cap or 0.0, None if sinks is None else sinks.data_ptr())
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> CpuPagedMetadata:
-        arrays = tuple(
-            np.array(array, dtype=np.int32, order="C")  # copies
-            for array in (inputs.query_start_loc, inputs.seq_lens, inputs.num_computed_tokens, inputs.block_table)
+        inputs = copied(inputs)
+        return CpuPagedMetadata(
+            num_tokens=int(inputs.query_start_loc[-1]), step=_step_struct(inputs, spec), inputs=inputs
         )
-        step = AttentionStep(
-            len(inputs.seq_lens),
-            spec.block_size,
-            spec.sliding_window or 0,
-            inputs.block_table.shape[1],
-            *(array.ctypes.data for array in arrays),
+
+    def build_state_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> CpuStateMetadata:
+        inputs = copied(inputs)
+        return CpuStateMetadata(
+            num_tokens=int(inputs.query_start_loc[-1]),
+            inputs=inputs,
+            block_size=spec.block_size,
+            step=_step_struct(inputs, spec),
         )
-        return CpuPagedMetadata(num_tokens=int(inputs.query_start_loc[-1]), step=step, arrays=arrays)
 
     def forward(
         self,
@@ -119,3 +127,14 @@ class CpuPagedBackend(AttentionBackend):
             self.kernel_params(params),
         )
         return output
+
+
+def _step_struct(inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionStep:
+    arrays = inputs.query_start_loc, inputs.seq_lens, inputs.num_computed_tokens, inputs.block_table
+    return AttentionStep(
+        len(inputs.seq_lens),
+        spec.block_size,
+        spec.sliding_window or 0,
+        inputs.block_table.shape[1],
+        *(array.ctypes.data for array in arrays),
+    )

@@ -51,7 +51,8 @@ class AttentionSpec:
     `rope`: None if queries and keys are not rotated. `window`: the number of tokens that a query may see, itself included;
     None: it may see all tokens before it. `scale` multiplies the scores; None: it is 1 / sqrt(head_dim). `soft_cap` c: a score
     s becomes c * tanh(s / c). `qk_norm`: what a norm of queries and of keys covers: HEAD, WHOLE (all heads together), or None.
-    `is_fused`: the checkpoint has one tensor `qkv_proj` for queries, keys and values.
+    `is_fused`: the checkpoint has one tensor `qkv_proj` for queries, keys and values. `has_gate`: the output of each query head
+    is multiplied by sigmoid(gate). The checkpoint's `q_proj` has the gates of each head behind its queries.
     """
 
     num_heads: int
@@ -65,6 +66,59 @@ class AttentionSpec:
     output_bias: bool = False
     qk_norm: str | None = None
     is_fused: bool = False
+    has_gate: bool = False
+
+    def rank_sizes(self, tp_size: int) -> tuple[int, int]:
+        """The output features of the input projections, and the input features of the output projection, on one rank."""
+        inner = self.num_heads // tp_size * self.head_dim
+        kv = max(1, self.num_kv_heads // tp_size) * self.head_dim
+        return (2 if self.has_gate else 1) * inner + 2 * kv, inner
+
+    def fits(self, tp_size: int) -> bool:
+        """Whether the heads can be divided among `tp_size` ranks. If there are fewer key/value heads than ranks, several ranks
+        hold a copy of each key/value head."""
+        num_kv_heads = self.num_kv_heads
+        return self.num_heads % tp_size == 0 and (num_kv_heads % tp_size == 0 or tp_size % num_kv_heads == 0)
+
+    def __str__(self) -> str:
+        return f"{self.num_heads} query heads, {self.num_kv_heads} key/value heads"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaSpec:
+    """A recurrent layer with the gated delta rule (kernels/gated_delta.py). `kernel_size`: the tokens that its convolution
+    covers."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel_size: int
+
+    def rank_sizes(self, tp_size: int) -> tuple[int, int]:
+        """See `AttentionSpec.rank_sizes`."""
+        inner = self.num_value_heads // tp_size * self.value_dim
+        return self._num_channels(tp_size) + inner + 2 * (self.num_value_heads // tp_size), inner
+
+    def _num_channels(self, tp_size: int) -> int:
+        """Of the convolution: queries, keys and values."""
+        return (2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim) // tp_size
+
+    def num_float32(self, tp_size: int) -> int:
+        """The weights of a rank that are float32 whatever the model's dtype is: convolution, rates, biases and norm."""
+        return self.kernel_size * self._num_channels(tp_size) + 2 * self.num_value_heads // tp_size + self.value_dim
+
+    def state_bytes(self, itemsize: int, tp_size: int) -> int:
+        """What a rank keeps of a sequence, if the model's dtype has `itemsize` bytes."""
+        matrices = self.num_value_heads // tp_size * self.key_dim * self.value_dim
+        return 4 * matrices + (self.kernel_size - 1) * self._num_channels(tp_size) * itemsize
+
+    def fits(self, tp_size: int) -> bool:
+        """See `AttentionSpec.fits`."""
+        return self.num_key_heads % tp_size == 0
+
+    def __str__(self) -> str:
+        return f"{self.num_key_heads} key heads of its recurrent layers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +150,19 @@ class NormNames:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One decoder layer. Layers with equal specifications are of one kind."""
+    """One decoder layer. Layers with equal specifications are of one kind. A layer has either `attention` or a `recurrence`."""
 
-    mixer: AttentionSpec
+    attention: AttentionSpec | None = None
+    recurrence: GatedDeltaSpec | None = None
     mlp: MlpSpec
     norms: NormNames = NormNames()
+
+    @property
+    def mixer(self) -> AttentionSpec | GatedDeltaSpec:
+        """What brings the tokens of a sequence together."""
+        mixer = self.attention or self.recurrence
+        assert mixer is not None
+        return mixer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +170,13 @@ class ModelArchitecture:
     """A decoder-only transformer.
 
     `name` is the class name in config.json's "architectures". The same code computes all families (`models/decoder.py`): it
-    reads `layers`, which has one entry per layer. All layers have the same head_dim. `weight_format` says how the linear
-    weights are stored, by a name in `weight_format.py`.
+    reads `layers`, which has one entry per layer. All layers with attention have the same head_dim. `weight_format` says how
+    the linear weights are stored, by a name in `weight_format.py`.
 
     Embeddings are multiplied by `embedding_scale`, which is first rounded to the model's dtype if `rounds_embedding_scale` is
     set. Logits l become `logits_scale * l`, and then c * tanh(l / c) if there is a `logits_cap` c. `norm_offset` is added to
-    the weights of all norms.
+    the weights of all norms but those of recurrent layers. The checkpoint may have tensors that are for other uses, such as
+    images or drafts: their names begin with one of `unread`.
 
     If `implementation` is TRANSFORMERS, only the sizes, `dtype`, `weight_format` and `eos_token_ids` are known, and `head_dim`
     is an estimate. The model's constructor finds out everything else.
@@ -133,6 +196,7 @@ class ModelArchitecture:
     norm_offset: float = 0.0
     dtype: str = "float32"
     weight_format: str = "plain"
+    unread: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     implementation: str = INFLIGHT
 
@@ -141,13 +205,23 @@ class ModelArchitecture:
         return len(self.layers)
 
     @property
+    def attentions(self) -> list[AttentionSpec]:
+        """The specifications of the layers with attention, in their order."""
+        return [layer.attention for layer in self.layers if layer.attention is not None]
+
+    @property
+    def recurrences(self) -> list[GatedDeltaSpec]:
+        """The specifications of the recurrent layers, in their order."""
+        return [layer.recurrence for layer in self.layers if layer.recurrence is not None]
+
+    @property
     def head_dim(self) -> int:
-        return self.layers[0].mixer.head_dim
+        return self.attentions[0].head_dim
 
     @property
     def default_max_model_len(self) -> int:
         """The longest request, if the user does not choose it. With longrope, it is the length up to which `factors` hold."""
-        ropes = [layer.mixer.rope for layer in self.layers]
+        ropes = [attention.rope for attention in self.attentions]
         lengths = [rope.original_max_position_embeddings for rope in ropes if rope is not None and rope.long_factors]
         return min([self.max_position_embeddings, *lengths])
 
@@ -157,7 +231,13 @@ class ModelArchitecture:
 
 
 def _for_length(layer: LayerSpec, max_model_len: int) -> LayerSpec:
-    rope = layer.mixer.rope
-    if rope is None or not rope.long_factors or max_model_len <= rope.original_max_position_embeddings:
+    attention = layer.attention
+    rope = attention.rope if attention is not None else None
+    if (
+        attention is None
+        or rope is None
+        or not rope.long_factors
+        or max_model_len <= rope.original_max_position_embeddings
+    ):
         return layer
-    return replace(layer, mixer=replace(layer.mixer, rope=replace(rope, factors=rope.long_factors)))
+    return replace(layer, attention=replace(attention, rope=replace(rope, factors=rope.long_factors)))

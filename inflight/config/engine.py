@@ -59,7 +59,8 @@ class CacheConfig:
     a CPU. If `usual_sequence_len` is set, too, the cache gets at most the memory that `max_num_seqs` sequences of this length
     need.
 
-    `dtype` is the dtype of keys and values: the model's dtype, "int8" or "float8_e4m3fn".
+    `dtype` is the dtype of keys and values: the model's dtype, "int8" or "float8_e4m3fn". Of recurrent layers, the prefix cache
+    has the state after every `state_checkpoint_tokens` tokens.
     """
 
     block_size: int
@@ -68,6 +69,7 @@ class CacheConfig:
     memory_bytes: int | None
     memory_utilization: float
     usual_sequence_len: int | None = None
+    state_checkpoint_tokens: int = 512
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,6 +118,9 @@ class EngineArgs:
         excludes_low=True,
     )
     enable_prefix_caching: bool = _engine(True, "Reuse the KV blocks of equal prompt beginnings (on by default).")
+    state_checkpoint_tokens: int = _engine(
+        512, "Tokens between two states of recurrent layers that the prefix cache keeps.", bounds=(1, 2**20)
+    )
     enable_chunked_prefill: bool = _engine(True, "Let a long prompt take several steps (on by default).")
     target_inter_token_latency: str | float = _engine(
         "auto",

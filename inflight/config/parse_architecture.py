@@ -16,6 +16,12 @@ from inflight.config.json_fields import JsonFields
 from inflight.errors import UnsupportedModelError
 
 SUPPORTED_ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
+_FAMILIES = {
+    **{family.architecture: family for family in FAMILIES},
+    **{family.wrapper[0]: family for family in FAMILIES if family.wrapper is not None},
+}
+# A model that also reads images has the fields of its part for text in the object text_config, except for these.
+_FIELDS_OUTSIDE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings")
 
 
 def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
@@ -25,26 +31,31 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
         UnsupportedModelError: the family or its variant is not supported, or a field has an impossible value.
     """
     fields = JsonFields(config)
-    return _family_of(fields).specify(fields)
+    family = _family_of(fields)
+    if family.wrapper is not None and _architecture_names(fields)[0] == family.wrapper[0]:
+        text = fields.mapping("text_config")
+        outside = {name: value for name in _FIELDS_OUTSIDE if (value := config.get(name)) is not None}
+        fields = JsonFields({**text.values, **outside}, text.where)
+    return family.specify(fields)
 
 
 def is_known_family(config: Mapping[str, object]) -> bool:
     """Whether Inflight's own code supports the model's family. `parse_architecture` may still refuse this variant of it."""
-    return any(name in SUPPORTED_ARCHITECTURES for name in _architecture_names(JsonFields(config)))
+    return any(name in _FAMILIES for name in _architecture_names(JsonFields(config)))
 
 
 def _architecture_names(fields: JsonFields) -> tuple[str, ...]:
     of_type = {family.model_type: family.architecture for family in FAMILIES}
+    of_type |= {family.wrapper[1]: family.wrapper[0] for family in FAMILIES if family.wrapper is not None}
     model_type = fields.text("model_type", "unknown")  # a config that was saved without weights has no names
     return fields.texts("architectures") or (of_type.get(model_type, f"model_type {model_type}"),)
 
 
 def _family_of(fields: JsonFields) -> Family:
     names = _architecture_names(fields)
-    by_name = {family.architecture: family for family in FAMILIES}
     for name in names:
-        if name in by_name:
-            return by_name[name]
+        if name in _FAMILIES:
+            return _FAMILIES[name]
     raise UnsupportedModelError(
         f"config.json: {', '.join(names)} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
     )

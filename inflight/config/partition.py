@@ -84,10 +84,7 @@ def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_co
 
 def layer_cost(architecture: ModelArchitecture) -> int:
     """The number of weights in the matrices of one layer, on average."""
-    weights = (
-        2 * (layer.mixer.num_heads + layer.mixer.num_kv_heads) * layer.mixer.head_dim + 3 * layer.mlp.size
-        for layer in architecture.layers
-    )
+    weights = (sum(layer.mixer.rank_sizes(1)) + 3 * layer.mlp.size for layer in architecture.layers)
     return architecture.hidden_size * sum(weights) // architecture.num_layers
 
 
@@ -104,22 +101,14 @@ def check_tensor_parallel_size(size: int, architecture: ModelArchitecture) -> No
     for layer in dict.fromkeys(architecture.layers):
         if _divides(size, layer):
             continue
-        num_heads = layer.mixer.num_heads
-        sizes = [str(n) for n in range(1, num_heads + 1) if all(_divides(n, each) for each in architecture.layers)]
+        most = max(attention.num_heads for attention in architecture.attentions)
+        sizes = [str(n) for n in range(1, most + 1) if all(_divides(n, each) for each in architecture.layers)]
         more = ", ..." if len(sizes) > MAX_SIZES_SHOWN else ""
         raise ConfigError(
-            f"tensor_parallel_size={size} does not divide the model, which has {num_heads} query heads, "
-            f"{layer.mixer.num_kv_heads} key/value heads and an intermediate size of {layer.mlp.size}; give one of the sizes "
-            f"that work: {', '.join(sizes[:MAX_SIZES_SHOWN])}{more}"
+            f"tensor_parallel_size={size} does not divide the model, which has {layer.mixer} and an intermediate size of "
+            f"{layer.mlp.size}; give one of the sizes that work: {', '.join(sizes[:MAX_SIZES_SHOWN])}{more}"
         )
 
 
 def _divides(size: int, layer: LayerSpec) -> bool:
-    """Whether heads and MLP can be divided among `size` ranks. If there are fewer key/value heads than ranks, several ranks
-    hold a copy of each key/value head."""
-    num_kv_heads = layer.mixer.num_kv_heads
-    return (
-        layer.mixer.num_heads % size == 0
-        and layer.mlp.size % size == 0
-        and (num_kv_heads % size == 0 or size % num_kv_heads == 0)
-    )
+    return layer.mixer.fits(size) and layer.mlp.size % size == 0

@@ -60,6 +60,7 @@ def resolve(
         ConfigError: an argument does not fit the model or the machine.
     """
     _check_fallback(args, folder, architecture)
+    _check_recurrence(args, architecture, machine)
     check_tensor_parallel_size(args.tensor_parallel_size, architecture)
     dtype = _resolve_dtype(args.dtype, architecture.dtype, machine)
     max_model_len = _resolve_max_model_len(args, architecture)
@@ -88,7 +89,13 @@ def resolve(
             config_overrides=dict(args.hf_overrides or {}),
             trust_remote_code=args.trust_remote_code,
         ),
-        cache=resolve_cache(args, max_model_len=max_model_len, dtype=kv_cache_dtype, machine=machine),
+        cache=resolve_cache(
+            args,
+            max_model_len=max_model_len,
+            dtype=kv_cache_dtype,
+            machine=machine,
+            default_block_size=_default_block_size(architecture, dtype, kv_cache_dtype, args.tensor_parallel_size),
+        ),
         scheduler=scheduler,
         parallel=parallel,
         device=resolve_device(
@@ -109,6 +116,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
     max_model_len = args.max_model_len or architecture.default_max_model_len
     parts: list[Callable[[], object]] = [
         lambda: _check_fallback(args, folder, architecture),
+        lambda: _check_recurrence(args, architecture, machine),
         lambda: check_tensor_parallel_size(args.tensor_parallel_size, architecture),
         lambda: _resolve_dtype(args.dtype, architecture.dtype, machine),
         lambda: _resolve_max_model_len(args, architecture),
@@ -169,7 +177,7 @@ def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitect
     """
     if architecture.implementation != TRANSFORMERS:
         return
-    num_kv_heads = architecture.layers[0].mixer.num_kv_heads
+    num_kv_heads = architecture.attentions[0].num_kv_heads
     problem = (
         f"pipeline_parallel_size={args.pipeline_parallel_size}"
         if args.pipeline_parallel_size > 1
@@ -186,6 +194,24 @@ def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitect
             f"{architecture.name} is computed by transformers, which does not go with {problem}; leave it out, or take a "
             "model of one of Inflight's own families"
         )
+
+
+def _check_recurrence(args: EngineArgs, architecture: ModelArchitecture, machine: Machine) -> None:
+    """
+    Raises:
+        ConfigError: the model has recurrent layers, and an argument does not go with them.
+    """
+    if not architecture.recurrences:
+        return
+    problem = (
+        "device='cuda': they run on CPUs only so far; use device='cpu'"
+        if machine.device == "cuda"
+        else "speculative_config: a rejected draft would stay in their states; leave it out"
+        if args.speculative_config is not None
+        else None
+    )
+    if problem is not None:
+        raise ConfigError(f"{architecture.name} has recurrent layers, which do not go with {problem}")
 
 
 def _resolve_max_model_len(args: EngineArgs, architecture: ModelArchitecture) -> int:
@@ -232,14 +258,36 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
     )
 
 
-def resolve_cache(args: EngineArgs, *, max_model_len: int, dtype: str, machine: Machine) -> CacheConfig:
+def _default_block_size(architecture: ModelArchitecture, dtype: str, kv_cache_dtype: str, tp_size: int) -> int:
+    """The state of a recurrent layer is in one block. So the blocks of such a model are so large that in a block of the same
+    size the keys and values of all layers with attention have room."""
+    if not architecture.recurrences:
+        return DEFAULT_BLOCK_SIZE
+    scale_bytes = 4 if kv_cache_dtype == "int8" else 0
+    bytes_per_token = sum(
+        2 * max(1, each.num_kv_heads // tp_size) * (each.head_dim * DTYPE_BYTES.get(kv_cache_dtype, 1) + scale_bytes)
+        for each in architecture.attentions
+    )
+    state_bytes = max(each.state_bytes(DTYPE_BYTES[dtype], tp_size) for each in architecture.recurrences)
+    return -(-state_bytes // (bytes_per_token * DEFAULT_BLOCK_SIZE)) * DEFAULT_BLOCK_SIZE
+
+
+def resolve_cache(
+    args: EngineArgs,
+    *,
+    max_model_len: int,
+    dtype: str,
+    machine: Machine,
+    default_block_size: int = DEFAULT_BLOCK_SIZE,
+) -> CacheConfig:
     """`dtype`: the dtype of keys and values."""
     is_sized_by_user = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization is not None
     is_shared = machine.device == "cpu" and not is_sized_by_user
     return CacheConfig(
-        block_size=args.block_size or DEFAULT_BLOCK_SIZE,
+        block_size=args.block_size or default_block_size,
         dtype=dtype,
         enable_prefix_caching=args.enable_prefix_caching,
+        state_checkpoint_tokens=args.state_checkpoint_tokens,
         memory_bytes=args.kv_cache_memory_bytes,
         memory_utilization=args.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[machine.device],
         usual_sequence_len=min(max_model_len, USUAL_SEQUENCE_LEN) if is_shared else None,

@@ -68,7 +68,7 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
     hidden_size = _size(fields, "hidden_size")
     head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))
     layer = LayerSpec(
-        mixer=AttentionSpec(
+        attention=AttentionSpec(
             num_heads=num_heads,
             num_kv_heads=_size(fields, "num_kv_heads", num_heads),
             head_dim=-(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE,

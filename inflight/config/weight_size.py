@@ -95,26 +95,23 @@ def check_kv_cache_fits(memory_bytes: int, *, weight_bytes: int, num_sharing: in
 def _layer_bytes(
     layer: LayerSpec, hidden_size: int, tp_size: int, quantization: str | None, group_size: int, itemsize: int
 ) -> int:
-    attention, mlp = layer.mixer, layer.mlp
-    num_heads = attention.num_heads // tp_size
-    num_kv_heads = max(1, attention.num_kv_heads // tp_size)
-    qkv_size, mlp_size = (num_heads + 2 * num_kv_heads) * attention.head_dim, mlp.size // tp_size
+    mixer, mlp = layer.mixer, layer.mlp
+    (width, inner), mlp_size = mixer.rank_sizes(tp_size), mlp.size // tp_size
     products = [
-        (qkv_size, hidden_size),
-        (hidden_size, num_heads * attention.head_dim),
+        (width, hidden_size),
+        (hidden_size, inner),
         (2 * mlp_size, hidden_size),
         (hidden_size, mlp_size),
     ]
     total = sum(_linear_bytes(*shape, quantization, group_size, itemsize) for shape in products)
     plain = sum(name is not None for name in astuple(layer.norms)) * hidden_size
-    if attention.qkv_bias:
-        plain += qkv_size
-    if attention.output_bias:
-        plain += hidden_size
+    if (attention := layer.attention) is not None:
+        plain += width * attention.qkv_bias + hidden_size * attention.output_bias
+        kv_size = (width - inner * (2 if attention.has_gate else 1)) // 2
+        plain += inner + kv_size if attention.qk_norm is not None else 0
     if mlp.bias:
         plain += 2 * mlp_size + hidden_size
-    if attention.qk_norm is not None:
-        plain += (num_heads + num_kv_heads) * attention.head_dim
+    total += layer.recurrence.num_float32(tp_size) * 4 if layer.recurrence is not None else 0
     return total + plain * itemsize
 
 

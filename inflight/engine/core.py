@@ -84,6 +84,7 @@ class EngineCore:
             self.kv_cache_config,
             fingerprint=config.model.fingerprint,
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            checkpoint_tokens=config.cache.state_checkpoint_tokens,
         )
         self.scheduler_config, first_step_id = tuned(config, executor, self.kv_cache_config)
         step_times, first_step_id = measured_step_times(config, executor, self.kv_cache_config, first_step_id)

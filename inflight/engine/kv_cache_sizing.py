@@ -12,10 +12,10 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCacheGroup, ...]]:
     """Put the layers of each rank into groups of about equal size. Then a block needs about as many bytes in every group.
 
-    Layers with equal specs are of one kind, and a group has layers of one kind. No group has more layers than the rarest kind.
-    Blocks of smaller groups are padded. A request has one block table for each group, and all ranks use the same tables. So
-    each rank has as many groups of a kind as the whole model needs. It divides its own layers of this kind among these groups,
-    and may have no layer in some of them.
+    Layers with equal specs are of one kind, and a group has layers of one kind (see `count_groups`). Blocks of smaller groups
+    are padded. A request has one block table for each group, and all ranks use the same tables. So each rank has as many groups
+    of a kind as the whole model needs. It divides its own layers of this kind among these groups, and may have no layer in some
+    of them.
 
     Args:
         ranks: for each rank: layer name -> spec.
@@ -40,13 +40,15 @@ def _groups_of_kind(specs: Mapping[str, KVCacheSpec], kind: KVCacheSpec, count: 
 def blocks_per_sequence(groups: Sequence[KVCacheGroup], *, num_tokens: int, max_step_tokens: int) -> int:
     """Returns the largest number of blocks that one sequence of `num_tokens` needs, summed over all groups.
 
-    In a group with a sliding window, a sequence needs blocks only for the window and for the tokens of the current step.
+    In a group with a sliding window, a sequence needs blocks only for the window and for the tokens of the current step. In a
+    group of recurrent layers, it needs the block that a step reads and the block that the step writes.
     """
     total = 0
     for group in groups:
         size, window = group.spec.block_size, group.spec.sliding_window
         held = num_tokens if window is None else min(num_tokens, window + max_step_tokens + 2 * size)
-        total += -(-held // size)
+        blocks = -(-held // size)
+        total += min(blocks, 2) if group.spec.is_state else blocks
     return total
 
 
@@ -111,8 +113,10 @@ def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: Schedule
 
 
 def num_tokens_held(config: KVCacheConfig) -> int:
-    """Returns how many tokens fit into the KV cache if no layer has a sliding window."""
-    return (config.num_blocks - 1) // len(config.groups) * config.groups[0].spec.block_size
+    """Returns how many tokens of one sequence fit into the KV cache if no layer has a sliding window."""
+    num_states = sum(group.spec.is_state for group in config.groups)
+    num_blocks = max(0, config.num_blocks - 1 - 2 * num_states)  # a step reads one state, and writes another
+    return num_blocks // max(1, len(config.groups) - num_states) * config.groups[0].spec.block_size
 
 
 def _too_small(config: KVCacheConfig, available: int, needed: str, is_measured: bool) -> str:

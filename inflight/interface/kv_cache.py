@@ -1,31 +1,36 @@
 """The shape of the KV cache. The control plane uses it to count blocks, and the workers use it to place the bytes.
 
-A model may have layers with different specs, for example with and without a sliding window. All layers of a KV group have the
-same spec and share a block table. A group has at most as many layers as the rarest spec, so the layers of a more frequent spec
-may form several groups. The cache of a rank is one array of bytes, the arena `[num_blocks, block_bytes]`. A block belongs to
-one group at a time. It holds `block_size` tokens of every layer of this group, contiguously:
+A model may have layers with different specs, for example with and without a sliding window, or with a recurrent state. All
+layers of a KV group have the same spec and share a block table. The layers of a frequent spec may form several groups, so that
+a block needs about as many bytes in every group. The cache of a rank is one array of bytes, the arena `[num_blocks,
+block_bytes]`. A block belongs to one group at a time. It holds `block_size` tokens of every layer of this group, contiguously:
 
     block  | layer 0 | layer 1 | ... | layer L-1 | (padding up to block_bytes)
 
 All groups have the same `block_bytes`, so one pool of block ids serves all of them. Block 0 is the dummy block. No request gets
 it. If a batch is padded with rows that belong to no request, these rows write to it.
+
+In a group of recurrent layers, a block holds the state of every layer after one token: the newest computed token among the
+`block_size` tokens to which the block belongs. Few of a sequence's entries have a block; the others are the dummy block.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 DUMMY_BLOCK = 0
-
-Kind = TypeVar("Kind", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheSpec:
-    """The cache of one attention layer. `sliding_window`: how many tokens a query sees, including its own; None for all."""
+    """The cache of one layer.
+
+    `sliding_window`: how many tokens a query sees, including its own; None for all. `state_bytes` is above 0 for a recurrent
+    layer: the bytes of its state. Then there are no heads, and the window is 2, because a token needs the block of the token
+    before it.
+    """
 
     block_size: int
     num_kv_heads: int
@@ -34,6 +39,17 @@ class KVCacheSpec:
     itemsize: int  # bytes of one element
     scale_bytes: int = 0  # bytes of scales for one head and one token, if the elements are integers
     sliding_window: int | None = None
+    state_bytes: int = 0
+
+    @classmethod
+    def of_state(cls, block_size: int, state_bytes: int) -> KVCacheSpec:
+        """The spec of a recurrent layer."""
+        sizes = {"num_kv_heads": 0, "head_dim": 0, "itemsize": 1, "sliding_window": 2}
+        return cls(block_size=block_size, dtype="uint8", state_bytes=state_bytes, **sizes)
+
+    @property
+    def is_state(self) -> bool:
+        return self.state_bytes > 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -42,7 +58,7 @@ class KVCacheSpec:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block of this one layer."""
-        return self.block_size * self.bytes_per_token
+        return self.state_bytes or self.block_size * self.bytes_per_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +82,17 @@ class KVCacheConfig:
         return self.num_blocks * self.block_bytes
 
 
-def count_groups(kinds: Iterable[Kind]) -> dict[Kind, int]:
-    """Returns how many groups each kind of layer forms. Layers with equal specs are of one kind. A group has at most as many
-    layers as the rarest kind has.
+def count_groups(specs: Iterable[KVCacheSpec]) -> dict[KVCacheSpec, int]:
+    """Returns how many groups each kind of layer forms. Layers with equal specs are of one kind.
+
+    The block that all groups share has room for as many layers of each kind of attention as the rarest kind of attention has.
+    A group has as many layers as fit into this block, but at least one.
 
     Args:
-        kinds: the kind of every layer of the whole model, all pipeline stages included.
+        specs: of every layer of the whole model, all pipeline stages included.
     """
-    count_of_kind = Counter(kinds)
-    size = min(count_of_kind.values())
-    return {kind: -(-count // size) for kind, count in count_of_kind.items()}
+    num_layers = Counter(specs)
+    attention = {spec: count for spec, count in num_layers.items() if not spec.is_state}
+    size = min(attention.values(), default=1)
+    block_bytes = size * max(spec.block_bytes for spec in attention or num_layers)
+    return {spec: -(-count // max(1, block_bytes // spec.block_bytes)) for spec, count in num_layers.items()}

@@ -15,6 +15,11 @@ share blocks of a leader) of these requests. All other requests that are admitte
 
 All KV groups have the same block size, so all tables of a request have the same length. When a block is outside the sliding
 window, it is freed, and its entry in the table becomes the dummy block (block 0, which no request gets).
+
+In a group of recurrent layers, a block holds a state. A step reads the state of the block before its first token. It writes the
+state after its last token to the block of this token, and snapshots (the state after earlier tokens) to the other blocks that
+`allocate_slots` has given the request for this step. There is a snapshot after the last full block of the prompt, and about one
+in `checkpoint_tokens` tokens. Only snapshots are named, so a cached prefix ends at a snapshot.
 """
 
 from __future__ import annotations
@@ -36,15 +41,25 @@ class RequestBlocks:
 
     tables: tuple[list[int], ...]
     root: bytes
+    num_prompt_blocks: int = 0  # full blocks of the prompt without its last token
     hashes: list[bytes] = field(default_factory=list)  # names of the first blocks; more are computed when needed
     num_committed: int = 0  # blocks [0, num_committed) are full, computed, and processed by `commit`
     may_be_named: bool = True  # False: the blocks depend on tokens from before `reset_prefix_cache`
 
 
 class KVCacheManager:
-    def __init__(self, config: KVCacheConfig, *, fingerprint: str, enable_prefix_caching: bool) -> None:
+    """
+    Args:
+        checkpoint_tokens: before each multiple of this number, the last full block has a snapshot of recurrent layers.
+    """
+
+    def __init__(
+        self, config: KVCacheConfig, *, fingerprint: str, enable_prefix_caching: bool, checkpoint_tokens: int = 512
+    ) -> None:
         self.block_size = config.groups[0].spec.block_size
         self._windows = [group.spec.sliding_window for group in config.groups]
+        self._has_states = [group.spec.is_state for group in config.groups]
+        self._checkpoint_tokens = checkpoint_tokens
         self._caching = enable_prefix_caching
         self._hasher = BlockHasher(fingerprint, self.block_size)
         self.pool = BlockPool(config.num_blocks)
@@ -59,8 +74,9 @@ class KVCacheManager:
         usable = self.pool.num_blocks - 1
         return 1.0 - self.pool.num_free_blocks / usable
 
-    def new_request(self, cache_salt: str) -> RequestBlocks:
-        return RequestBlocks(tables=tuple([] for _ in self._windows), root=self._hasher.root(cache_salt))
+    def new_request(self, cache_salt: str, num_prompt_tokens: int = 0) -> RequestBlocks:
+        root, num_prompt_blocks = self._hasher.root(cache_salt), max(0, num_prompt_tokens - 1) // self.block_size
+        return RequestBlocks(tuple([] for _ in self._windows), root, num_prompt_blocks)
 
     def get_computed_blocks(self, blocks: RequestBlocks, token_ids: Int32Array) -> tuple[list[int], ...]:
         """Returns for each group the blocks of the longest cached prefix of `token_ids`. It never includes the last token,
@@ -80,12 +96,14 @@ class KVCacheManager:
     def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
         """Returns the leader's first blocks for the request of `blocks`, which has the same prompt. Returns NO_BLOCKS
         if this request needs a block that the leader has freed, because it is outside the leader's sliding window."""
-        tables = tuple(table[:num_blocks] for table in leader.tables)
-        for group, table in enumerate(tables):
-            if DUMMY_BLOCK in table[self._first_live_block(group, num_blocks * self.block_size) :]:
+        tables = []
+        for group, table in enumerate(leader.tables):
+            first = self._first_live_block(group, num_blocks * self.block_size)
+            if DUMMY_BLOCK in table[first:num_blocks]:
                 return NO_BLOCKS
+            tables.append([DUMMY_BLOCK] * first + table[first:num_blocks])
         blocks.may_be_named = leader.may_be_named
-        return tables
+        return tuple(tables)
 
     def allocate_slots(
         self, blocks: RequestBlocks, num_tokens: int, computed: tuple[list[int], ...] = NO_BLOCKS
@@ -95,19 +113,31 @@ class KVCacheManager:
         Returns:
             how many entries were appended to each table. None if there are too few free blocks; then nothing was changed.
         """
-        needed = -(-num_tokens // self.block_size) - len(blocks.tables[0])
+        length = -(-num_tokens // self.block_size)
+        needed = length - len(blocks.tables[0])
         if needed <= 0:
             return 0
         num_computed = len(computed[0]) if computed else 0
-        num_new = (needed - num_computed) * self.num_groups
+        first = length - needed + num_computed  # the first new block
+        num_states = sum(self._has_states)
+        num_attention_blocks = (length - first) * (self.num_groups - num_states)
+        snapshots = [i for i in range(first, length) if self._is_snapshot(blocks, i)] if num_states else []
         revived = {block_id for table in computed for block_id in table if self.pool.is_free(block_id)}
-        if num_new + len(revived) > self.pool.num_free_blocks:
-            return None
+        room = self.pool.num_free_blocks - len(revived) - num_attention_blocks
+        while len({*snapshots, length - 1}) * num_states > room:
+            if not snapshots:
+                return None
+            snapshots.pop(0)  # too few blocks are free: the sequence goes on without this snapshot
+        with_state = {*snapshots, length - 1}
         for table, shared in zip(blocks.tables, computed, strict=False):
             self.pool.touch(shared)
             table.extend(shared)
-        for table in blocks.tables:
-            table.extend(self.pool.allocate(needed - num_computed))
+        for table, has_states in zip(blocks.tables, self._has_states, strict=True):
+            if has_states:
+                new = iter(self.pool.allocate(len(with_state)))
+                table.extend(next(new) if i in with_state else DUMMY_BLOCK for i in range(first, length))
+            else:
+                table.extend(self.pool.allocate(length - first))
         return needed
 
     def has_full_blocks(self, blocks: RequestBlocks, num_computed_tokens: int) -> bool:
@@ -121,12 +151,12 @@ class KVCacheManager:
         is_named = self._caching and blocks.may_be_named
         if is_named:
             self._hasher.extend(blocks.root, blocks.hashes, token_ids, num_full)
-        for group, table in enumerate(blocks.tables):
+        for group, (table, has_states) in enumerate(zip(blocks.tables, self._has_states, strict=True)):
             if is_named:
                 for i in range(blocks.num_committed, num_full):
-                    if table[i] != DUMMY_BLOCK:
+                    if table[i] != DUMMY_BLOCK and (not has_states or self._is_snapshot(blocks, i)):
                         self.pool.register(table[i], (blocks.hashes[i], group))
-            self._leave_window(group, table, num_computed_tokens)
+            self._leave_window(group, table, blocks.num_committed, num_computed_tokens)
         blocks.num_committed = num_full
 
     def free(self, blocks: RequestBlocks) -> None:
@@ -159,14 +189,19 @@ class KVCacheManager:
         window = self._windows[group]
         return 0 if window is None else max(0, num_computed_tokens - window + 1) // self.block_size
 
-    def _leave_window(self, group: int, table: list[int], num_computed_tokens: int) -> None:
-        i = self._first_live_block(group, num_computed_tokens) - 1
-        left = []
-        while i >= 0 and table[i] != DUMMY_BLOCK:
-            left.append(table[i])
-            table[i] = DUMMY_BLOCK
-            i -= 1
-        self.pool.free(reversed(left))
+    def _leave_window(self, group: int, table: list[int], num_committed: int, num_computed_tokens: int) -> None:
+        """Blocks before the window that there was after `num_committed` full blocks were freed then."""
+        first = self._first_live_block(group, num_committed * self.block_size)
+        stop = self._first_live_block(group, num_computed_tokens)
+        self.pool.free(table[first:stop])
+        table[first:stop] = [DUMMY_BLOCK] * max(0, stop - first)
+
+    def _is_snapshot(self, blocks: RequestBlocks, index: int) -> bool:
+        """Whether others may share the state after the tokens of this block: if the block is the last one before a multiple of
+        `checkpoint_tokens`, or before the end of the prompt."""
+        end, distance = (index + 1) * self.block_size, self._checkpoint_tokens
+        is_last = (end + self.block_size - 1) // distance > (end - 1) // distance
+        return self._caching and (is_last or index + 1 == blocks.num_prompt_blocks)
 
     def _longest_hit(self, group: int, hashes: list[bytes], limit: int) -> int:
         """Returns the largest n <= limit for which a request with n cached blocks could continue: all blocks that

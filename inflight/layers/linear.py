@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -19,12 +19,23 @@ from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 @dataclass(frozen=True)
 class OutputPart:
     """The rows of one projection that this rank holds: `[start, start + size)` of the `total` rows in the checkpoint. The
-    layer's row i of them is the checkpoint's row `start + order[i]`; without an `order`, the rows are in the same order."""
+    layer's row i of them is the checkpoint's row `start + order[i]`; without an `order`, the rows are in the same order.
+    `source`: the name of the tensor in the checkpoint, if it is not the name of the projection."""
 
     total: int
     start: int
     size: int
     order: Tensor | None = None
+    source: str | None = None
+
+
+def fused(source: str, parts: Mapping[str, OutputPart]) -> dict[str, OutputPart]:
+    """The same projections, if the checkpoint has one tensor `source` with the rows of all of them, one behind the other."""
+    total, first, found = sum(part.total for part in parts.values()), 0, {}
+    for name, part in parts.items():
+        found[name] = replace(part, total=total, start=first + part.start, source=source)
+        first += part.total
+    return found
 
 
 def even_part(total: int, tp: TensorParallelGroup) -> OutputPart:
@@ -113,8 +124,8 @@ class ColumnParallelLinear(Linear):
     with their outputs side by side.
 
     `parts`: the name of each projection -> the rows that this rank holds. The checkpoint has these names instead of the name of
-    this layer. If `source` is given, the checkpoint has one tensor of this name with the rows of all projections. `gate`: there
-    are two projections of equal size, and the result is gate(first) * second, [num_tokens, size] (see `LinearMethod`).
+    this layer. `gate`: there are two projections of equal size, and the result is gate(first) * second, [num_tokens, size] (see
+    `LinearMethod`).
     """
 
     def __init__(
@@ -125,32 +136,30 @@ class ColumnParallelLinear(Linear):
         bias: bool,
         context: LayerContext,
         gate: str | None = None,
-        source: str | None = None,
     ) -> None:
         out_features = sum(part.size for part in parts.values())
         super().__init__(in_features, out_features, bias=bias, context=context, gate=gate)
-        self.parts, self.source = dict(parts), source
+        self.parts = dict(parts)
 
     def weight_slots(self, prefix: str) -> WeightSlots:
-        block, offset, first = prefix.rpartition(".")[0], 0, 0
-        fused_total = sum(part.total for part in self.parts.values())
+        block, offset = prefix.rpartition(".")[0], 0
         for name, part in self.parts.items():
-            rows = slice(offset, offset + part.size)
-            stored_as, total = (name, part.total) if self.source is None else (self.source, fused_total)
+            rows, stored_as = slice(offset, offset + part.size), f"{block}.{part.source or name}"
             slot = WeightSlot(
-                shape=(total, self.in_features),
+                shape=(part.total, self.in_features),
                 destination=self.weight.data[rows],
-                start=first + part.start,
+                start=part.start,
                 accept=partial(self.stored.accept, first_row=offset),
                 rows=part.order,
             )
-            yield f"{block}.{stored_as}.weight", slot
+            yield f"{stored_as}.weight", slot
             if self.bias is not None:
                 bias = self.bias.data[rows]
-                slot = WeightSlot(shape=(total,), destination=bias, start=first + part.start, rows=part.order)
-                yield f"{block}.{stored_as}.bias", slot
+                yield (
+                    f"{stored_as}.bias",
+                    WeightSlot(shape=(part.total,), destination=bias, start=part.start, rows=part.order),
+                )
             offset += part.size
-            first += 0 if self.source is None else part.total
 
 
 class RowParallelLinear(Linear):

@@ -20,7 +20,7 @@ from inflight.kernels.quantized_weight import QuantizedWeight
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSlot:
-    """One tensor of the checkpoint, of shape `shape`, of which this rank holds `[start, start + size)` along `dim`.
+    """One tensor of the checkpoint, of shape `shape`, of which this rank reads `[start, start + size)` along `dim`.
 
     `destination` is a view of the layer's (perhaps fused) weight. It has the shape of this rank's part and the engine's dtype.
     `is_scale` marks the weights of norms. If a model gets random weights, the weights of norms are set to 1.
@@ -29,7 +29,8 @@ class WeightSlot:
     returns True if the layer keeps the part until `finish_loading`. Otherwise the part is dequantized if necessary and copied
     to `destination`. If `accept` is None, as in the slot of an embedding, every part is copied.
 
-    Before that, the loader changes the part: row i of the result is row `rows[i]` of the part, plus `offset`. A slot with an
+    Before that, the loader changes the part: row i of the result is row `rows[i]` of the part, plus `offset`. Other rows of the
+    part are not used. A slot with an
     offset has no `accept`. Random weights are not changed.
     """
 
@@ -44,6 +45,8 @@ class WeightSlot:
 
     @property
     def size(self) -> int:
+        if self.rows is not None:
+            return int(self.rows.max()) + 1
         return self.destination.shape[self.dim] if self.shape else 1
 
 

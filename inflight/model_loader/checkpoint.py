@@ -16,6 +16,7 @@ from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, We
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_OF_TEXT = {"model.language_model.": "model.", "language_model.": ""}
 
 
 @contextmanager
@@ -37,6 +38,9 @@ def open_file(file: Path) -> Iterator[Any]:  # Any: safetensors has no types
 class Checkpoint(WeightSource):
     """The tensors of a model folder, as they are stored.
 
+    In a model that also reads images, the part for text has names that begin with one of `_OF_TEXT`. They get the names that
+    they have in a model for text alone, unless `keeps_names` is set.
+
     The file is `model.safetensors`. If it does not exist, `model.safetensors.index.json` lists the files. If there is no index
     either, the files are all `*.safetensors`.
 
@@ -45,8 +49,10 @@ class Checkpoint(WeightSource):
             two files.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, keeps_names: bool = False) -> None:
         self.tensors: dict[str, StoredTensor] = {}
+        self._stored_names: dict[str, str] = {}  # of tensors that got other names
+        self._prefixes = {} if keeps_names else _OF_TEXT
         weight_map: dict[str, str] = {}
         if (folder / SINGLE_FILE).is_file():
             files = [folder / SINGLE_FILE]
@@ -63,7 +69,7 @@ class Checkpoint(WeightSource):
         for file in files:
             self._add_file(file)
         for name, file_name in weight_map.items():
-            stored = self.tensors.get(name)
+            stored = self.tensors.get(self._name_of(name))
             if stored is None or stored.file.name != file_name:
                 raise CheckpointError(f"{folder / INDEX_FILE} says that {name} is in {file_name}, but it is not there")
 
@@ -76,7 +82,7 @@ class Checkpoint(WeightSource):
                 file = self.tensors[name].file
                 if file not in opened:
                     opened[file] = stack.enter_context(open_file(file))
-                part: Tensor = opened[file].get_slice(name)[held]
+                part: Tensor = opened[file].get_slice(self._stored_names.get(name, name))[held]
                 return part
 
             yield read
@@ -86,11 +92,20 @@ class Checkpoint(WeightSource):
             raise CheckpointError(f"{file} is missing, but {INDEX_FILE} names it; download it again")
         with open_file(file) as opened:
             names: list[str] = opened.keys()
-            for name in names:
+            for stored_name in names:
+                name = self._name_of(stored_name)
                 if name in self.tensors:
                     raise CheckpointError(f"{name} is both in {self.tensors[name].file} and in {file}; remove one")
-                header = opened.get_slice(name)
+                if name != stored_name:
+                    self._stored_names[name] = stored_name
+                header = opened.get_slice(stored_name)
                 self.tensors[name] = StoredTensor(file, tuple(header.get_shape()), header.get_dtype())
+
+    def _name_of(self, stored_name: str) -> str:
+        for prefix, other in self._prefixes.items():
+            if stored_name.startswith(prefix):
+                return other + stored_name.removeprefix(prefix)
+        return stored_name
 
 
 def _read_index(file: Path) -> dict[str, str]:

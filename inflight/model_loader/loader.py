@@ -140,7 +140,7 @@ def _check_batch_invariance(context: LayerContext, architecture: ModelArchitectu
     ranks = context.tp.size
     sizes = {architecture.hidden_size}
     for layer in architecture.layers:
-        sizes |= {layer.mixer.num_heads * layer.mixer.head_dim // ranks, layer.mlp.size // ranks}
+        sizes |= {layer.mixer.rank_sizes(ranks)[1], layer.mlp.size // ranks}
     if not all(method.is_batch_invariant(size) for method in (context.linear, context.head) for size in sizes):
         raise refusal(
             "its linear layers are not computed by the C++ kernels (which need input features in multiples of 4)"
@@ -155,7 +155,8 @@ def _open_source(model_config: ModelConfig) -> WeightSource:
     weight_format = model_config.architecture.weight_format
     if model_config.load_format == "gguf":
         return GgufSource(model_config.folder, model_config.architecture.head_dim)
-    checkpoint = Checkpoint(model_config.folder)
+    keeps_names = model_config.architecture.implementation == TRANSFORMERS
+    checkpoint = Checkpoint(model_config.folder, keeps_names=keeps_names)
     return checkpoint if weight_format == PLAIN else PackedCheckpoint(checkpoint, weight_format)
 
 
@@ -177,7 +178,8 @@ def _fill_from_seed(unit: Loadable, prefix: str, *, seed: int) -> None:
         whole = destination if is_whole else destination.new_empty(slot.shape)
         whole.normal_(0, _STANDARD_DEVIATION, generator=generator)
         if not is_whole:
-            destination.copy_(whole.narrow(slot.dim, slot.start, slot.size))
+            part = whole.narrow(slot.dim, slot.start, slot.size)
+            destination.copy_(part if slot.rows is None or part.shape == destination.shape else part[slot.rows])
 
 
 def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_kept: list[str]) -> None:

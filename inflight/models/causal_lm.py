@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -15,6 +15,7 @@ from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import Linear
 from inflight.layers.linear_method import LinearChoice
+from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.vocab import LogitsHead
 from inflight.layers.weights import Loadable
 
@@ -70,9 +71,10 @@ class CausalLM(nn.Module, ABC):
         """Whether the checkpoint may have a tensor of this name that the model does not use."""
         return False
 
-    def attention_layers(self) -> dict[str, Attention]:
-        """Returns layer name -> attention layer, for this stage's layers, in their order."""
-        return {module.layer_name: module for module in self.modules() if isinstance(module, Attention)}
+    def cached_layers(self) -> Mapping[str, Attention | RecurrentState]:
+        """Returns layer name -> the part of the layer that has a cache, for this stage's layers, in their order."""
+        kinds = Attention | RecurrentState
+        return {module.layer_name: module for module in self.modules() if isinstance(module, kinds)}
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:
         """Calls `LinearMethod.tune` of every method that the layers use."""

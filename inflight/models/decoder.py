@@ -12,12 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from inflight.attention.backend import AttentionMetadata, AttentionParams, Rotation
-from inflight.config.architecture import HEAD, WHOLE, MlpSpec, ModelArchitecture
+from inflight.config.architecture import HEAD, WHOLE, AttentionSpec, MlpSpec, ModelArchitecture
 from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part, head_part
+from inflight.layers.gated_delta import GatedDeltaMixer
+from inflight.layers.linear import (
+    ColumnParallelLinear,
+    OutputPart,
+    RowParallelLinear,
+    even_part,
+    fused,
+    head_part,
+)
 from inflight.layers.norm import QKNorm, RMSNorm, WholeQKNorm
 from inflight.layers.rotary import RotaryEmbedding, repeat_order, row_order
 from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
@@ -29,9 +37,16 @@ from inflight.models.taped_layers import TapedLayers
 class DecoderAttention(Loadable):
     """Self-attention with its projections. One multiplication computes the queries, keys and values of all heads."""
 
-    def __init__(self, architecture: ModelArchitecture, layer: int, rotation_index: int, context: LayerContext) -> None:
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        spec: AttentionSpec,
+        layer: int,
+        rotation_index: int,
+        context: LayerContext,
+    ) -> None:
         super().__init__()
-        spec, hidden_size = architecture.layers[layer].mixer, architecture.hidden_size
+        hidden_size = architecture.hidden_size
         value = head_part(spec.num_kv_heads, spec.head_dim, context.tp)
         query, key = head_part(spec.num_heads, spec.head_dim, context.tp), value
         self.head_dim, self.rotation_index, self.ops = spec.head_dim, rotation_index, context.ops
@@ -39,13 +54,13 @@ class DecoderAttention(Loadable):
         order = row_order(spec.rope, spec.head_dim)
         if order is not None:
             query, key = (replace(part, order=repeat_order(order, part.size)) for part in (query, key))
-        self.qkv_proj = ColumnParallelLinear(
-            hidden_size,
-            {"q_proj": query, "k_proj": key, "v_proj": value},
-            bias=spec.qkv_bias,
-            context=context,
-            source="qkv_proj" if spec.is_fused else None,
-        )
+        parts = {"q_proj": query, "k_proj": key, "v_proj": value}
+        if spec.is_fused:
+            parts = fused("qkv_proj", parts)
+        if spec.has_gate:
+            parts = {**parts, **_with_gate(query, spec.head_dim)}
+        self.has_gate = spec.has_gate
+        self.qkv_proj = ColumnParallelLinear(hidden_size, parts, bias=spec.qkv_bias, context=context)
         self.o_proj = RowParallelLinear(query.total, hidden_size, bias=spec.output_bias, context=context)
         eps, offset = architecture.rms_norm_eps, architecture.norm_offset
         self.qk_norm: QKNorm | None = None
@@ -79,10 +94,24 @@ class DecoderAttention(Loadable):
         if self.whole_qk_norm is not None:
             self.whole_qk_norm(projected)
         heads = projected.view(num_tokens, -1, self.head_dim)
+        if self.has_gate:
+            heads = heads[:, : -self.num_heads]
         attended = self.attn(heads, rotations[self.rotation_index], self.qk_norm, attn_metadata)
         attended = attended.view(num_tokens, -1)  # was [num_tokens, num_heads, head_dim]
+        if self.has_gate:
+            self.ops.multiply_sigmoid(attended, projected[:, -attended.shape[1] :])
         out: Tensor = self.o_proj(attended if rows is None else self.ops.select_rows(attended, rows))
         return out
+
+
+def _with_gate(query: OutputPart, head_dim: int) -> dict[str, OutputPart]:
+    """The projections to queries and to their gates, if the checkpoint has the gates of each head behind its queries."""
+    order = torch.arange(query.size) if query.order is None else query.order
+    rows = order + order // head_dim * head_dim  # a head has twice as many rows
+    gates = torch.arange(query.size)
+    gates = gates + (gates // head_dim + 1) * head_dim
+    both = replace(query, total=2 * query.total, start=2 * query.start, source="q_proj")
+    return {"q_proj": replace(both, order=rows), "gate": replace(both, order=gates)}
 
 
 class GatedMLP(Loadable):
@@ -92,13 +121,11 @@ class GatedMLP(Loadable):
         super().__init__()
         part = even_part(spec.size, context.tp)
         self.size = part.size
+        parts = {"gate_proj": part, "up_proj": part}
+        if spec.is_fused:
+            parts = fused("gate_up_proj", parts)
         self.gate_up_proj = ColumnParallelLinear(
-            hidden_size,
-            {"gate_proj": part, "up_proj": part},
-            bias=spec.bias,
-            context=context,
-            gate=spec.activation,
-            source="gate_up_proj" if spec.is_fused else None,
+            hidden_size, parts, bias=spec.bias, context=context, gate=spec.activation
         )
         self.down_proj = RowParallelLinear(spec.size, hidden_size, bias=spec.bias, context=context)
 
@@ -119,7 +146,13 @@ class DecoderLayer(Loadable):
         spec = architecture.layers[layer]
         names = spec.norms
         self.before_attention = self._norm(names.before_attention, architecture, context)
-        self.self_attn = DecoderAttention(architecture, layer, rotation_index, context)
+        self.self_attn: DecoderAttention | GatedDeltaMixer
+        if spec.attention is not None:
+            self.self_attn = DecoderAttention(architecture, spec.attention, layer, rotation_index, context)
+        else:
+            assert spec.recurrence is not None
+            sizes = architecture.hidden_size, spec.recurrence, architecture.rms_norm_eps
+            self.self_attn = GatedDeltaMixer(*sizes, layer, context)
         self.after_attention = self._norm(names.after_attention, architecture, context)
         self.before_mlp = self._norm(names.before_mlp, architecture, context)
         self.mlp = GatedMLP(architecture.hidden_size, spec.mlp, context)
@@ -133,6 +166,8 @@ class DecoderLayer(Loadable):
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         names = asdict(self.norm_names)
+        if isinstance(self.self_attn, GatedDeltaMixer):
+            names["self_attn"] = "linear_attn"
         for name, child in self.named_children():
             if isinstance(child, Loadable):
                 yield from child.weight_slots(f"{prefix}.{names.get(name, name)}")
@@ -151,7 +186,11 @@ class DecoderLayer(Loadable):
         Keys and values are written for all tokens. With `rows`, everything after the attention is computed for these tokens
         only.
         """
-        hidden: Tensor = self.self_attn(_add(delta, residual, self.before_attention), rotations, attn_metadata, rows)
+        hidden = _add(delta, residual, self.before_attention)
+        if isinstance(self.self_attn, DecoderAttention):
+            hidden = self.self_attn(hidden, rotations, attn_metadata, rows)
+        else:
+            hidden = self.self_attn(hidden, attn_metadata, rows)
         if self.after_attention is not None:
             hidden = self.after_attention(hidden)
         if rows is not None:
@@ -176,18 +215,20 @@ class DecoderForCausalLM(CausalLM):
     def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
         nn.Module.__init__(self)
         vocab_size, hidden_size = architecture.vocab_size, architecture.hidden_size
-        self.stage = stage
+        self.stage, self.unread = stage, architecture.unread
         self.embedding_scale = architecture.embedding_scale
         if architecture.rounds_embedding_scale:
             self.embedding_scale = float(torch.tensor(self.embedding_scale, dtype=context.dtype))
         self.logits_scale, self.logits_cap = architecture.logits_scale, architecture.logits_cap
         self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, context) if stage.is_first else None
         # one rotation per step for each kind of rotary embedding among the layers
-        kinds = [(spec.mixer.rope, spec.mixer.head_dim) for spec in architecture.layers[stage.start : stage.stop]]
-        index_of = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
+        attentions = [layer.attention for layer in architecture.layers[stage.start : stage.stop]]
+        kinds = [(each.rope, each.head_dim) if each is not None else None for each in attentions]
+        index_of = {kind: index for index, kind in enumerate(dict.fromkeys(filter(None, kinds)))}
         self.rotaries = nn.ModuleList(RotaryEmbedding(rope, head_dim, context) for rope, head_dim in index_of)
         self.layers = nn.ModuleList(
-            DecoderLayer(architecture, layer, index_of[kind], context) for layer, kind in enumerate(kinds, stage.start)
+            DecoderLayer(architecture, layer, 0 if kind is None else index_of[kind], context)
+            for layer, kind in enumerate(kinds, stage.start)
         )
         self.taped = TapedLayers(self.layers, context)
         if stage.is_last:
@@ -244,6 +285,9 @@ class DecoderForCausalLM(CausalLM):
         if self.logits_cap is not None:
             logits.div_(self.logits_cap).tanh_().mul_(self.logits_cap)
         return logits
+
+    def leaves_unread(self, name: str) -> bool:
+        return name.startswith(self.unread)
 
     def load_units(self) -> list[tuple[str, Loadable]]:
         units: list[tuple[str, Loadable]] = []

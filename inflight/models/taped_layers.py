@@ -9,13 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from inflight.attention.backend import AttentionMetadata
-from inflight.attention.cpu_paged import CpuPagedBackend, CpuPagedMetadata
+from inflight.attention.cpu_paged import CpuPagedBackend, CpuPagedMetadata, CpuStateMetadata
 from inflight.distributed.shared_collectives import SharedCollectives
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import AttentionStep
 from inflight.kernels.cpu.tape import Recorder, Tape
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
+from inflight.layers.recurrent_state import RecurrentState
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,8 @@ class TapedLayers:
 
     def __init__(self, layers: nn.Module, context: LayerContext) -> None:
         self._layers, self._tp = layers, context.tp
-        self._attentions = [module for module in layers.modules() if isinstance(module, Attention)]
-        is_on_kernels = all(isinstance(attention.backend, CpuPagedBackend) for attention in self._attentions)
+        self._cached = [module for module in layers.modules() if isinstance(module, Attention | RecurrentState)]
+        is_on_kernels = all(isinstance(layer.backend, CpuPagedBackend) for layer in self._cached)
         self._kernels = context.ops.kernels if isinstance(context.ops, CpuLayerOps) and is_on_kernels else None
         self._groups: list[int] = []  # the KV groups of this stage's layers
         self._bound: list[Any] = []  # Any: KV caches and collectives
@@ -59,10 +60,10 @@ class TapedLayers:
         shares_memory = self._tp.size == 1 or isinstance(collectives, SharedCollectives)
         if self._kernels is None or not shares_memory or not num_tokens or not all(x.is_contiguous() for x in tensors):
             return compute()
-        bound = [*(attention.kv_cache for attention in self._attentions), collectives]
+        bound = [*(layer.kv_cache for layer in self._cached), collectives]
         if len(bound) != len(self._bound) or any(a is not b for a, b in zip(bound, self._bound, strict=True)):
             self._tapes, self._bound = {}, bound
-            self._groups = sorted({attention.group_index for attention in self._attentions})
+            self._groups = sorted({layer.group_index for layer in self._cached})
         steps = [_step_of(attn_metadata[group], num_tokens) for group in self._groups]
         key = (rows is None, *(None if tensor is None else tensor.dtype for tensor in inputs))
         if key in self._tapes:
@@ -71,7 +72,7 @@ class TapedLayers:
             return compute() if tape is None else tape.replay(tensors, rows, steps, run)
         if rows is not None and not len(rows):
             return compute()  # a recording needs rows
-        caches = [attention.kv_cache for attention in self._attentions if attention.kv_cache is not None]
+        caches = [layer.kv_cache for layer in self._cached if layer.kv_cache is not None]
         with Recorder(self._kernels, tensors, rows, steps, [*self._layers.parameters(), *caches]) as recorder:
             results = compute()
         self._tapes[key] = recorder.finish(results)
@@ -86,6 +87,8 @@ def _run_alone(call: Callable[[], int]) -> None:
 
 
 def _step_of(metadata: AttentionMetadata, num_tokens: int) -> AttentionStep:
-    assert isinstance(metadata, CpuPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
+    assert isinstance(metadata, CpuPagedMetadata | CpuStateMetadata), (
+        f"metadata of another backend: {type(metadata).__name__}"
+    )
     assert num_tokens == metadata.num_tokens, f"{num_tokens} queries, {metadata.num_tokens} in the metadata"
     return metadata.step

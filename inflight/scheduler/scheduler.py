@@ -116,7 +116,7 @@ class Scheduler:
     def add_request(self, core: EngineCoreRequest) -> None:
         """Queue a request. The input processor has already checked its sizes and that its id is new."""
         assert core.request_id not in self._requests, core.request_id
-        blocks = self._kv_cache.new_request(core.cache_salt)
+        blocks = self._kv_cache.new_request(core.cache_salt, len(core.prompt_token_ids))
         request = Request(core, order=self._num_added, blocks=blocks, max_model_len=self._max_model_len)
         self._num_added += 1
         self._requests[core.request_id] = request

@@ -41,7 +41,7 @@ from inflight.config.engine import EngineConfig
 from inflight.device.accelerator import Accelerator, Event
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.interface.kv_cache import KVCacheConfig, count_groups
+from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec, count_groups
 from inflight.interface.request import Int32Array
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kernels.triton.step_state import apply_entries
@@ -196,8 +196,19 @@ class GraphModelRunner(Runner):
     def _num_groups(self) -> int:
         """The number of KV cache groups in the config that `initialize` will get. It depends only on the layers' heads and
         sliding windows."""
-        layers = [layer.mixer for layer in self._config.model.architecture.layers]
-        return sum(count_groups((mixer.num_kv_heads, mixer.head_dim, mixer.window) for mixer in layers).values())
+        layers = self._config.model.architecture.attentions
+        specs = (
+            KVCacheSpec(
+                block_size=1,
+                num_kv_heads=layer.num_kv_heads,
+                head_dim=layer.head_dim,
+                dtype="",
+                itemsize=1,
+                sliding_window=layer.window,
+            )
+            for layer in layers
+        )
+        return sum(count_groups(specs).values())
 
     def _sizes(self, num_groups: int) -> StateSizes:
         model = self._config.model

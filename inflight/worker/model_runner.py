@@ -150,7 +150,7 @@ class ModelRunner(Runner):
                 num_computed_tokens=inputs.num_computed_tokens,
                 block_table=block_table,
             )
-            found.append(self._backend.build_metadata(attention_inputs, group.spec))
+            found.append(self._backend.layer_metadata(attention_inputs, group.spec))
         return tuple(found)
 
     def execute_model(
@@ -266,7 +266,7 @@ class ModelRunner(Runner):
     def dummy_run(self, num_tokens: int) -> None:
         assert self._kv_cache_config is not None, "call initialize_from_config first"
         inputs = one_token_each(num_tokens)
-        metadata = tuple(self._backend.build_metadata(inputs, group.spec) for group in self._kv_cache_config.groups)
+        metadata = tuple(self._backend.layer_metadata(inputs, group.spec) for group in self._kv_cache_config.groups)
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
         activations = zero_activations(self._config, self._stage, self._device, num_tokens)
         hidden = self._model(zeros, zeros, metadata, intermediate=activations)

@@ -35,20 +35,20 @@ def run_largest_step(
     num_tokens, max_model_len = config.scheduler.max_num_batched_tokens, config.model.max_model_len
     kinds = config.model.architecture.layers[stage.start : stage.stop]
     chosen = sorted({kind: index for index, kind in reversed(list(enumerate(kinds)))}.values())
-    attention_layers = list(model.attention_layers().values())
-    layers = [attention_layers[index] for index in chosen]
+    cached_layers = list(model.cached_layers().values())
+    layers = [cached_layers[index] for index in chosen]
     specs = [layer.kv_cache_spec(config.cache.block_size, getattr(torch, config.cache.dtype)) for layer in layers]
     inputs = _prompts(num_tokens, max_model_len, config.cache.block_size)
     arena = device.allocate_arena(int(inputs.block_table.max()) + 1, max(spec.block_bytes for spec in specs))
     bound = [(layer.kv_cache, layer.group_index) for layer in layers]  # restored: the engine may be running already
     # All layers share the arena, because nobody reads the results.
     for index, (layer, spec) in enumerate(zip(layers, specs, strict=True)):
-        layer.bind(backend.kv_cache_view(arena[:, : spec.block_bytes], spec, 0), index)
+        layer.bind(backend.layer_cache(arena[:, : spec.block_bytes], spec, 0), index)
     try:
         hidden = model(
             device.to_device(np.zeros(num_tokens, dtype=np.int32)),
             device.to_device(np.arange(num_tokens, dtype=np.int32) % max_model_len),
-            tuple(backend.build_metadata(inputs, spec) for spec in specs),
+            tuple(backend.layer_metadata(inputs, spec) for spec in specs),
             layers=chosen,
             intermediate=zero_activations(config, stage, device, num_tokens),
         )

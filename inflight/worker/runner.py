@@ -26,6 +26,7 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.layers.attention import Attention
 from inflight.models.causal_lm import CausalLM
 from inflight.sample.state import SamplingState
 from inflight.timeline import Timeline
@@ -86,17 +87,17 @@ class Runner(ABC):
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """The spec of each layer's cache, by layer name, in layer order."""
         cache = self._config.cache
-        layers = self._model.attention_layers().items()
+        layers = self._model.cached_layers().items()
         return {name: layer.kv_cache_spec(cache.block_size, getattr(torch, cache.dtype)) for name, layer in layers}
 
     def initialize(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the arena and bind every layer to its part of it."""
         self._kv_cache_config = kv_cache_config
         arena = self._device.allocate_arena(kv_cache_config.num_blocks, kv_cache_config.block_bytes)
-        layers = self._model.attention_layers()
+        layers = self._model.cached_layers()
         for group_index, group in enumerate(kv_cache_config.groups):
             for i, name in enumerate(group.layer_names):
-                layers[name].bind(self._backend.kv_cache_view(arena, group.spec, i), group_index)
+                layers[name].bind(self._backend.layer_cache(arena, group.spec, i), group_index)
         self._batch = self._new_batch(kv_cache_config)
 
     def warm_up(self) -> None:
@@ -123,12 +124,13 @@ class Runner(ABC):
     def reserved_bytes(self, peak_bytes: int) -> int:
         """Device bytes that `initialize` and later steps need besides the arena. The profile run needed `peak_bytes`."""
         specs, num_threads = self.kv_cache_specs(), self._config.device.num_threads
-        return max(
-            self._backend.scratch_bytes(
-                specs[name], per_head=layer.num_heads // layer.num_kv_heads, num_threads=num_threads
-            )
-            for name, layer in self._model.attention_layers().items()
-        )
+        found = [0]
+        for name, layer in self._model.cached_layers().items():
+            spec = specs[name]
+            if isinstance(layer, Attention) and isinstance(spec, KVCacheSpec):
+                per_head = layer.num_heads // layer.num_kv_heads
+                found.append(self._backend.scratch_bytes(spec, per_head=per_head, num_threads=num_threads))
+        return max(found)
 
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
         """See `Worker.graph_report`."""

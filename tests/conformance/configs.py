@@ -34,7 +34,7 @@ def engine_config(
         hidden_size=8,
         layers=(
             LayerSpec(
-                mixer=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
+                attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
             ),
         ),
         rms_norm_eps=1e-6,

@@ -80,7 +80,7 @@ def test_tokens_equal_those_of_transformers(root: Path, family: str, index: int)
                     known[tuple(prompt)] = tokens
             scheduler = llm.llm_engine.core.scheduler
             if mode == "batched":
-                assert again[-1].num_cached_tokens >= 680
+                assert again[-1].num_cached_tokens >= 660  # of 700; blocks of recurrent models are longer
                 least_bytes = one_sequence_bytes(llm)
             if mode == "preempted" and None in {
                 g.spec.sliding_window for g in llm.llm_engine.core.kv_cache_config.groups

@@ -109,12 +109,12 @@ def test_bfloat16_logits(folders: dict[tuple[str, int], Path], family: str, inde
 
 def run_in_chunks(model: CausalLM, backend: AttentionBackend, token_ids: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """Logits of every position, the prompt computed in chunks of `sizes` over a paged cache with scattered blocks."""
-    layers = model.attention_layers()
+    layers = model.cached_layers()
     specs = {name: layer.kv_cache_spec(BLOCK_SIZE, torch.float32) for name, layer in layers.items()}
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     arenas = {name: torch.zeros(num_blocks + 1, spec.block_bytes, dtype=torch.uint8) for name, spec in specs.items()}
     for index, (name, layer) in enumerate(layers.items()):  # a KV group for each layer
-        layer.bind(backend.kv_cache_view(arenas[name], specs[name], 0), index)
+        layer.bind(backend.layer_cache(arenas[name], specs[name], 0), index)
     block_table = np.arange(num_blocks, 0, -1, dtype=np.int32).reshape(1, -1)
     logits, start = [], 0
     for size in sizes:
@@ -124,7 +124,7 @@ def run_in_chunks(model: CausalLM, backend: AttentionBackend, token_ids: Tensor,
             num_computed_tokens=np.array([start], dtype=np.int32),
             block_table=block_table,
         )
-        metadata = tuple(backend.build_metadata(inputs, spec) for spec in specs.values())
+        metadata = tuple(backend.layer_metadata(inputs, spec) for spec in specs.values())
         positions = torch.arange(start, start + size)
         logits.append(model.compute_logits(model(token_ids[positions], positions, metadata)))
         start += size

@@ -16,6 +16,7 @@ from inflight.config.families import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_5,
     smollm3,
 )
 from inflight.config.families.family import Family
@@ -25,6 +26,7 @@ _MODULES = (
     mistral,
     qwen2,
     qwen3,
+    qwen3_5,
     gemma2,
     gemma3,
     phi3,

@@ -57,14 +57,18 @@ class Family:
     """A family of models: one file of this folder, and an entry in `families.FAMILIES`.
 
     `parse` makes the specification. It refuses fields whose value is not supported. `reads` has the names of those fields in
-    `_NEUTRAL_VALUES` that `parse` reads itself. In a GGUF file the family's name is `gguf_name` (None: no GGUF file of the
-    family is supported). `gguf_interleaves_heads`: llama.cpp's converter changes the order of the rows of queries and keys.
+    `_NEUTRAL_VALUES` that `parse` reads itself. `wrapper`: the architecture and the model_type of models that also read
+    images; of such a model the part for text is used. `unread`: see `ModelArchitecture`. In a GGUF file the family's name is
+    `gguf_name` (None: no GGUF file of the family is supported). `gguf_interleaves_heads`: llama.cpp's converter changes the
+    order of the rows of queries and keys.
     """
 
     architecture: str
     model_type: str
     parse: Callable[[JsonFields], ModelArchitecture]
     reads: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    wrapper: tuple[str, str] | None = None
     gguf_name: str | None = None
     gguf_interleaves_heads: bool = False
 
@@ -79,7 +83,7 @@ class Family:
                     f"config.json: {name}={fields.values[name]!r} is not supported for {self.architecture}; it would change "
                     "the result"
                 )
-        return self.parse(fields)
+        return replace(self.parse(fields), unread=self.unread)
 
 
 def make_architecture(
@@ -206,7 +210,9 @@ def with_windows(layer: LayerSpec, windows: Iterable[int | None], max_length: in
     with layers that have no window.
     """
     shorter = (window if window is not None and window < max_length else None for window in windows)
-    return tuple(replace(layer, mixer=replace(layer.mixer, window=window)) for window in shorter)
+    attention = layer.attention
+    assert attention is not None, "a recurrent layer has no window"
+    return tuple(replace(layer, attention=replace(attention, window=window)) for window in shorter)
 
 
 def read_window(fields: JsonFields) -> int | None:

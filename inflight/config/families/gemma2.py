@@ -34,7 +34,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
         output_bias=bias,
     )
     mlp = read_mlp(fields, name="hidden_activation", default="gelu_pytorch_tanh")
-    layer = LayerSpec(mixer=attention, mlp=mlp, norms=NORMS)
+    layer = LayerSpec(attention=attention, mlp=mlp, norms=NORMS)
     by_index = [index % 2 == 0 for index in range(fields.integer("num_hidden_layers"))]
     windows = [window if windowed else None for windowed in read_layer_types(fields, by_index, window)]
     layers = with_windows(layer, windows, fields.integer("max_position_embeddings"))

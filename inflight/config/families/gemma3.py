@@ -34,7 +34,9 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     rope, local_rope = read_ropes(
         fields, attention.head_dim, theta=1e6, local_theta=1e4, local_name="rope_local_base_freq"
     )
-    full, local = (LayerSpec(mixer=replace(attention, rope=each), mlp=mlp, norms=NORMS) for each in (rope, local_rope))
+    full, local = (
+        LayerSpec(attention=replace(attention, rope=each), mlp=mlp, norms=NORMS) for each in (rope, local_rope)
+    )
     pattern = fields.integer("sliding_window_pattern", 6)
     by_index = [(index + 1) % pattern != 0 for index in range(fields.integer("num_hidden_layers"))]
     max_length = fields.integer("max_position_embeddings")
@@ -54,6 +56,8 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
 FAMILY = Family(
     architecture="Gemma3ForCausalLM",
     model_type="gemma3_text",
+    wrapper=("Gemma3ForConditionalGeneration", "gemma3"),
+    unread=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
     parse=_parse,
     # transformers' Gemma 3 has a field for the cap of scores, but does not use it
     reads=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),

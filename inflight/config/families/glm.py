@@ -22,7 +22,7 @@ def parse_glm(fields: JsonFields, name: str, norms: NormNames) -> ModelArchitect
         rope=replace(attention.rope, interleaved=True),
         qkv_bias=fields.boolean("attention_bias", True),
     )
-    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields, is_fused=True), norms=norms)
+    layer = LayerSpec(attention=attention, mlp=read_mlp(fields, is_fused=True), norms=norms)
     return make_architecture(fields, name, (layer,) * fields.integer("num_hidden_layers"), eps=1.5625e-7)
 
 

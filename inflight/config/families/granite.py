@@ -17,7 +17,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
         qkv_bias=bias,
         output_bias=bias,
     )
-    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields, bias=fields.boolean("mlp_bias", False)))
+    layer = LayerSpec(attention=attention, mlp=read_mlp(fields, bias=fields.boolean("mlp_bias", False)))
     model = make_architecture(fields, FAMILY.architecture, (layer,) * fields.integer("num_hidden_layers"))
     # Every layer adds r * output to the residual stream, where r is residual_multiplier. Instead, the whole stream is divided
     # by r. It is read by norms only, and a norm gives the same result for x / r as for x, if its eps is divided by r^2.

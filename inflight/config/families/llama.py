@@ -15,7 +15,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     # the configs of the first Llama models have no num_key_value_heads
     attention = read_attention(fields, absent_kv_heads_mean_all=True)
     layer = LayerSpec(
-        mixer=replace(attention, qkv_bias=bias, output_bias=bias),
+        attention=replace(attention, qkv_bias=bias, output_bias=bias),
         mlp=read_mlp(fields, bias=fields.boolean("mlp_bias", False)),
     )
     return make_architecture(fields, FAMILY.architecture, (layer,) * num_layers)

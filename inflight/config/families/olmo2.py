@@ -20,7 +20,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     bias = fields.boolean("attention_bias", False)
     attention = read_attention(fields, absent_kv_heads_mean_all=True)
     attention = replace(attention, qkv_bias=bias, output_bias=bias, qk_norm=WHOLE)
-    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields), norms=NORMS)
+    layer = LayerSpec(attention=attention, mlp=read_mlp(fields), norms=NORMS)
     return make_architecture(fields, FAMILY.architecture, (layer,) * fields.integer("num_hidden_layers"), eps=1e-5)
 
 

@@ -24,7 +24,9 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     attention = read_attention(fields, absent_kv_heads_mean_all=True, has_rope=False)
     attention = replace(attention, qkv_bias=bias, output_bias=bias, qk_norm=WHOLE)
     ropes = read_ropes(fields, attention.head_dim, theta=500000.0, local_theta=500000.0)
-    full, local = (LayerSpec(mixer=replace(attention, rope=rope), mlp=read_mlp(fields), norms=NORMS) for rope in ropes)
+    full, local = (
+        LayerSpec(attention=replace(attention, rope=rope), mlp=read_mlp(fields), norms=NORMS) for rope in ropes
+    )
     by_index = [(index + 1) % 4 != 0 for index in range(fields.integer("num_hidden_layers"))]
     max_length = fields.integer("max_position_embeddings")
     layers = tuple(

@@ -13,7 +13,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     fields = _with_today_s_names(fields)
     partial = fields.number("partial_rotary_factor", 1.0)
     attention = read_attention(fields, absent_kv_heads_mean_all=True, partial_rotary_factor=partial)
-    layer = LayerSpec(mixer=replace(attention, is_fused=True), mlp=read_mlp(fields, is_fused=True))
+    layer = LayerSpec(attention=replace(attention, is_fused=True), mlp=read_mlp(fields, is_fused=True))
     window = fields.integer("sliding_window") if fields.has("sliding_window") else None
     windows = [window] * fields.integer("num_hidden_layers")
     layers = with_windows(layer, windows, fields.integer("max_position_embeddings"))

@@ -19,7 +19,7 @@ from inflight.errors import UnsupportedModelError
 
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
-    layer = LayerSpec(mixer=replace(read_attention(fields), qkv_bias=True), mlp=read_mlp(fields))
+    layer = LayerSpec(attention=replace(read_attention(fields), qkv_bias=True), mlp=read_mlp(fields))
     layers = with_windows(layer, read_windows(fields), fields.integer("max_position_embeddings"))
     return make_architecture(fields, FAMILY.architecture, layers)
 

@@ -13,7 +13,7 @@ from inflight.config.json_fields import JsonFields
 def _parse(fields: JsonFields) -> ModelArchitecture:
     bias = fields.boolean("attention_bias", False)
     attention = replace(read_attention(fields, head_dim=128), qkv_bias=bias, output_bias=bias, qk_norm=HEAD)
-    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields))
+    layer = LayerSpec(attention=attention, mlp=read_mlp(fields))
     layers = with_windows(layer, read_windows(fields), fields.integer("max_position_embeddings"))
     return make_architecture(fields, FAMILY.architecture, layers)
 

@@ -26,9 +26,11 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     window = fields.integer("sliding_window") if uses_window else None
     by_default = [uses_window and not rotates for rotates in has_rope]
     windows = [window if windowed else None for windowed in read_layer_types(fields, by_default, window)]
-    layers = with_windows(LayerSpec(mixer=attention, mlp=mlp), windows, fields.integer("max_position_embeddings"))
-    without = (replace(layer, mixer=replace(layer.mixer, rope=None)) for layer in layers)
-    chosen = tuple(layer if rotates else other for layer, other, rotates in zip(layers, without, has_rope, strict=True))
+    rotated, plain = (
+        with_windows(LayerSpec(attention=each, mlp=mlp), windows, fields.integer("max_position_embeddings"))
+        for each in (attention, replace(attention, rope=None))
+    )
+    chosen = tuple(layer if rotates else other for layer, other, rotates in zip(rotated, plain, has_rope, strict=True))
     return make_architecture(fields, FAMILY.architecture, chosen, is_tied=True)
 
 

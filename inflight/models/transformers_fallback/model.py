@@ -149,7 +149,7 @@ class TransformersForCausalLM(CausalLM):
         self._hidden.hidden = None
         return logits.contiguous() if out is None else out.copy_(logits)
 
-    def attention_layers(self) -> dict[str, Attention]:
+    def cached_layers(self) -> dict[str, Attention]:
         return self.attention.layers
 
     def leaves_unread(self, name: str) -> bool:

@@ -23,7 +23,7 @@ ARCHITECTURE = ModelArchitecture(
     hidden_size=64,
     layers=(
         LayerSpec(
-            mixer=AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=16, rope=RopeConfig()), mlp=MlpSpec(size=128)
+            attention=AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=16, rope=RopeConfig()), mlp=MlpSpec(size=128)
         ),
     )
     * 2,

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from inflight.config.architecture import GELU_TANH, HEAD, WHOLE, ModelArchitecture, NormNames
+from inflight.config.architecture import (
+    GELU_TANH,
+    HEAD,
+    WHOLE,
+    GatedDeltaSpec,
+    ModelArchitecture,
+    NormNames,
+    RopeConfig,
+)
 from inflight.config.families import FAMILIES
 from inflight.config.parse_architecture import parse_architecture
 from inflight.errors import UnsupportedModelError
@@ -89,9 +97,26 @@ def test_glm_rotates_half_of_each_head() -> None:
         assert rope is not None and (rope.rotary_dim, rope.interleaved) == (8, True)
 
 
+def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
+    rope = {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 2], "mrope_interleaved": True}
+    model = parse("qwen3_5_text", num_hidden_layers=5, head_dim=32, rope_parameters=rope)
+    assert [layer.attention is None for layer in model.layers] == [True, True, True, False, True]
+    (attention,) = model.attentions
+    assert attention.rope == RopeConfig(theta=1e7, rotary_dim=8) and attention.has_gate and attention.qk_norm == HEAD
+    recurrence = GatedDeltaSpec(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, kernel_size=4)
+    assert model.recurrences == [recurrence] * 4
+    assert recurrence.rank_sizes(2) == (2 * (8 * 128 + 16 * 128 + 16), 16 * 128)
+    assert recurrence.state_bytes(2, 2) == 4 * 16 * 128 * 128 + 3 * (2 * 8 * 128 + 16 * 128) * 2
+
+
 @pytest.mark.parametrize(
     ("family", "fields", "words"),
     [
+        ("qwen3_5_text", {"layer_types": ["linear_attention"] * 4}, "there must be a full_attention"),
+        ("qwen3_5_text", {"layer_types": ["full_attention"] * 3}, "must have 4 entries, one per layer"),
+        ("qwen3_5_text", {"linear_num_value_heads": 17}, "linear_num_value_heads=17 is not a multiple of"),
+        ("qwen3_5_text", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim=1 is not supported; at least 2 is"),
+        ("qwen3_5_text", {"linear_key_head_dim": 0}, "linear_key_head_dim=0 is not a positive integer"),
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu' is not supported; supported are silu"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 is not a positive number"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),

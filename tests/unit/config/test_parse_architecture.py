@@ -44,7 +44,7 @@ def test_a_plain_llama() -> None:
         hidden_size=64,
         layers=(
             LayerSpec(
-                mixer=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig(theta=10000.0)),
+                attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig(theta=10000.0)),
                 mlp=MlpSpec(size=128),
             ),
         )

@@ -60,7 +60,7 @@ def test_the_head_counts_for_a_quarter_of_its_weights() -> None:
         hidden_size=1024,
         layers=(
             LayerSpec(
-                mixer=AttentionSpec(num_heads=16, num_kv_heads=8, head_dim=128, rope=RopeConfig()),
+                attention=AttentionSpec(num_heads=16, num_kv_heads=8, head_dim=128, rope=RopeConfig()),
                 mlp=MlpSpec(size=3072),
             ),
         )
@@ -123,7 +123,7 @@ def test_sizes_that_work_are_named(heads: int, kv_heads: int, intermediate: int,
         ARCHITECTURE,
         layers=(
             LayerSpec(
-                mixer=AttentionSpec(num_heads=heads, num_kv_heads=kv_heads, head_dim=16, rope=None),
+                attention=AttentionSpec(num_heads=heads, num_kv_heads=kv_heads, head_dim=16, rope=None),
                 mlp=MlpSpec(size=intermediate),
             ),
         ),

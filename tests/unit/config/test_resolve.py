@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
+from inflight.config.architecture import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelArchitecture,
+    RopeConfig,
+)
 from inflight.config.engine import EngineConfig, ModelConfig, QuantizationConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine, detect_machine
@@ -25,7 +32,7 @@ ARCHITECTURE = ModelArchitecture(
     hidden_size=64,
     layers=(
         LayerSpec(
-            mixer=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig()), mlp=MlpSpec(size=128)
+            attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig()), mlp=MlpSpec(size=128)
         ),
     )
     * 2,
@@ -321,6 +328,26 @@ def test_threads_follow_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= detect_machine("cpu").num_cores < 100000
     monkeypatch.setenv("OMP_NUM_THREADS", "garbage")
     assert detect_machine("cpu").num_cores >= 1
+
+
+def test_a_block_of_a_recurrent_model_has_room_for_a_state() -> None:
+    recurrence = GatedDeltaSpec(num_key_heads=2, num_value_heads=2, key_dim=64, value_dim=64, kernel_size=4)
+    hybrid = replace(
+        ARCHITECTURE, layers=(LayerSpec(recurrence=recurrence, mlp=MlpSpec(size=128)), *ARCHITECTURE.layers)
+    )
+    state_bytes = 2 * 64 * 64 * 4 + 3 * 6 * 64 * 2
+    for arguments, num_bytes in (({}, 2 * 2 * 16 * 2), ({"kv_cache_dtype": "int8"}, 2 * 2 * (16 + 4))):
+        size = resolved(hybrid, **arguments).cache.block_size
+        assert size % 16 == 0 and (size - 16) * 2 * num_bytes < state_bytes <= size * 2 * num_bytes
+    assert resolved(hybrid, block_size=32, state_checkpoint_tokens=99).cache.block_size == 32
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    with pytest.raises(ConfigError, match="recurrent layers, which do not go with speculative_config"):
+        resolved(hybrid, speculative_config=drafts)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=4 does not divide the model, which has 2 key heads"):
+        resolved(hybrid, tensor_parallel_size=4)
+    gpu = Machine(device="cuda", num_cores=6, dtypes=("bfloat16", "float32"))
+    with pytest.raises(ConfigError, match="run on CPUs only so far; use device='cpu'"):
+        resolve(EngineArgs(), folder=Path("model"), architecture=hybrid, machine=gpu, timeout_seconds=60.0)
 
 
 def test_the_kv_cache_has_the_dtype_of_the_model_or_its_own() -> None:

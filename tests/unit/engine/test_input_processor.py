@@ -25,7 +25,7 @@ def make(
     tokenizer: Tokenizer | str | None = "bytes", generation_config: dict[str, Any] | None = None, **kwargs: Any
 ) -> Any:
     layer = LayerSpec(
-        mixer=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
+        attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
     )
     architecture = ModelArchitecture(
         name="LlamaForCausalLM", vocab_size=kwargs.pop("vocab_size", BYTE_VOCAB_SIZE), hidden_size=8, layers=(layer,),

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from inflight.config.engine import CacheConfig, SchedulerConfig
-from inflight.engine.kv_cache_sizing import blocks_per_sequence, describe_size, make_groups, make_kv_cache_configs
+from inflight.engine.kv_cache_sizing import (
+    blocks_per_sequence,
+    describe_size,
+    make_groups,
+    make_kv_cache_configs,
+    num_tokens_held,
+)
 from inflight.errors import OutOfMemoryError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 
@@ -26,6 +32,28 @@ def test_two_kinds_are_cut_into_groups_of_the_smaller_size() -> None:
     (groups,) = make_groups([specs])
     assert [(len(group.layer_names), group.spec.sliding_window) for group in groups] == [(3, 32)] * 3 + [(3, None)]
     assert sorted(name for group in groups for name in group.layer_names) == sorted(specs)
+
+
+def test_a_group_has_as_many_layers_as_fit_into_the_common_block() -> None:
+    """Four layers with attention, of 4 units each, and layers of a smaller kind and states: a block has 16 units."""
+    unit = spec().block_bytes // 4
+    small = replace(spec(32), head_dim=spec().head_dim // 4)
+    specs = {f"full.{i}": spec() for i in range(4)} | {f"small.{i}": small for i in range(18)}
+    specs |= {f"state.{i}": KVCacheSpec.of_state(16, 5 * unit) for i in range(7)}
+    (groups,) = make_groups([specs])
+    assert [len(group.layer_names) for group in groups] == [4, 9, 9, 3, 3, 1]
+    large = {f"full.{i}": spec() for i in range(4)} | {
+        f"state.{i}": KVCacheSpec.of_state(16, 99 * unit) for i in range(3)
+    }
+    assert [len(group.layer_names) for group in make_groups([large])[0]] == [4, 1, 1, 1]
+
+
+def test_a_recurrent_layer_needs_two_blocks() -> None:
+    """A step reads one, and writes another."""
+    (groups,) = make_groups([{"a": spec(), "b": KVCacheSpec.of_state(16, spec().block_bytes)}])
+    assert blocks_per_sequence(groups, num_tokens=160, max_step_tokens=64) == 10 + 2
+    config = KVCacheConfig(num_blocks=13, block_bytes=1, groups=groups)
+    assert num_tokens_held(config) == 160
 
 
 def test_as_many_blocks_as_fit() -> None:

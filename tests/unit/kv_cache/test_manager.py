@@ -132,9 +132,10 @@ def test_a_child_shares_full_blocks_unless_a_window_has_left_them() -> None:
     leader = manager.new_request("")
     manager.allocate_slots(leader, 4 * SIZE)
     child = manager.new_request("")
-    assert manager.share_prompt(child, leader, 2) == (leader.tables[0][:2],)
+    # the token at 2 * SIZE sees block 1 only
+    assert manager.share_prompt(child, leader, 2) == ([DUMMY_BLOCK, leader.tables[0][1]],)
     manager.commit(leader, tokens(4 * SIZE), 3 * SIZE)
-    assert manager.share_prompt(child, leader, 2) == NO_BLOCKS  # the token at 2 * SIZE sees block 1
+    assert manager.share_prompt(child, leader, 2) == NO_BLOCKS
 
 
 # -- after a reset -----------------------------------------------------------------------------------------------------
@@ -177,3 +178,104 @@ def test_what_was_cached_before_a_reset_is_free_after_it() -> None:
     assert num_hits(manager, tokens(4 * SIZE)) == 0
     assert manager.pool.num_free_blocks == 4
     manager.check_integrity([])
+
+
+# -- recurrent layers ----------------------------------------------------------------------------------------------
+
+
+def make_hybrid(num_blocks: int, *, caching: bool = True, checkpoint: int = 3 * SIZE) -> KVCacheManager:
+    """A group with attention and a group with states, which has a snapshot every three blocks."""
+    attention = KVCacheSpec(block_size=SIZE, num_kv_heads=1, head_dim=1, dtype="float32", itemsize=4)
+    state = KVCacheSpec.of_state(SIZE, 16)
+    groups = tuple(KVCacheGroup(layer_names=(str(i),), spec=spec) for i, spec in enumerate((attention, state)))
+    config = KVCacheConfig(num_blocks=num_blocks + 1, block_bytes=64, groups=groups)
+    return KVCacheManager(config, fingerprint="m", enable_prefix_caching=caching, checkpoint_tokens=checkpoint)
+
+
+def ending_in_7(num_blocks: int) -> Int32Array:
+    return np.append(tokens(num_blocks * SIZE), np.int32(7))
+
+
+def has_block(manager: KVCacheManager, blocks: RequestBlocks) -> list[bool]:
+    return [block_id != DUMMY_BLOCK for block_id in blocks.tables[1]]
+
+
+def test_a_step_writes_its_last_state_and_snapshots() -> None:
+    manager = make_hybrid(100)
+    blocks = manager.new_request("", num_prompt_tokens=8 * SIZE + 1)
+    assert manager.allocate_slots(blocks, 10 * SIZE) == 10
+    # after each third block, after the prompt (8 blocks and a token), and at the end of the step
+    assert [i + 1 for i, is_there in enumerate(has_block(manager, blocks)) if is_there] == [3, 6, 8, 9, 10]
+    manager.commit(blocks, tokens(10 * SIZE), 10 * SIZE)
+    assert [i + 1 for i, is_there in enumerate(has_block(manager, blocks)) if is_there] == [10]
+    manager.check_integrity([blocks])
+    other = make_hybrid(100, caching=False)
+    blocks = other.new_request("", num_prompt_tokens=9 * SIZE)
+    assert other.allocate_slots(blocks, 10 * SIZE) == 10
+    assert has_block(other, blocks) == [False] * 9 + [True]
+
+
+@pytest.mark.parametrize(("checkpoint", "blocks"), [(1, [1, 2, 3, 4, 5]), (5, [1, 2, 3, 5]), (10, [2, 5]), (99, [])])
+def test_snapshots_end_before_multiples_of_the_distance(checkpoint: int, blocks: list[int]) -> None:
+    manager = make_hybrid(100, checkpoint=checkpoint)
+    request = manager.new_request("", num_prompt_tokens=1)
+    assert manager.allocate_slots(request, 6 * SIZE) == 6
+    assert [i + 1 for i, is_there in enumerate(has_block(manager, request)[:-1]) if is_there] == blocks
+
+
+@pytest.mark.parametrize(("length", "hits"), [(2, 0), (3, 3), (5, 3), (6, 6), (7, 6), (8, 8), (9, 9), (12, 9)])
+def test_a_hit_ends_at_a_snapshot(length: int, hits: int) -> None:
+    manager = make_hybrid(100)
+    blocks = manager.new_request("", num_prompt_tokens=8 * SIZE + 1)
+    assert manager.allocate_slots(blocks, 10 * SIZE) == 10
+    manager.commit(blocks, tokens(10 * SIZE), 10 * SIZE)
+    for is_running in (True, False):
+        assert num_hits(manager, ending_in_7(length)) == hits * SIZE, is_running
+        manager.free(blocks)
+    request = manager.new_request("")
+    wanted = ending_in_7(length)
+    computed = manager.get_computed_blocks(request, wanted)
+    assert manager.allocate_slots(request, len(wanted), computed) is not None
+    if hits:
+        assert has_block(manager, request)[:hits] == [False] * (hits - 1) + [True]
+    manager.check_integrity([request])
+
+
+def test_decoding_moves_the_state_from_block_to_block() -> None:
+    manager = make_hybrid(100)
+    blocks = manager.new_request("", num_prompt_tokens=2)
+    for length in range(2, 8 * SIZE):
+        assert manager.allocate_slots(blocks, length) is not None
+        assert blocks.tables[1][-1] != DUMMY_BLOCK and blocks.tables[1][(length - 2) // SIZE] != DUMMY_BLOCK
+        if manager.has_full_blocks(blocks, length):
+            manager.commit(blocks, tokens(length), length)
+        assert sum(has_block(manager, blocks)) <= 2
+        manager.check_integrity([blocks])
+    manager.free(blocks)
+    assert num_hits(manager, tokens(8 * SIZE)) == 6 * SIZE
+
+
+def test_snapshots_are_left_out_before_a_request_is_refused() -> None:
+    manager = make_hybrid(9 + 3)
+    blocks = manager.new_request("", num_prompt_tokens=8 * SIZE + 1)
+    assert manager.allocate_slots(blocks, 9 * SIZE) == 9
+    assert [i + 1 for i, is_there in enumerate(has_block(manager, blocks)) if is_there] == [6, 8, 9]
+    assert manager.pool.num_free_blocks == 0
+    manager.check_integrity([blocks])
+    manager.free(blocks)
+    assert manager.allocate_slots(blocks, 12 * SIZE) is None
+    assert manager.allocate_slots(blocks, 11 * SIZE) == 11
+
+
+def test_followers_begin_with_the_state_after_the_prompt() -> None:
+    manager = make_hybrid(100)
+    leader = manager.new_request("", num_prompt_tokens=4 * SIZE + 2)
+    assert manager.allocate_slots(leader, 4 * SIZE + 1) == 5
+    follower = manager.new_request("", num_prompt_tokens=4 * SIZE + 2)
+    shared = manager.share_prompt(follower, leader, 4)
+    assert [len(table) for table in shared] == [4, 4] and shared[1][:3] == [DUMMY_BLOCK] * 3
+    assert shared[1][3] == leader.tables[1][3] != DUMMY_BLOCK
+    assert manager.allocate_slots(follower, 4 * SIZE + 2, shared) == 5
+    manager.check_integrity([leader, follower])
+    manager.commit(leader, tokens(4 * SIZE + 1), 4 * SIZE + 1)
+    assert manager.share_prompt(follower, leader, 4) == NO_BLOCKS  # freed: the leader goes on from its fifth block

@@ -53,7 +53,7 @@ def run_stages(stages: list[CausalLM]) -> Tensor:
     passed: Tensor | IntermediateTensors | None = None
     metadata: Any = (None,)  # Any: the backend reads none
     for stage in stages:
-        for layer in stage.attention_layers().values():
+        for layer in stage.cached_layers().values():
             layer.bind(torch.empty(0), 0)
         assert passed is None or isinstance(passed, IntermediateTensors)
         passed = stage(PROMPT, torch.arange(len(PROMPT)), metadata, intermediate=passed)
@@ -104,9 +104,9 @@ def test_the_stages_one_after_the_other_are_the_whole(
     whole = load(folder, load_format)
     stages = [load(folder, load_format, stage=pipeline_stage(partition, i)) for i in range(len(partition))]
     torch.testing.assert_close(run_stages(stages), run_prompt(whole, PROMPT), rtol=1e-5, atol=1e-5)
-    names = [name for stage in stages for name in stage.attention_layers()]
-    assert names == list(whole.attention_layers())
-    assert [len(stage.attention_layers()) for stage in stages] == list(partition)
+    names = [name for stage in stages for name in stage.cached_layers()]
+    assert names == list(whole.cached_layers())
+    assert [len(stage.cached_layers()) for stage in stages] == list(partition)
 
 
 def test_a_stage_holds_only_its_own_weights(tmp_path: Path) -> None:

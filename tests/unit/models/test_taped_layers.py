@@ -27,6 +27,7 @@ from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import LostPeerError
 from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.cpu.tape import Recorder, Tape
+from inflight.layers.attention import Attention
 from inflight.model_loader.loader import load_model
 from inflight.models.decoder import DecoderForCausalLM
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
@@ -61,7 +62,7 @@ class Session:
         self.model, self.dtype = model, getattr(torch, dtype)
         if not is_taped:
             vars(model)["taped"] = lambda compute, *_: compute()
-        self.layers = list(model.attention_layers().values())
+        self.layers = list(model.cached_layers().values())
         self.clear()
 
     def clear(self) -> None:
@@ -71,7 +72,7 @@ class Session:
         self.specs = [layer.kv_cache_spec(BLOCK_SIZE, self.dtype) for layer in self.layers]
         for layer, spec in zip(self.layers, self.specs, strict=True):
             arena = torch.zeros(NUM_SEQUENCES * BLOCKS_EACH, spec.block_bytes, dtype=torch.uint8)
-            layer.bind(self.backend.kv_cache_view(arena, spec, 0), spec.sliding_window is not None)
+            layer.bind(self.backend.layer_cache(arena, spec, 0), spec.sliding_window is not None)
 
     @torch.inference_mode()
     def step(self, tokens: tuple[int, ...], wanted: str) -> Tensor:
@@ -85,13 +86,13 @@ class Session:
             num_computed_tokens=before,
             block_table=np.arange(NUM_SEQUENCES * BLOCKS_EACH, dtype=np.int32).reshape(-1, BLOCKS_EACH)[sequences],
         )
-        window = max(spec.sliding_window or 0 for spec in self.specs) or None
-        groups = [replace(self.specs[0], sliding_window=size) for size in (None, window)]
+        spec_of = {spec.sliding_window is not None: spec for spec in self.specs}
+        groups = [spec_of.get(has_window, self.specs[0]) for has_window in (False, True)]
         self.computed[sequences] += counts
         positions = np.concatenate([np.arange(a, a + n) for a, n in zip(before, counts, strict=True)])
         ids = torch.randint(0, VOCAB_SIZE, (int(starts[-1]),), generator=self.random)
         rows = {ALL: None, LAST: torch.from_numpy(starts[1:] - 1).long(), "none": torch.empty(0, dtype=torch.int64)}
-        metadata = tuple(self.backend.build_metadata(inputs, spec) for spec in groups)
+        metadata = tuple(self.backend.layer_metadata(inputs, spec) for spec in groups)
         hidden = self.model(ids, torch.from_numpy(positions), metadata, rows[wanted])
         assert isinstance(hidden, Tensor)
         return hidden.clone()
@@ -134,6 +135,7 @@ def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
         ("qwen2", 3, {}),  # two KV groups
         ("qwen3", 4, {"soft_cap": 3.0}),
         ("qwen3", 1, {"sinks": torch.tensor([2.0, -1.0, 0.5, 3.0])}),
+        ("qwen3_5", 0, {}),  # recurrent layers
     ],
 )
 def test_batches_of_every_kind(
@@ -144,7 +146,8 @@ def test_batches_of_every_kind(
     for is_taped in (True, False):
         session = Session(folder, is_taped=is_taped, dtype=dtype)
         for layer in session.layers:
-            layer.params = replace(layer.params, **params)
+            if isinstance(layer, Attention):
+                layer.params = replace(layer.params, **params)
         results.append(session.run())
     assert calls == ["record", *["replay"] * 2, "record", *["replay"] * 7]
     assert_same(*results)

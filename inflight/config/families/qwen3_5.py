@@ -1,0 +1,79 @@
+"""Qwen3.5, the models for text: three of four layers are recurrent, with the gated delta rule. The others have gated attention,
+of which a quarter of each head is rotated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inflight.config.architecture import HEAD, GatedDeltaSpec, LayerSpec, ModelArchitecture
+from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp
+from inflight.config.json_fields import JsonFields
+from inflight.errors import UnsupportedModelError
+
+# For images, positions have several parts. Those of a text are all equal, so a text is rotated as always.
+_FIELDS_OF_IMAGES = ("mrope_section", "mrope_interleaved")
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    rope = fields.mapping("rope_parameters")
+    values = {name: value for name, value in rope.values.items() if name not in _FIELDS_OF_IMAGES}
+    fields = JsonFields({**fields.values, "rope_parameters": values}, fields.where)
+    bias, partial = fields.boolean("attention_bias", False), fields.number("partial_rotary_factor", 0.25)
+    attention = replace(
+        read_attention(fields, head_dim=256, partial_rotary_factor=partial),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=HEAD,
+        has_gate=True,
+    )
+    mlp = read_mlp(fields)
+    full, recurrent = LayerSpec(attention=attention, mlp=mlp), LayerSpec(recurrence=_read_recurrence(fields), mlp=mlp)
+    layers = tuple(full if is_full else recurrent for is_full in _read_layer_types(fields))
+    return replace(make_architecture(fields, FAMILY.architecture, layers), norm_offset=1.0)
+
+
+def _read_recurrence(fields: JsonFields) -> GatedDeltaSpec:
+    num_key_heads = fields.integer("linear_num_key_heads", 16)
+    num_value_heads = fields.integer("linear_num_value_heads", 32)
+    kernel_size = fields.integer("linear_conv_kernel_dim", 4)
+    if num_value_heads % num_key_heads:
+        raise UnsupportedModelError(
+            f"{fields.where}: linear_num_value_heads={num_value_heads} is not a multiple of "
+            f"linear_num_key_heads={num_key_heads}"
+        )
+    if kernel_size < 2:
+        raise UnsupportedModelError(
+            f"{fields.where}: linear_conv_kernel_dim={kernel_size} is not supported; at least 2 is"
+        )
+    return GatedDeltaSpec(
+        num_key_heads=num_key_heads,
+        num_value_heads=num_value_heads,
+        key_dim=fields.integer("linear_key_head_dim", 128),
+        value_dim=fields.integer("linear_value_head_dim", 128),
+        kernel_size=kernel_size,
+    )
+
+
+def _read_layer_types(fields: JsonFields) -> list[bool]:
+    """Which layers have attention."""
+    num_layers, interval = fields.integer("num_hidden_layers"), fields.integer("full_attention_interval", 4)
+    given = fields.texts("layer_types")
+    if not given:
+        given = tuple("linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers))
+    unknown = set(given) - {"linear_attention", "full_attention"}
+    if unknown or len(given) != num_layers or "full_attention" not in given:
+        raise UnsupportedModelError(
+            f"{fields.where}: layer_types={list(given)!r} must have {num_layers} entries, one per layer, each must be "
+            "linear_attention or full_attention, and there must be a full_attention"
+        )
+    return [each == "full_attention" for each in given]
+
+
+FAMILY = Family(
+    architecture="Qwen3_5ForCausalLM",
+    model_type="qwen3_5_text",
+    wrapper=("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+    unread=("mtp.", "model.visual."),
+    parse=_parse,
+    reads=("partial_rotary_factor",),
+)

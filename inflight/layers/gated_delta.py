@@ -1,0 +1,111 @@
+"""`GatedDeltaMixer`: a recurrent layer with the gated delta rule (kernels/gated_delta.py), with its projections."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from inflight.attention.backend import AttentionMetadata, StateMetadata
+from inflight.attention.cpu_paged import CpuStateMetadata
+from inflight.config.architecture import GatedDeltaSpec
+from inflight.kernels.cpu.gated_delta import CpuGatedDelta
+from inflight.kernels.cpu.layer_ops import CpuLayerOps
+from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights, gated_delta
+from inflight.layers.context import LayerContext
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, fused, head_part
+from inflight.layers.recurrent_state import RecurrentState
+from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
+
+
+class GatedDeltaMixer(Loadable):
+    """One multiplication computes queries, keys, values, gates, betas and steps. Each rank has some of the heads."""
+
+    def __init__(self, hidden_size: int, spec: GatedDeltaSpec, eps: float, layer: int, context: LayerContext) -> None:
+        super().__init__()
+        key = head_part(spec.num_key_heads, spec.key_dim, context.tp)
+        value = head_part(spec.num_value_heads, spec.value_dim, context.tp)
+        head = head_part(spec.num_value_heads, 1, context.tp)
+        self.channels = fused("in_proj_qkv", {"query": key, "key": key, "value": value})
+        self.in_proj = ColumnParallelLinear(
+            hidden_size,
+            {**self.channels, "in_proj_z": value, "in_proj_b": head, "in_proj_a": head},
+            bias=False,
+            context=context,
+        )
+        self.out_proj = RowParallelLinear(value.total, hidden_size, bias=False, context=context)
+        self.shape = GatedDeltaShape(
+            num_key_heads=key.size // spec.key_dim,
+            num_value_heads=head.size,
+            key_dim=spec.key_dim,
+            value_dim=spec.value_dim,
+            kernel_size=spec.kernel_size,
+        )
+        self.state = RecurrentState(
+            f"model.layers.{layer}.linear_attn",
+            self.shape.state_shapes,
+            (torch.float32, context.dtype),
+            context.backend,
+        )
+        self.head, self.eps, self.ops = head, eps, context.ops
+
+        def floats(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=context.device), False)
+
+        self.conv, self.norm = floats(self.shape.num_channels, 1, spec.kernel_size), floats(spec.value_dim)
+        self.log_rates, self.step_bias = floats(head.size), floats(head.size)
+
+    def weight_slots(self, prefix: str) -> WeightSlots:
+        yield from super().weight_slots(prefix)
+        offset = 0
+        for part in self.channels.values():
+            weight = self.conv.data[offset : offset + part.size]
+            yield (
+                f"{prefix}.conv1d.weight",
+                WeightSlot(shape=(part.total, *weight.shape[1:]), destination=weight, start=part.start),
+            )
+            offset += part.size
+        for name, values in (("A_log", self.log_rates.data), ("dt_bias", self.step_bias.data)):
+            yield (
+                f"{prefix}.{name}",
+                WeightSlot(shape=(self.head.total,), destination=values, start=self.head.start),
+            )
+        weight = self.norm.data
+        yield f"{prefix}.norm.weight", WeightSlot(shape=tuple(weight.shape), destination=weight, is_scale=True)
+
+    def finish_loading(self) -> None:
+        super().finish_loading()
+        self.weights = GatedDeltaWeights(
+            conv=self.conv.data[:, 0].T.contiguous(),
+            rates=self.log_rates.data.exp(),
+            step_bias=self.step_bias.data,
+            norm=self.norm.data,
+            eps=self.eps,
+        )
+        self.kernel: CpuGatedDelta | None = None
+        if isinstance(self.ops, CpuLayerOps) and CpuGatedDelta.supports(self.shape, self.in_proj.dtype):
+            self.kernel = CpuGatedDelta(self.ops.kernels, self.shape, self.weights)
+
+    def forward(self, hidden: Tensor, attn_metadata: tuple[AttentionMetadata, ...], rows: Tensor | None) -> Tensor:
+        """hidden [num_tokens, hidden_size] -> [num_tokens, hidden_size]; with `rows`, only these tokens are in the result."""
+        projected = self.in_proj(hidden)
+        metadata = attn_metadata[self.state.group_index]
+        assert isinstance(metadata, StateMetadata), f"metadata of another layer: {type(metadata).__name__}"
+        if self.kernel is not None and isinstance(metadata, CpuStateMetadata):
+            assert self.state.kv_cache is not None, f"{self.state.layer_name} has no cache yet"
+            mixed = self.kernel(projected, self.state.kv_cache, self.state.offsets[1], metadata.step)
+        else:
+            mixed = self._in_torch(projected, metadata)
+        out: Tensor = self.out_proj(mixed if rows is None else self.ops.select_rows(mixed, rows))
+        return out
+
+    def _in_torch(self, projected: Tensor, metadata: StateMetadata) -> Tensor:
+        out = projected.new_empty(len(projected), self.shape.num_value_heads * self.shape.value_dim)
+        for tokens, source, target in metadata.pieces():
+            state, inputs = self.state.tensors(target if source is None else source)
+            if source is None:
+                state, inputs = torch.zeros_like(state), torch.zeros_like(inputs)
+            mixed, state, inputs = gated_delta(projected[tokens], state, inputs, self.shape, self.weights)
+            out[tokens] = mixed.flatten(1)
+            for kept, new in zip(self.state.tensors(target), (state, inputs), strict=True):
+                kept.copy_(new)
+        return out

@@ -1,0 +1,57 @@
+"""Checkpoints of models that also read images: their part for text gives transformers' tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText, Gemma3Config, PreTrainedConfig, Qwen3_5Config
+
+from inflight import LLM, SamplingParams
+from inflight.errors import CheckpointError
+from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE
+
+_SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "patch_size": 4}
+
+
+def configs() -> dict[str, PreTrainedConfig]:
+    qwen3_5, gemma3 = (FAMILY_CONFIGS[name][0].to_dict() for name in ("qwen3_5", "gemma3"))
+    depth = {"depth": 1, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
+    return {
+        "qwen3_5": Qwen3_5Config(text_config=qwen3_5, vision_config={**_SMALL, **depth}, tie_word_embeddings=True),
+        "gemma3": Gemma3Config(
+            text_config=gemma3, vision_config={**_SMALL, "num_hidden_layers": 1, "image_size": 8}, mm_tokens_per_image=4
+        ),
+    }
+
+
+@pytest.mark.parametrize("older_names", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+def test_the_part_for_text(tmp_path: Path, family: str, older_names: bool) -> None:
+    torch.manual_seed(0)
+    truth = AutoModelForImageTextToText.from_config(configs()[family], attn_implementation="eager").eval()
+    for parameter in truth.parameters():
+        parameter.data.normal_(0, 0.1)
+    truth.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    if older_names:  # as older releases of transformers have saved them
+        weights: dict[str, Any] = load_file(file)
+        save_file(
+            {name.replace("model.language_model.", "language_model.model."): x for name, x in weights.items()}, file
+        )
+    prompt = [5, 9, 100, 31, 7, VOCAB_SIZE - 1]
+    with LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32", max_model_len=64, num_threads=1) as llm:
+        (output,) = llm.generate(
+            [prompt], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), use_tqdm=False
+        )
+    tokens = output.outputs[0].token_ids
+    with torch.inference_mode():
+        logits = truth(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    assert tokens == logits.argmax(-1).tolist()
+    weights = load_file(file)
+    save_file({**weights, "model.other.weight": torch.zeros(3)}, file)
+    with pytest.raises(CheckpointError, match=r"does not account for: model\.other\.weight"):
+        LLM(str(tmp_path), skip_tokenizer_init=True, max_model_len=64)
