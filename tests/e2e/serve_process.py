@@ -97,7 +97,10 @@ class ServeProcess:
         """By title: engine, front end 0, ..."""
         found = {}
         for child in tree_of(self.popen.pid):
-            words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            try:
+                words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            except OSError:  # it has ended since
+                continue
             title = next((word for word in words if word.startswith("inflight: ")), "")
             found[title.removeprefix("inflight: ")] = child
         return found

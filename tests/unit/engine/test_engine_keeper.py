@@ -61,7 +61,7 @@ def test_a_spare_process_takes_the_place_of_the_engine() -> None:
             os.kill(spare, signal.SIGKILL)  # then there is another one
             await until(lambda: keeper._spare is not None and keeper._spare.process.pid != spare, 20)
             spare = keeper._spare.process.pid
-            assert "spare" in Path(f"/proc/{spare}/cmdline").read_text()
+            await until(lambda: "spare" in Path(f"/proc/{spare}/cmdline").read_text(), 20)  # empty until it runs Python
             assert engine.fault_status.num_recoveries == {}
             stream = await submit(engine, "a", "x", endless(400))
             await stream.__anext__()
