@@ -65,7 +65,7 @@ class Layers:
             itemsize=dtype.itemsize,
             scale_bytes=0 if dtype.is_floating_point else torch.float32.itemsize,
         )
-        self.backend: AttentionBackend = get_backend("cpu", self.head_dim, block_size, DTYPE, dtype)
+        self.backend: AttentionBackend = get_backend("cpu", [self.head_dim], block_size, DTYPE, dtype)
         block_bytes = self.num_layers * self.spec.block_bytes
         self.num_blocks = arena_bytes // block_bytes
         self.arena = device.allocate_arena(self.num_blocks, block_bytes)

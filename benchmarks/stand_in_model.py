@@ -31,7 +31,7 @@ class StandInModel(CausalLM):
                 f"layers.{index}",
                 num_heads=architecture.attentions[index].num_heads,
                 num_kv_heads=architecture.attentions[index].num_kv_heads,
-                head_dim=architecture.head_dim,
+                head_dim=architecture.head_dims[0],
                 params=AttentionParams(1.0),
                 backend=context.backend,
             )

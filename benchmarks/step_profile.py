@@ -166,7 +166,7 @@ def least_seconds(
     layer = architecture.layers[0]
     hidden, inner, layers = architecture.hidden_size, layer.mlp.size, architecture.num_layers
     attention = architecture.attentions[0]
-    query, key_value = (count * architecture.head_dim for count in (attention.num_heads, attention.num_kv_heads))
+    query, key_value = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
     weights = {
         "qkv": (layers * hidden * (query + 2 * key_value), tokens),
         "o": (layers * query * hidden, tokens),

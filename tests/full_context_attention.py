@@ -34,8 +34,9 @@ class FullContextAttention:
         params: AttentionParams,
     ) -> Tensor:
         num_tokens, num_heads, _ = query.shape
-        group_size = num_heads // key.shape[1]
-        keys, values = (x.double().repeat_interleave(group_size, dim=1) for x in (key, value))
+        if key.shape[1]:  # otherwise the cache is another layer's
+            kv_cache[0], kv_cache[1] = key, value
+        keys, values = kv_cache.double().repeat_interleave(num_heads // kv_cache.shape[2], dim=2)
         scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * params.scale
         if params.soft_cap is not None:
             scores = params.soft_cap * torch.tanh(scores / params.soft_cap)
@@ -73,12 +74,18 @@ def load(
     return load_model(config, device=torch.device("cpu"), backend=backend, tp=tp or TensorParallelGroup())
 
 
+def bind_caches(model: CausalLM, num_tokens: int) -> None:
+    """Gives each layer of a model that was built with `FullContextAttention` a cache for one sequence of `num_tokens`."""
+    for layer in model.cached_layers().values():
+        spec = layer.kv_cache_spec(num_tokens, torch.float32)
+        shape = (num_tokens, spec.num_kv_heads, spec.head_dim)
+        layer.bind(torch.empty(2, spec.state_bytes, dtype=torch.uint8) if spec.is_state else torch.empty(2, *shape), 0)
+
+
 def run_prompt(model: CausalLM, token_ids: Tensor) -> Tensor:
     """Logits of every position of one prompt, of a model built with `FullContextAttention`: [num_tokens, vocab_size]."""
     num_tokens = len(token_ids)
-    for layer in model.cached_layers().values():
-        spec = layer.kv_cache_spec(num_tokens, torch.float32)
-        layer.bind(torch.empty(2, spec.state_bytes, dtype=torch.uint8), 0)
+    bind_caches(model, num_tokens)
     inputs = AttentionInputs(
         query_start_loc=np.array([0, num_tokens], dtype=np.int32),
         seq_lens=np.array([num_tokens], dtype=np.int32),

@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     GlmConfig,
     GPT2Config,
@@ -80,6 +81,12 @@ _SLIDING_EVERY_OTHER = ["sliding_attention", "full_attention"]
 
 def _gemma3(**fields: Any) -> Gemma3TextConfig:
     return Gemma3TextConfig(**{**_COMMON, "head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 11, **fields})
+
+
+def _gemma4(**fields: Any) -> Gemma4TextConfig:
+    own = {"head_dim": 16, "global_head_dim": 32, "sliding_window": 9, "layer_types": _SLIDING_EVERY_OTHER * 2}
+    sizes = {"num_hidden_layers": 4, "vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 0}
+    return Gemma4TextConfig(**{**_COMMON, **own, **sizes, **fields})
 
 
 def _qwen3_5(**fields: Any) -> Qwen3_5TextConfig:
@@ -184,6 +191,19 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
             },
         ),
     ],
+    "gemma4": [
+        # the last layers read earlier ones' keys and values; each layer gets vectors that depend on the tokens
+        _gemma4(
+            layer_types=_SLIDING_EVERY_OTHER * 3,
+            num_hidden_layers=6,
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            hidden_size_per_layer_input=16,
+            final_logit_softcapping=2.0,
+        ),
+        _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),  # values are keys
+        _gemma4(tie_word_embeddings=False, num_hidden_layers=7, layer_types=None, head_dim=48),
+    ],
     "phi3": [
         Phi3Config(**_COMMON),  # fused projections
         # transformers changes to the long factors in a sequence of more than 1024 tokens, Inflight with a longer max_model_len
@@ -244,6 +264,9 @@ def write_model(
         is_norm = "norm" in name
         values = torch.randn(parameter.shape, generator=generator) * _STANDARD_DEVIATION
         parameter.data.copy_(1 + values if is_norm else values)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.copy_(1 + torch.randn(1, generator=generator) * _STANDARD_DEVIATION)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 

@@ -194,6 +194,7 @@ class AttentionBackend(ABC):
         Args:
             query: `[num_tokens, num_heads, head_dim]`, already rotated for its position, in the model's dtype.
             key, value: `[num_tokens, num_kv_heads, head_dim]`. Query head h reads key head h // (num_heads / num_kv_heads).
+                With 0 heads: another layer has written the step's keys and values to this cache.
             kv_cache: this layer's `kv_cache_view`.
             metadata: this step's metadata, built by this backend for the layer's KV group.
             params: the layer's constants. `sliding_window` is the same as in the spec from which the metadata was built.

@@ -111,14 +111,15 @@ class CpuPagedBackend(AttentionBackend):
             assert rows.stride()[1:] == (head_dim, 1) and rows.dtype == query.dtype, (rows.stride(), rows.dtype)
         assert kv_cache.dtype in (query.dtype, torch.int8), (kv_cache.dtype, query.dtype)
         assert params.sinks is None or len(params.sinks) == num_heads, (params.sinks.shape, num_heads)
+        num_new = key.shape[1]  # without new keys, the kernel writes nothing
         layout = self.head_layout(kv_cache, num_heads, head_dim, query.dtype)
         output = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
         self._kernels.inflight_paged_attention(
             query.data_ptr(),
             query.stride(0),
-            key.data_ptr(),
+            key.data_ptr() if num_new else None,
             key.stride(0),
-            value.data_ptr(),
+            value.data_ptr() if num_new else None,
             value.stride(0),
             output.data_ptr(),
             kv_cache.data_ptr(),

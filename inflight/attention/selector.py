@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from inflight.attention.backend import AttentionBackend
@@ -21,7 +23,7 @@ MAX_TRITON_HEAD_DIM = 512  # larger tiles do not fit the registers
 
 def get_backend(
     device_kind: str,
-    head_dim: int,
+    head_dims: Collection[int],
     block_size: int,
     dtype: torch.dtype,
     kv_cache_dtype: torch.dtype,
@@ -33,38 +35,44 @@ def get_backend(
     kernel, or plain torch if this kernel is not installed or does not support the model's shapes.
 
     Args:
+        head_dims: the sizes of heads of the model's layers.
         num_multiprocessors, max_shared_bytes: properties of the GPU, see `Accelerator`.
 
     Raises:
         ConfigError: no backend supports this head dimension, block size or KV cache dtype on this device.
     """
-    assert head_dim > 0, f"head_dim is {head_dim}"
+    assert head_dims and min(head_dims) > 0, f"head_dims are {head_dims}"
     assert dtype.is_floating_point, f"attention needs a floating-point dtype, not {dtype}"
     if device_kind == "cuda":
-        return _gpu_backend(head_dim, dtype, kv_cache_dtype, num_multiprocessors, max_shared_bytes)
-    if CpuPagedBackend.supports(head_dim, block_size, dtype, kv_cache_dtype):
+        return _gpu_backend(head_dims, dtype, kv_cache_dtype, num_multiprocessors, max_shared_bytes)
+    if all(CpuPagedBackend.supports(each, block_size, dtype, kv_cache_dtype) for each in head_dims):
         kernels = load_kernels()
         if kernels is not None:
             return CpuPagedBackend(kernels)
     if kv_cache_dtype != dtype:
         raise ConfigError(
-            f"kv_cache_dtype={_name(kv_cache_dtype)!r} needs the C++ kernels, a head dimension (here "
-            f"{head_dim}) that is a multiple of {HEAD_DIM_MULTIPLE} and at most {MAX_INT8_HEAD_DIM}, and a block_size (here "
+            f"kv_cache_dtype={_name(kv_cache_dtype)!r} needs the C++ kernels, a head dimension (here {_listed(head_dims)}) "
+            f"that is a multiple of {HEAD_DIM_MULTIPLE} and at most {MAX_INT8_HEAD_DIM}, and a block_size (here "
             f"{block_size}) that is a multiple of {BLOCK_SIZE_MULTIPLE}; otherwise use 'auto' (the model's dtype)"
         )
     return TorchSdpaBackend()
 
 
 def _gpu_backend(
-    head_dim: int, dtype: torch.dtype, kv_cache_dtype: torch.dtype, num_multiprocessors: int, max_shared_bytes: int
+    head_dims: Collection[int],
+    dtype: torch.dtype,
+    kv_cache_dtype: torch.dtype,
+    num_multiprocessors: int,
+    max_shared_bytes: int,
 ) -> AttentionBackend:
     if kv_cache_dtype not in (dtype, FLOAT8):
         raise ConfigError(
             f"kv_cache_dtype={_name(kv_cache_dtype)!r} is not for device='cuda'; use 'fp8', or 'auto' (the model's dtype)"
         )
-    if head_dim % 2 or head_dim > MAX_TRITON_HEAD_DIM:
+    if any(each % 2 or each > MAX_TRITON_HEAD_DIM for each in head_dims):
         raise ConfigError(
-            f"the model's head dimension is {head_dim}; attention on a GPU supports even numbers up to {MAX_TRITON_HEAD_DIM}"
+            f"the model's head dimension is {_listed(head_dims)}; attention on a GPU supports even numbers up to "
+            f"{MAX_TRITON_HEAD_DIM}"
         )
     assert num_multiprocessors > 0, "for a GPU, num_multiprocessors must be given"
     from inflight.attention.triton_paged import TritonPagedBackend
@@ -72,6 +80,10 @@ def _gpu_backend(
     return TritonPagedBackend(
         torch.device("cuda"), num_multiprocessors=num_multiprocessors, max_shared_bytes=max_shared_bytes
     )
+
+
+def _listed(head_dims: Collection[int]) -> str:
+    return " and ".join(map(str, head_dims))
 
 
 def _name(dtype: torch.dtype) -> str:

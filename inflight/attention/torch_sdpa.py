@@ -72,8 +72,9 @@ class TorchSdpaBackend(AttentionBackend):
     ) -> torch.Tensor:
         assert isinstance(metadata, TorchSdpaMetadata), f"metadata of another backend: {type(metadata).__name__}"
         assert len(query) == metadata.num_tokens, f"{len(query)} query tokens, {metadata.num_tokens} in the metadata"
-        slots = kv_cache.permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, 2, num_kv_heads, head_dim]
-        slots[metadata.written] = torch.stack((key, value), dim=1)
+        if key.shape[1]:
+            slots = kv_cache.permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, 2, num_kv_heads, head_dim]
+            slots[metadata.written] = torch.stack((key, value), dim=1)
         sliding_window = params.sliding_window
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         for row in metadata.rows:

@@ -67,7 +67,7 @@ class TritonPagedBackend(AttentionBackend):
     ) -> None:
         self._device = device
         self._num_multiprocessors, self._max_shared_bytes = num_multiprocessors, max_shared_bytes
-        self._scratch: DecodeScratch | None = None
+        self._scratch: dict[tuple[int, int], DecodeScratch] = {}  # by query heads per key head, and head_dim
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
         return DecodeScratch.num_bytes(self._num_multiprocessors, per_head, spec.head_dim)
@@ -163,8 +163,7 @@ class TritonPagedBackend(AttentionBackend):
         )
 
     def _decode_scratch(self, query: Tensor, num_kv_heads: int) -> DecodeScratch:
-        _, num_heads, head_dim = query.shape
-        if self._scratch is None:
-            per_head = num_heads // num_kv_heads
-            self._scratch = DecodeScratch.allocate(self._num_multiprocessors, per_head, head_dim, query.device)
-        return self._scratch
+        shape = query.shape[1] // num_kv_heads, query.shape[2]
+        if shape not in self._scratch:
+            self._scratch[shape] = DecodeScratch.allocate(self._num_multiprocessors, *shape, query.device)
+        return self._scratch[shape]

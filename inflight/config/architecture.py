@@ -10,22 +10,24 @@ INFLIGHT, TRANSFORMERS = "inflight", "transformers"
 # What a norm of queries and keys covers: each head alone, or all heads of a token together.
 HEAD, WHOLE = "head", "whole"
 
-SILU, GELU_TANH = "silu", "gelu_tanh"
+SILU, GELU_TANH, SIGMOID = "silu", "gelu_tanh", "sigmoid"
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding. `kind` is "default", "linear", "llama3", "yarn" or "longrope". Each kind uses only some of the
-    fields.
+    """Rotary position embedding. `kind` is "default", "linear", "llama3", "yarn", "longrope" or "proportional". Each kind uses
+    only some of the fields.
 
     The first `rotary_dim` dimensions of a head are rotated (None: all), in pairs (i, i + rotary_dim / 2), or (2i, 2i + 1) if
     `interleaved` is set.
 
     In yarn and longrope, cos and sin are multiplied by `attention_factor`. In yarn, the correction range is rounded to whole
     dimensions if `truncate` is set. In longrope, each frequency is divided by its factor. `for_length` replaces the `factors`
-    by the `long_factors` if requests may have more than `original_max_position_embeddings` tokens.
+    by the `long_factors` if requests may have more than `original_max_position_embeddings` tokens. In proportional, the pairs
+    are (i, i + head_dim / 2) with the frequencies of a head that is rotated as a whole, but only the first rotary_dim / 2 of
+    them are rotated.
     """
 
     theta: float = 10000.0
@@ -52,7 +54,9 @@ class AttentionSpec:
     None: it may see all tokens before it. `scale` multiplies the scores; None: it is 1 / sqrt(head_dim). `soft_cap` c: a score
     s becomes c * tanh(s / c). `qk_norm`: what a norm of queries and of keys covers: HEAD, WHOLE (all heads together), or None.
     `is_fused`: the checkpoint has one tensor `qkv_proj` for queries, keys and values. `has_gate`: the output of each query head
-    is multiplied by sigmoid(gate). The checkpoint's `q_proj` has the gates of each head behind its queries.
+    is multiplied by sigmoid(gate). The checkpoint's `q_proj` has the gates of each head behind its queries. `has_value_norm`:
+    values get an RMSNorm without weights. `values_are_keys`: values are the keys before their norm and rotation. `kv_layer`:
+    the layer has no keys and values of its own, it reads those of this layer.
     """
 
     num_heads: int
@@ -67,12 +71,15 @@ class AttentionSpec:
     qk_norm: str | None = None
     is_fused: bool = False
     has_gate: bool = False
+    has_value_norm: bool = False
+    values_are_keys: bool = False
+    kv_layer: int | None = None
 
     def rank_sizes(self, tp_size: int) -> tuple[int, int]:
         """The output features of the input projections, and the input features of the output projection, on one rank."""
         inner = self.num_heads // tp_size * self.head_dim
         kv = max(1, self.num_kv_heads // tp_size) * self.head_dim
-        return (2 if self.has_gate else 1) * inner + 2 * kv, inner
+        return (2 if self.has_gate else 1) * inner + (0 if self.kv_layer is not None else 2 * kv), inner
 
     def fits(self, tp_size: int) -> bool:
         """Whether the heads can be divided among `tp_size` ranks. If there are fewer key/value heads than ranks, several ranks
@@ -150,12 +157,16 @@ class NormNames:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One decoder layer. Layers with equal specifications are of one kind. A layer has either `attention` or a `recurrence`."""
+    """One decoder layer. Layers with equal specifications are of one kind. A layer has either `attention` or a `recurrence`.
+
+    `has_scalar`: the layer's result is multiplied by a number of the checkpoint, `layer_scalar`.
+    """
 
     attention: AttentionSpec | None = None
     recurrence: GatedDeltaSpec | None = None
     mlp: MlpSpec
     norms: NormNames = NormNames()
+    has_scalar: bool = False
 
     @property
     def mixer(self) -> AttentionSpec | GatedDeltaSpec:
@@ -166,12 +177,22 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenInputsSpec:
+    """Each layer gets a vector of `size` numbers for each token, which depends on the token's id and on its embedding
+    (layers/token_inputs.py). `activation` is that of its gate."""
+
+    vocab_size: int
+    size: int
+    activation: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelArchitecture:
     """A decoder-only transformer.
 
     `name` is the class name in config.json's "architectures". The same code computes all families (`models/decoder.py`): it
-    reads `layers`, which has one entry per layer. All layers with attention have the same head_dim. `weight_format` says how
-    the linear weights are stored, by a name in `weight_format.py`.
+    reads `layers`, which has one entry per layer. `weight_format` says how the linear weights are stored, by a name in
+    `weight_format.py`.
 
     Embeddings are multiplied by `embedding_scale`, which is first rounded to the model's dtype if `rounds_embedding_scale` is
     set. Logits l become `logits_scale * l`, and then c * tanh(l / c) if there is a `logits_cap` c. `norm_offset` is added to
@@ -193,6 +214,7 @@ class ModelArchitecture:
     rounds_embedding_scale: bool = False
     logits_scale: float = 1.0
     logits_cap: float | None = None
+    token_inputs: TokenInputsSpec | None = None
     norm_offset: float = 0.0
     dtype: str = "float32"
     weight_format: str = "plain"
@@ -215,8 +237,14 @@ class ModelArchitecture:
         return [layer.recurrence for layer in self.layers if layer.recurrence is not None]
 
     @property
-    def head_dim(self) -> int:
-        return self.attentions[0].head_dim
+    def caching(self) -> list[AttentionSpec]:
+        """The specifications of the layers that have keys and values of their own."""
+        return [attention for attention in self.attentions if attention.kv_layer is None]
+
+    @property
+    def head_dims(self) -> list[int]:
+        """The sizes of heads, in the order of the first layers that have them."""
+        return list(dict.fromkeys(attention.head_dim for attention in self.attentions))
 
     @property
     def default_max_model_len(self) -> int:

@@ -25,11 +25,12 @@ class JsonFields:
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """An integer of at least 1."""
+    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """An integer of at least `least`, which is 1 or 0."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            wanted = "a positive integer" if least else "an integer of at least 0"
+            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not {wanted}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

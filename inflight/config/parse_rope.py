@@ -25,6 +25,7 @@ _FIELDS = {
         "beta_slow",
         "truncate",
     ),
+    "proportional": ("factor",),
     "longrope": ("short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"),
 }
 _COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
@@ -59,8 +60,10 @@ def parse_rope(
         theta = config.number("rope_theta", theta)
     parsed = _parse_kind(config, rope, rope.number("rope_theta", theta), max_position_embeddings)
     factor = rope.number("partial_rotary_factor", partial_rotary_factor or 1.0)
-    rotary_dim = int(head_dim * factor)
-    if factor != 1 and (partial_rotary_factor is None or rotary_dim % 2 or not 0 < rotary_dim < head_dim):
+    is_proportional = parsed.kind == "proportional"
+    rotary_dim = 2 * int(head_dim * factor // 2) if is_proportional else int(head_dim * factor)
+    is_allowed = is_proportional or partial_rotary_factor is not None
+    if factor != 1 and (not is_allowed or rotary_dim % 2 or not 0 < rotary_dim < head_dim):
         raise UnsupportedModelError(f"{rope.where}: partial_rotary_factor={factor!r} is not supported")
     for factors in (parsed.factors, parsed.long_factors):
         if parsed.kind == "longrope" and len(factors) != rotary_dim // 2:
@@ -83,8 +86,9 @@ def _parse_kind(config: JsonFields, rope: JsonFields, theta: float, max_position
         raise UnsupportedModelError(f"{rope.where}: {', '.join(unknown)} is not supported for rope_type={kind!r}")
     if kind == "default":
         return RopeConfig(theta=theta)
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind=kind, factor=rope.number("factor"))
+    if kind in ("linear", "proportional"):
+        default_factor = 1.0 if kind == "proportional" else None
+        return RopeConfig(theta=theta, kind=kind, factor=rope.number("factor", default_factor))
     # The field may be at the top level of config.json or in the rope object. If it is in both, the top level counts. If it is
     # in neither, its value is max_position_embeddings.
     original = config.integer(

@@ -43,8 +43,28 @@ def resolve_partition(text: str | None, architecture: ModelArchitecture, num_sta
     chooses.
 
     Raises:
-        ConfigError: there are fewer layers than stages, or the numbers in `text` do not fit the model.
+        ConfigError: there are fewer layers than stages, the numbers in `text` do not fit the model, or layers that must be in
+            one stage are not.
     """
+    partition = _choose_partition(text, architecture, num_stages)
+    of_layer = [stage for stage, count in enumerate(partition) for _ in range(count)]
+    for index, layer in enumerate(architecture.layers):
+        owner = layer.attention.kv_layer if layer.attention is not None else None
+        if owner is not None and of_layer[owner] != of_layer[index]:
+            raise ConfigError(
+                f"pipeline_parallel_size={num_stages}: layer {index} reads the keys and values of layer {owner}, so both must "
+                f"be in one stage, but the layers of the stages are {','.join(map(str, partition))}; use fewer stages, or give "
+                "another pipeline_layer_partition"
+            )
+    if architecture.token_inputs is not None and num_stages > 1:
+        raise ConfigError(
+            f"pipeline_parallel_size={num_stages}: all layers of {architecture.name} read the embeddings of the tokens, which "
+            "only the first stage has; use 1 (and tensor_parallel_size for several ranks)"
+        )
+    return partition
+
+
+def _choose_partition(text: str | None, architecture: ModelArchitecture, num_stages: int) -> tuple[int, ...]:
     num_layers = architecture.num_layers
     if num_stages > num_layers:
         raise ConfigError(

@@ -266,7 +266,7 @@ def _default_block_size(architecture: ModelArchitecture, dtype: str, kv_cache_dt
     scale_bytes = 4 if kv_cache_dtype == "int8" else 0
     bytes_per_token = sum(
         2 * max(1, each.num_kv_heads // tp_size) * (each.head_dim * DTYPE_BYTES.get(kv_cache_dtype, 1) + scale_bytes)
-        for each in architecture.attentions
+        for each in architecture.caching
     )
     state_bytes = max(each.state_bytes(DTYPE_BYTES[dtype], tp_size) for each in architecture.recurrences)
     return -(-state_bytes // (bytes_per_token * DEFAULT_BLOCK_SIZE)) * DEFAULT_BLOCK_SIZE

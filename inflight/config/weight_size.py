@@ -26,17 +26,23 @@ def weight_bytes(model: ModelConfig, parallel: ParallelConfig, pp_rank: int) -> 
     is_quantized = model.load_format == "gguf" or (model.load_format != "dummy" and architecture.weight_format != PLAIN)
     if architecture.implementation == TRANSFORMERS:  # the shapes of its layers are not known yet
         return architecture.vocab_size * hidden_size * itemsize
+    inputs = architecture.token_inputs
+    input_size = 0 if inputs is None else inputs.size
     layers, head, group_size = model.quantization.layers, model.quantization.head, model.quantization.group_size
     shares_table = architecture.tie_word_embeddings and stage.is_first and head is None
     if is_quantized:
         layers, head, group_size = "int4", "int4", _LARGEST_GROUP
     total = sum(
-        _layer_bytes(layer, hidden_size, tp_size, layers, group_size, itemsize)
+        _layer_bytes(layer, hidden_size, input_size, tp_size, layers, group_size, itemsize)
         for layer in architecture.layers[stage.start : stage.stop]
     )
     table = -(-architecture.vocab_size // tp_size), hidden_size  # rows and columns of the embedding, and of the head
     if stage.is_first:
         total += _linear_bytes(*table, None, 0, itemsize)
+    if inputs is not None:
+        width = architecture.num_layers * inputs.size
+        total += _linear_bytes(-(-inputs.vocab_size // tp_size), width, None, 0, itemsize) + inputs.size * itemsize
+        total += _linear_bytes(width, hidden_size, layers, group_size, itemsize)
     if stage.is_last:
         total += hidden_size * itemsize  # the norm
         total += 0 if shares_table else _linear_bytes(*table, head, group_size, itemsize)
@@ -93,7 +99,13 @@ def check_kv_cache_fits(memory_bytes: int, *, weight_bytes: int, num_sharing: in
 
 
 def _layer_bytes(
-    layer: LayerSpec, hidden_size: int, tp_size: int, quantization: str | None, group_size: int, itemsize: int
+    layer: LayerSpec,
+    hidden_size: int,
+    input_size: int,
+    tp_size: int,
+    quantization: str | None,
+    group_size: int,
+    itemsize: int,
 ) -> int:
     mixer, mlp = layer.mixer, layer.mlp
     (width, inner), mlp_size = mixer.rank_sizes(tp_size), mlp.size // tp_size
@@ -103,15 +115,20 @@ def _layer_bytes(
         (2 * mlp_size, hidden_size),
         (hidden_size, mlp_size),
     ]
+    if input_size:
+        products += [(input_size, hidden_size), (hidden_size, input_size)]
     total = sum(_linear_bytes(*shape, quantization, group_size, itemsize) for shape in products)
     plain = sum(name is not None for name in astuple(layer.norms)) * hidden_size
+    plain += hidden_size if input_size else 0
     if (attention := layer.attention) is not None:
         plain += width * attention.qkv_bias + hidden_size * attention.output_bias
         kv_size = (width - inner * (2 if attention.has_gate else 1)) // 2
         plain += inner + kv_size if attention.qk_norm is not None else 0
+        plain += kv_size if attention.has_value_norm else 0
     if mlp.bias:
         plain += 2 * mlp_size + hidden_size
     total += layer.recurrence.num_float32(tp_size) * 4 if layer.recurrence is not None else 0
+    total += 4 if layer.has_scalar else 0
     return total + plain * itemsize
 
 

@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from inflight.kernels.gate import ACTIVATIONS
+
 
 class LayerOps(ABC):
     """The operations between matrix products. Stateless; any thread may call them. The rows of a tensor may be strided, but the
@@ -35,9 +37,21 @@ class LayerOps(ABC):
         half of sin is negated. The result may be the tensor `heads` itself, changed in place.
         """
 
-    def multiply_sigmoid(self, x: Tensor, gate: Tensor) -> None:
-        """Multiplies x [num_rows, size] by sigmoid(gate) in place."""
-        x.mul_(gate.sigmoid())
+    def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
+        """Replaces each head by its RMSNorm, in place. The shapes are those of `norm_and_rotate`."""
+        heads.copy_(_rms_norm(heads, weight, eps))
+
+    def multiply_activation(self, x: Tensor, gate: Tensor, activation: str) -> None:
+        """Multiplies x [num_rows, size] by activation(gate) in place. `activation` is SILU, GELU_TANH or SIGMOID."""
+        x.mul_(ACTIVATIONS[activation](gate))
+
+    def add_and_scale(self, x: Tensor, delta: Tensor | None, factor: Tensor | None) -> None:
+        """Computes x = (x + delta) * factor in place. x and delta are [num_rows, size]. `factor` is float32 [1]. None: nothing
+        is added, or the sum is not multiplied."""
+        if delta is not None:
+            x.add_(delta)
+        if factor is not None:
+            x.mul_(factor.to(x.dtype))
 
     def select_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """x [num_tokens, size], rows: int64 [num_rows] -> [num_rows, size], in new memory."""

@@ -12,7 +12,8 @@ from inflight.interface.kv_cache import KVCacheSpec
 class Attention(nn.Module):
     """Causal attention of this rank's heads.
 
-    The worker calls `kv_cache_spec`, allocates the cache and calls `bind`. Only then can `forward` run.
+    The worker calls `kv_cache_spec`, allocates the cache and calls `bind`. Only then can `forward` run. With an `owner`, this
+    layer has no cache of its own: it reads the owner's.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class Attention(nn.Module):
         head_dim: int,
         params: AttentionParams,
         backend: AttentionBackend,
+        owner: Attention | None = None,
     ) -> None:
         super().__init__()
         self.layer_name = layer_name
@@ -31,6 +33,10 @@ class Attention(nn.Module):
         self.params, self.backend = params, backend
         self.kv_cache: Tensor | None = None
         self.group_index = 0
+        self.owns_cache = owner is None
+        self.readers: list[Attention] = []  # those whose owner this is
+        if owner is not None:
+            owner.readers.append(self)
 
     def kv_cache_spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
         """Describes this layer's KV cache. `dtype`: the cache's dtype. A cache of integers has one float32 scale per head and
@@ -49,6 +55,8 @@ class Attention(nn.Module):
         """`kv_cache`: this layer's part of the memory of all KV caches. `group_index`: the layer's KV group. The layers of one
         group share a block table and attention metadata."""
         self.kv_cache, self.group_index = kv_cache, group_index
+        for reader in self.readers:
+            reader.bind(kv_cache, group_index)
 
     def forward(
         self,
@@ -57,7 +65,8 @@ class Attention(nn.Module):
         norm: HeadNorm | None,
         attn_metadata: tuple[AttentionMetadata, ...],
     ) -> Tensor:
-        """heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim], queries first -> [num_tokens, num_heads, head_dim].
+        """heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim], queries first -> [num_tokens, num_heads, head_dim]. If
+        the cache is another layer's, `heads` has only the queries, and `num_kv_heads` is still the number in the cache.
 
         Queries and keys are normed and rotated, key and value are written to the cache. `attn_metadata`: one per KV group.
         `heads` may be changed.

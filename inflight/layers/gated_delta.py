@@ -20,7 +20,7 @@ from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 class GatedDeltaMixer(Loadable):
     """One multiplication computes queries, keys, values, gates, betas and steps. Each rank has some of the heads."""
 
-    def __init__(self, hidden_size: int, spec: GatedDeltaSpec, eps: float, layer: int, context: LayerContext) -> None:
+    def __init__(self, hidden_size: int, eps: float, spec: GatedDeltaSpec, layer: int, context: LayerContext) -> None:
         super().__init__()
         key = head_part(spec.num_key_heads, spec.key_dim, context.tp)
         value = head_part(spec.num_value_heads, spec.value_dim, context.tp)

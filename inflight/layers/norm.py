@@ -41,9 +41,9 @@ class QKNorm(Loadable):
     """The weights of an RMSNorm over each query and key head: one row of head_dim weights per head. The attention backend
     computes the norm, before it rotates the heads.
 
-    The checkpoint has one weight for all query heads and one for all key heads. Their names, `q_norm` and `k_norm`, replace the
-    name of this layer. `order`: the dimensions of a head in the checkpoint, in the order of this layer (None: the same order).
-    `offset` is added to the weights of the checkpoint.
+    The checkpoint has one weight for all query heads and, if there are key heads, one for all of these. Their names, `q_norm`
+    and `k_norm`, replace the name of this layer. `order`: the dimensions of a head in the checkpoint, in the order of this
+    layer (None: the same order). `offset` is added to the weights of the checkpoint.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class QKNorm(Loadable):
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         weights, block = self.weight.data, prefix.rpartition(".")[0]
-        for name, weight in (("q_norm", weights[0]), ("k_norm", weights[self.num_heads])):
+        first_rows = {"q_norm": 0, "k_norm": self.num_heads}
+        for name, weight in [(name, weights[row]) for name, row in first_rows.items() if row < len(weights)]:
             slot = WeightSlot(
                 shape=tuple(weight.shape), destination=weight, is_scale=True, rows=self.order, offset=self.offset
             )
@@ -74,7 +75,7 @@ class QKNorm(Loadable):
     def finish_loading(self) -> None:
         rows = self.weight.data
         rows[1 : self.num_heads] = rows[0]
-        rows[self.num_heads + 1 :] = rows[self.num_heads]
+        rows[self.num_heads + 1 :] = rows[self.num_heads : self.num_heads + 1]
 
 
 class WholeQKNorm(Loadable):
@@ -104,7 +105,7 @@ class WholeQKNorm(Loadable):
         weights = torch.split(self.weight, sizes)
         if self.tp.size == 1:
             for piece, weight in zip(pieces, weights, strict=True):
-                piece.copy_(self.ops.rms_norm(piece, weight, self.eps))
+                self.ops.norm_heads(piece.unsqueeze(1), weight.unsqueeze(0), self.eps)  # as if it were one head
             return
         wide = [piece.float() for piece in pieces]
         # If several ranks hold a copy of the same heads, each of them adds only its share of the sum.

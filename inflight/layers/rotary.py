@@ -33,7 +33,8 @@ class RotaryEmbedding(nn.Module):
         inverse = torch.zeros(head_dim // 2)
         if rope is not None:
             rotary_dim = rope.rotary_dim or head_dim
-            inverse[: rotary_dim // 2] = inverse_frequencies(rope, rotary_dim)
+            found = inverse_frequencies(rope, head_dim if rope.kind == "proportional" else rotary_dim)
+            inverse[: rotary_dim // 2] = found[: rotary_dim // 2]
         self.frequencies = torch.cat((inverse, inverse)).to(context.device)  # [head_dim]
 
     def forward(self, positions: Tensor) -> Rotation:
@@ -45,7 +46,7 @@ class RotaryEmbedding(nn.Module):
 def row_order(rope: RopeConfig | None, head_dim: int) -> Tensor | None:
     """Returns the dimensions of a head in the checkpoint, in the order in which the pairs of `rope` are (i, i + head_dim / 2).
     First come the pairs that are rotated. None: the order in the checkpoint is right."""
-    if rope is None or (not rope.interleaved and rope.rotary_dim in (None, head_dim)):
+    if rope is None or rope.kind == "proportional" or (not rope.interleaved and rope.rotary_dim in (None, head_dim)):
         return None
     rotary_dim = rope.rotary_dim or head_dim
     rotated = torch.arange(rotary_dim)
@@ -66,7 +67,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:
     inverse: Tensor = 1.0 / rope.theta**exponents
     if rope.kind == "default":
         return inverse
-    if rope.kind == "linear":
+    if rope.kind in ("linear", "proportional"):
         return inverse / rope.factor
     if rope.kind == "llama3":
         return _llama3(inverse, rope)

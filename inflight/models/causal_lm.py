@@ -71,10 +71,14 @@ class CausalLM(nn.Module, ABC):
         """Whether the checkpoint may have a tensor of this name that the model does not use."""
         return False
 
+    def cache_users(self) -> Sequence[Attention | RecurrentState]:
+        """Returns the part of each layer of this stage that uses a cache, in the order of the layers."""
+        return [module for module in self.modules() if isinstance(module, Attention | RecurrentState)]
+
     def cached_layers(self) -> Mapping[str, Attention | RecurrentState]:
-        """Returns layer name -> the part of the layer that has a cache, for this stage's layers, in their order."""
-        kinds = Attention | RecurrentState
-        return {module.layer_name: module for module in self.modules() if isinstance(module, kinds)}
+        """Returns layer name -> cache user, for the layers that have a cache of their own."""
+        users = self.cache_users()
+        return {user.layer_name: user for user in users if not isinstance(user, Attention) or user.owns_cache}
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:
         """Calls `LinearMethod.tune` of every method that the layers use."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.attention.backend import AttentionMetadata, AttentionParams, Rotation
-from inflight.config.architecture import HEAD, WHOLE, AttentionSpec, MlpSpec, ModelArchitecture
+from inflight.config.architecture import HEAD, SIGMOID, WHOLE, AttentionSpec, MlpSpec, ModelArchitecture
 from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.layers.attention import Attention
@@ -28,8 +28,9 @@ from inflight.layers.linear import (
 )
 from inflight.layers.norm import QKNorm, RMSNorm, WholeQKNorm
 from inflight.layers.rotary import RotaryEmbedding, repeat_order, row_order
+from inflight.layers.token_inputs import TokenInput, TokenInputs
 from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
-from inflight.layers.weights import Loadable, WeightSlots
+from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 from inflight.models.causal_lm import CausalLM
 from inflight.models.taped_layers import TapedLayers
 
@@ -44,17 +45,22 @@ class DecoderAttention(Loadable):
         layer: int,
         rotation_index: int,
         context: LayerContext,
+        owner: Attention | None,
     ) -> None:
         super().__init__()
         hidden_size = architecture.hidden_size
         value = head_part(spec.num_kv_heads, spec.head_dim, context.tp)
         query, key = head_part(spec.num_heads, spec.head_dim, context.tp), value
         self.head_dim, self.rotation_index, self.ops = spec.head_dim, rotation_index, context.ops
-        self.num_heads, self.num_kv_heads = query.size // spec.head_dim, value.size // spec.head_dim
+        self.num_heads, num_kv_heads = query.size // spec.head_dim, value.size // spec.head_dim
+        self.num_new = num_kv_heads if owner is None else 0  # key heads that the layer computes
         order = row_order(spec.rope, spec.head_dim)
         if order is not None:
             query, key = (replace(part, order=repeat_order(order, part.size)) for part in (query, key))
-        parts = {"q_proj": query, "k_proj": key, "v_proj": value}
+        parts = {"q_proj": query}
+        if owner is None:
+            value = replace(value, source="k_proj" if spec.values_are_keys else None)
+            parts |= {"k_proj": key, "v_proj": value}
         if spec.is_fused:
             parts = fused("qkv_proj", parts)
         if spec.has_gate:
@@ -66,20 +72,26 @@ class DecoderAttention(Loadable):
         self.qk_norm: QKNorm | None = None
         self.whole_qk_norm: WholeQKNorm | None = None
         if spec.qk_norm == HEAD:
-            heads = self.num_heads, self.num_kv_heads
+            heads = self.num_heads, self.num_new
             self.qk_norm = QKNorm(*heads, spec.head_dim, eps, context, order=order, offset=offset)
         elif spec.qk_norm == WHOLE:
             assert not offset, "no family has such norms"
             self.whole_qk_norm = WholeQKNorm(query, key, eps, context)
+        self.value_norm: nn.Parameter | None = None
+        if spec.has_value_norm and owner is None:
+            ones = torch.ones(self.num_new, spec.head_dim, dtype=context.dtype, device=context.device)
+            self.value_norm = nn.Parameter(ones, False)
+        self.eps = eps
         self.attn = Attention(
             f"model.layers.{layer}.self_attn",
             num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
+            num_kv_heads=num_kv_heads,
             head_dim=spec.head_dim,
             params=AttentionParams(
                 spec.head_dim**-0.5 if spec.scale is None else spec.scale, spec.window, spec.soft_cap
             ),
             backend=context.backend,
+            owner=owner,
         )
 
     def forward(
@@ -96,10 +108,12 @@ class DecoderAttention(Loadable):
         heads = projected.view(num_tokens, -1, self.head_dim)
         if self.has_gate:
             heads = heads[:, : -self.num_heads]
+        if self.value_norm is not None:
+            self.ops.norm_heads(heads[:, -self.num_new :], self.value_norm, self.eps)
         attended = self.attn(heads, rotations[self.rotation_index], self.qk_norm, attn_metadata)
         attended = attended.view(num_tokens, -1)  # was [num_tokens, num_heads, head_dim]
         if self.has_gate:
-            self.ops.multiply_sigmoid(attended, projected[:, -attended.shape[1] :])
+            self.ops.multiply_activation(attended, projected[:, -attended.shape[1] :], SIGMOID)
         out: Tensor = self.o_proj(attended if rows is None else self.ops.select_rows(attended, rows))
         return out
 
@@ -139,25 +153,37 @@ class DecoderLayer(Loadable):
     says which inputs and outputs have a norm.
 
     The MLP's output is added by the next layer. If the next layer begins with a norm, one kernel both adds and norms.
+
+    `owner`: the layer whose keys and values the attention reads, if it has none of its own.
     """
 
-    def __init__(self, architecture: ModelArchitecture, layer: int, rotation_index: int, context: LayerContext) -> None:
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        layer: int,
+        rotation_index: int,
+        context: LayerContext,
+        owner: Attention | None,
+    ) -> None:
         super().__init__()
         spec = architecture.layers[layer]
-        names = spec.norms
+        names, sizes = spec.norms, (architecture.hidden_size, architecture.rms_norm_eps)
         self.before_attention = self._norm(names.before_attention, architecture, context)
         self.self_attn: DecoderAttention | GatedDeltaMixer
         if spec.attention is not None:
-            self.self_attn = DecoderAttention(architecture, spec.attention, layer, rotation_index, context)
+            self.self_attn = DecoderAttention(architecture, spec.attention, layer, rotation_index, context, owner)
         else:
             assert spec.recurrence is not None
-            sizes = architecture.hidden_size, spec.recurrence, architecture.rms_norm_eps
-            self.self_attn = GatedDeltaMixer(*sizes, layer, context)
+            self.self_attn = GatedDeltaMixer(*sizes, spec.recurrence, layer, context)
         self.after_attention = self._norm(names.after_attention, architecture, context)
         self.before_mlp = self._norm(names.before_mlp, architecture, context)
         self.mlp = GatedMLP(architecture.hidden_size, spec.mlp, context)
         self.after_mlp = self._norm(names.after_mlp, architecture, context)
-        self.norm_names, self.ops = names, context.ops
+        inputs = architecture.token_inputs
+        self.token_input = None if inputs is None else TokenInput(*sizes, inputs, context)
+        ones = torch.ones(1, dtype=torch.float32, device=context.device)
+        self.scalar = nn.Parameter(ones, False) if spec.has_scalar else None
+        self.norm_names, self.ops, self.layer = names, context.ops, layer
 
     @staticmethod
     def _norm(name: str | None, architecture: ModelArchitecture, context: LayerContext) -> RMSNorm | None:
@@ -171,6 +197,8 @@ class DecoderLayer(Loadable):
         for name, child in self.named_children():
             if isinstance(child, Loadable):
                 yield from child.weight_slots(f"{prefix}.{names.get(name, name)}")
+        if self.scalar is not None:
+            yield f"{prefix}.layer_scalar", WeightSlot(shape=(1,), destination=self.scalar.data, is_scale=True)
 
     def forward(
         self,
@@ -178,15 +206,16 @@ class DecoderLayer(Loadable):
         residual: Tensor,
         rotations: tuple[Rotation, ...],
         attn_metadata: tuple[AttentionMetadata, ...],
+        token_inputs: Tensor | None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`delta` is the output of the previous layer, not yet added to `residual`. Returns this layer's delta, and `residual`,
-        changed in place.
+        changed in place. `token_inputs`: see `TokenInputs`. The layer may change its own vectors.
 
         Keys and values are written for all tokens. With `rows`, everything after the attention is computed for these tokens
         only.
         """
-        hidden = _add(delta, residual, self.before_attention)
+        hidden = self._add(delta, residual, self.before_attention)
         if isinstance(self.self_attn, DecoderAttention):
             hidden = self.self_attn(hidden, rotations, attn_metadata, rows)
         else:
@@ -195,18 +224,27 @@ class DecoderLayer(Loadable):
             hidden = self.after_attention(hidden)
         if rows is not None:
             residual = self.ops.select_rows(residual, rows)
-        hidden = self.mlp(_add(hidden, residual, self.before_mlp))
+        hidden = self.mlp(self._add(hidden, residual, self.before_mlp))
         if self.after_mlp is not None:
             hidden = self.after_mlp(hidden)
+        if self.token_input is not None:
+            assert token_inputs is not None, "the model has made none"
+            vectors = token_inputs[:, self.layer]
+            self.ops.add_and_scale(residual, hidden, None)
+            hidden = self.token_input(residual, vectors if rows is None else self.ops.select_rows(vectors, rows))
+        if self.scalar is not None:
+            for part in (residual, hidden):
+                self.ops.add_and_scale(part, None, self.scalar)
         return hidden, residual
 
-
-def _add(delta: Tensor | None, residual: Tensor, norm: RMSNorm | None) -> Tensor:
-    """Adds `delta` (None: nothing) to `residual` in place. Returns the norm of the sum (None: the sum itself)."""
-    if norm is None:
-        return residual if delta is None else residual.add_(delta)
-    normed: Tensor = norm(residual) if delta is None else norm.add_and_norm(delta, residual)
-    return normed
+    def _add(self, delta: Tensor | None, residual: Tensor, norm: RMSNorm | None) -> Tensor:
+        """Adds `delta` (None: nothing) to `residual` in place. Returns the norm of the sum (None: the sum itself)."""
+        if norm is None:
+            if delta is not None:
+                self.ops.add_and_scale(residual, delta, None)
+            return residual
+        normed: Tensor = norm(residual) if delta is None else norm.add_and_norm(delta, residual)
+        return normed
 
 
 class DecoderForCausalLM(CausalLM):
@@ -226,10 +264,21 @@ class DecoderForCausalLM(CausalLM):
         kinds = [(each.rope, each.head_dim) if each is not None else None for each in attentions]
         index_of = {kind: index for index, kind in enumerate(dict.fromkeys(filter(None, kinds)))}
         self.rotaries = nn.ModuleList(RotaryEmbedding(rope, head_dim, context) for rope, head_dim in index_of)
-        self.layers = nn.ModuleList(
-            DecoderLayer(architecture, layer, 0 if kind is None else index_of[kind], context)
-            for layer, kind in enumerate(kinds, stage.start)
-        )
+        layers: list[DecoderLayer] = []
+        for layer, (spec, kind) in enumerate(zip(attentions, kinds, strict=True), stage.start):
+            owner: Attention | None = None
+            if spec is not None and spec.kv_layer is not None:
+                mixer = layers[spec.kv_layer - stage.start].self_attn
+                assert isinstance(mixer, DecoderAttention), "it has no keys and values"
+                owner = mixer.attn
+            rotation_index = 0 if kind is None else index_of[kind]
+            layers.append(DecoderLayer(architecture, layer, rotation_index, context, owner))
+        self.layers = nn.ModuleList(layers)
+        sizes = hidden_size, architecture.rms_norm_eps
+        self.token_inputs: TokenInputs | None = None
+        if architecture.token_inputs is not None:
+            assert stage.is_first and stage.is_last, "the sizes were checked at start"
+            self.token_inputs = TokenInputs(len(self.layers), *sizes, architecture.token_inputs, context)
         self.taped = TapedLayers(self.layers, context)
         if stage.is_last:
             self.norm = RMSNorm(hidden_size, architecture.rms_norm_eps, context, offset=architecture.norm_offset)
@@ -263,16 +312,22 @@ class DecoderForCausalLM(CausalLM):
             assert intermediate is not None, "only the first stage has an embedding"
             delta, residual = intermediate.delta, intermediate.residual
         rows = rows if self.stage.is_last else None
+        token_inputs = None if self.token_inputs is None else self.token_inputs(input_ids, residual)
 
         def compute() -> tuple[Tensor, Tensor]:
             *others, last = self.layers if layers is None else [self.layers[index] for index in layers]
             result: tuple[Tensor | None, Tensor] = delta, residual
             for layer in others:
-                result = layer(*result, rotations, attn_metadata)
-            last_result: tuple[Tensor, Tensor] = last(*result, rotations, attn_metadata, rows)
+                result = layer(*result, rotations, attn_metadata, token_inputs)
+            last_result: tuple[Tensor, Tensor] = last(*result, rotations, attn_metadata, token_inputs, rows)
             return last_result
 
-        inputs = residual, delta, *(tensor for rotation in rotations for tensor in (rotation.cos, rotation.sin))
+        inputs = (
+            residual,
+            delta,
+            token_inputs,
+            *(tensor for rotation in rotations for tensor in (rotation.cos, rotation.sin)),
+        )
         delta, residual = compute() if layers is not None else self.taped(compute, inputs, rows, attn_metadata)
         if not self.stage.is_last:
             return IntermediateTensors(delta, residual)
@@ -293,6 +348,8 @@ class DecoderForCausalLM(CausalLM):
         units: list[tuple[str, Loadable]] = []
         if self.embed_tokens is not None:
             units.append(("model.embed_tokens", self.embed_tokens))
+        if self.token_inputs is not None:
+            units.append(("model.token_inputs", self.token_inputs))
         for index, layer in enumerate(self.layers, self.stage.start):
             assert isinstance(layer, DecoderLayer)
             units.append((f"model.layers.{index}", layer))

@@ -196,7 +196,7 @@ class GraphModelRunner(Runner):
     def _num_groups(self) -> int:
         """The number of KV cache groups in the config that `initialize` will get. It depends only on the layers' heads and
         sliding windows."""
-        layers = self._config.model.architecture.attentions
+        layers = self._config.model.architecture.caching
         specs = (
             KVCacheSpec(
                 block_size=1,

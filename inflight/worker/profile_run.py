@@ -35,8 +35,7 @@ def run_largest_step(
     num_tokens, max_model_len = config.scheduler.max_num_batched_tokens, config.model.max_model_len
     kinds = config.model.architecture.layers[stage.start : stage.stop]
     chosen = sorted({kind: index for index, kind in reversed(list(enumerate(kinds)))}.values())
-    cached_layers = list(model.cached_layers().values())
-    layers = [cached_layers[index] for index in chosen]
+    layers = [model.cache_users()[index] for index in chosen]
     specs = [layer.kv_cache_spec(config.cache.block_size, getattr(torch, config.cache.dtype)) for layer in layers]
     inputs = _prompts(num_tokens, max_model_len, config.cache.block_size)
     arena = device.allocate_arena(int(inputs.block_table.max()) + 1, max(spec.block_bytes for spec in specs))

@@ -124,13 +124,14 @@ class Runner(ABC):
     def reserved_bytes(self, peak_bytes: int) -> int:
         """Device bytes that `initialize` and later steps need besides the arena. The profile run needed `peak_bytes`."""
         specs, num_threads = self.kv_cache_specs(), self._config.device.num_threads
-        found = [0]
+        found: dict[tuple[int, int], int] = {}  # by query heads per key head, and head_dim
         for name, layer in self._model.cached_layers().items():
             spec = specs[name]
             if isinstance(layer, Attention) and isinstance(spec, KVCacheSpec):
                 per_head = layer.num_heads // layer.num_kv_heads
-                found.append(self._backend.scratch_bytes(spec, per_head=per_head, num_threads=num_threads))
-        return max(found)
+                scratch_bytes = self._backend.scratch_bytes(spec, per_head=per_head, num_threads=num_threads)
+                found[per_head, spec.head_dim] = scratch_bytes
+        return sum(found.values())
 
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
         """See `Worker.graph_report`."""

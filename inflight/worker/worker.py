@@ -129,11 +129,11 @@ class Worker(WorkerBase):
     def _load_model(self) -> None:
         model_config = self._config.model
         dtype: torch.dtype = getattr(torch, model_config.dtype)
-        head_dim, cache = model_config.architecture.head_dim, self._config.cache
+        cache = self._config.cache
         kv_cache_dtype: torch.dtype = getattr(torch, cache.dtype)
         device = self._device
         backend = get_backend(
-            *(device.kind, head_dim, cache.block_size, dtype, kv_cache_dtype),
+            *(device.kind, model_config.architecture.head_dims, cache.block_size, dtype, kv_cache_dtype),
             num_multiprocessors=device.num_multiprocessors if isinstance(device, Accelerator) else 0,
             max_shared_bytes=device.max_shared_bytes if isinstance(device, Accelerator) else 0,
         )

@@ -29,6 +29,8 @@ MODELS = {
     "mixed windows, C++": ("qwen3", 4, 16),
     "soft caps, C++": ("gemma2", 0, 16),
     "two rotary embeddings, C++": ("gemma3", 0, 16),
+    "shared caches, heads of two sizes, C++": ("gemma4", 0, 16),
+    "shared caches, heads of two sizes": ("gemma4", 0, 4),
     "recurrent layers, C++": ("qwen3_5", 0, 16),
     "recurrent layers": ("qwen3_5", 2, 4),
     "transformers, experts": ("qwen3_moe", 0, 16),

@@ -139,17 +139,18 @@ def test_float32_logits_in_chunks_over_the_paged_cache(
 ) -> None:
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", kernels)
     folder = folders[family, index]
-    head_dim = parse_architecture(json.loads((folder / "config.json").read_text())).head_dim
-    backend = get_backend("cpu", head_dim, BLOCK_SIZE, torch.float32, torch.float32)
+    head_dims = parse_architecture(json.loads((folder / "config.json").read_text())).head_dims
+    backend = get_backend("cpu", head_dims, BLOCK_SIZE, torch.float32, torch.float32)
     with torch.inference_mode():
         truth = reference_model(folder)(prompt().unsqueeze(0)).logits[0]
         ours = run_in_chunks(load(folder, "float32", backend), backend, prompt(), (23, 1, 1, 2, 30, 4))
     assert relative_difference(ours, truth) < FLOAT32_TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma4"])
 def test_float32_logits_by_the_triton_kernels(folders: dict[tuple[str, int], Path], family: str) -> None:
-    """In their interpreter: a norm on queries and keys, or a window; a prompt in chunks, and single tokens."""
+    """In their interpreter: a norm on queries and keys, a window, or heads of two sizes and layers that read the cache of
+    others; a prompt in chunks, and single tokens."""
     folder = folders[family, 0]
     backend = TritonPagedBackend(torch.device("cpu"), num_multiprocessors=8)
     with torch.inference_mode():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText, Gemma3Config, PreTrainedConfig, Qwen3_5Config
+from transformers import AutoModelForImageTextToText, Gemma3Config, Gemma4Config, PreTrainedConfig, Qwen3_5Config
 
 from inflight import LLM, SamplingParams
 from inflight.errors import CheckpointError
@@ -18,18 +18,23 @@ _SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, 
 
 
 def configs() -> dict[str, PreTrainedConfig]:
-    qwen3_5, gemma3 = (FAMILY_CONFIGS[name][0].to_dict() for name in ("qwen3_5", "gemma3"))
+    qwen3_5, gemma3, gemma4 = (FAMILY_CONFIGS[name][0].to_dict() for name in ("qwen3_5", "gemma3", "gemma4"))
     depth = {"depth": 1, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
     return {
         "qwen3_5": Qwen3_5Config(text_config=qwen3_5, vision_config={**_SMALL, **depth}, tie_word_embeddings=True),
         "gemma3": Gemma3Config(
             text_config=gemma3, vision_config={**_SMALL, "num_hidden_layers": 1, "image_size": 8}, mm_tokens_per_image=4
         ),
+        "gemma4": Gemma4Config(
+            text_config={**gemma4, "pad_token_id": 0},
+            vision_config={**_SMALL, "num_hidden_layers": 1},
+            audio_config=None,
+        ),
     }
 
 
 @pytest.mark.parametrize("older_names", [False, True])
-@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3", "gemma4"])
 def test_the_part_for_text(tmp_path: Path, family: str, older_names: bool) -> None:
     torch.manual_seed(0)
     truth = AutoModelForImageTextToText.from_config(configs()[family], attn_implementation="eager").eval()

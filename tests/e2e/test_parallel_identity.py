@@ -42,6 +42,8 @@ MODELS = {
     "mistral": (1, 16),  # windows
     "qwen2": (3, 4),  # mixed windows and biases
     "qwen3": (1, 16),  # tied, with one key head
+    "gemma4": (1, 16),  # heads of two sizes, values that are keys
+    "qwen3_5": (0, 16),  # recurrent layers
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from inflight.config.families import (
     gemma2,
     gemma3,
+    gemma4,
     glm,
     glm4,
     granite,
@@ -29,6 +30,7 @@ _MODULES = (
     qwen3_5,
     gemma2,
     gemma3,
+    gemma4,
     phi3,
     olmo2,
     olmo3,

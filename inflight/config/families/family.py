@@ -83,7 +83,8 @@ class Family:
                     f"config.json: {name}={fields.values[name]!r} is not supported for {self.architecture}; it would change "
                     "the result"
                 )
-        return replace(self.parse(fields), unread=self.unread)
+        architecture = self.parse(fields)
+        return replace(architecture, unread=(*self.unread, *architecture.unread))
 
 
 def make_architecture(
@@ -215,10 +216,10 @@ def with_windows(layer: LayerSpec, windows: Iterable[int | None], max_length: in
     return tuple(replace(layer, attention=replace(attention, window=window)) for window in shorter)
 
 
-def read_window(fields: JsonFields) -> int | None:
-    """The field sliding_window. null means no window. If the field is absent, the window is 4096, as in transformers."""
+def read_window(fields: JsonFields, default: int = 4096) -> int | None:
+    """The field sliding_window. null means no window. If the field is absent, the window is `default`, as in transformers."""
     null = "sliding_window" in fields.values and not fields.has("sliding_window")
-    return None if null else fields.integer("sliding_window", 4096)
+    return None if null else fields.integer("sliding_window", default)
 
 
 def read_layer_types(fields: JsonFields, default: list[bool], window: int | None) -> list[bool]:

@@ -328,7 +328,7 @@ void run(const Attention<T, Cells>& attention) {
         const int num_rows = tile.num_rows();
         return state_at(partials + tile.partial + part * state_floats(num_rows, head_dim), num_rows, head_dim);
     };
-    const int num_writes = static_cast<int>(work.segments.size()) * num_kv_heads;
+    const int num_writes = attention.tensors.key == nullptr ? 0 : static_cast<int>(work.segments.size()) * num_kv_heads;
     std::atomic<size_t> next_tile{work.first_splits > 0 ? work.num_whole : 0}, next_merge{0};
 
 #pragma omp parallel num_threads(work.num_threads)

@@ -7,7 +7,7 @@ template <typename T>
 struct StepTensors {  // strides in elements, from one token to the next
     const T* query;
     int64_t query_stride;
-    const T* key;
+    const T* key;  // null: the cache has all keys and values already
     int64_t key_stride;
     const T* value;
     int64_t value_stride;

@@ -24,11 +24,24 @@ float sum_of_squares(const T* x, int64_t size) {
     return sum(add(even, odd)) + total;
 }
 
-template <typename T>
-void add_row(T* x, const T* delta, int64_t size) {
+// x = function(x, y)
+template <typename T, typename Function>
+void change_row(T* x, const T* y, int64_t size, const Function& function) {
     int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) store(x + i, add(load(x + i), load(delta + i)));
-    for (; i < size; i++) x[i] = from_float<T>(to_float(x[i]) + to_float(delta[i]));
+    for (; i + kLanes <= size; i += kLanes) store(x + i, function(load(x + i), load(y + i)));
+    if (i == size) return;
+    T a[kLanes] = {}, b[kLanes] = {};
+    std::memcpy(a, x + i, (size - i) * sizeof(T));
+    std::memcpy(b, y + i, (size - i) * sizeof(T));
+    store(a, function(load(a), load(b)));
+    std::memcpy(x + i, a, (size - i) * sizeof(T));
+}
+
+template <typename T, typename Function>
+void change_rows(
+    T* x, int64_t x_stride, const T* y, int64_t y_stride, int64_t num_rows, int64_t size, const Function& function) {
+#pragma omp parallel for schedule(static) if (num_rows * size >= kParallelElements)
+    for (int64_t row = 0; row < num_rows; row++) change_row(x + row * x_stride, y + row * y_stride, size, function);
 }
 
 template <typename T>
@@ -39,13 +52,19 @@ void rms_norm(
     for (int64_t row = 0; row < num_rows; row++) {
         T* from = x + row * x_stride;
         T* to = out + row * size;
-        if (delta != nullptr) add_row(from, delta + row * delta_stride, size);
+        if (delta != nullptr) change_row(from, delta + row * delta_stride, size, [](VecF a, VecF b) { return add(a, b); });
         const float scale = 1.0f / std::sqrt(sum_of_squares(from, size) / static_cast<float>(size) + eps);
         int64_t i = 0;
         for (; i + kLanes <= size; i += kLanes)
             store(to + i, mul(mul(load(from + i), splat(scale)), load(weight + i)));
         for (; i < size; i++) to[i] = from_float<T>(to_float(from[i]) * scale * to_float(weight[i]));
     }
+}
+
+template <typename T>
+void norm_head(T* x, const T* weight, int64_t head_dim, float eps) {
+    const VecF scale = splat(1.0f / std::sqrt(sum_of_squares(x, head_dim) / static_cast<float>(head_dim) + eps));
+    change_row(x, weight, head_dim, [&](VecF a, VecF b) { return mul(mul(a, scale), b); });
 }
 
 // One head: `head_dim` elements at x, changed in place.
@@ -82,22 +101,43 @@ void norm_and_rotate(
 #pragma omp parallel for schedule(static) if (num_tokens * num_heads * head_dim >= kParallelElements)
     for (int64_t token = 0; token < num_tokens; token++)
         for (int64_t head = 0; head < num_heads; head++)
-            norm_and_rotate_head(
-                heads + token * token_stride + head * head_dim, weight == nullptr ? nullptr : weight + head * head_dim,
-                cos + token * head_dim, sin + token * head_dim, head_dim, eps);
+            if (cos == nullptr)
+                norm_head(heads + token * token_stride + head * head_dim, weight + head * head_dim, head_dim, eps);
+            else
+                norm_and_rotate_head(
+                    heads + token * token_stride + head * head_dim,
+                    weight == nullptr ? nullptr : weight + head * head_dim, cos + token * head_dim, sin + token * head_dim,
+                    head_dim, eps);
 }
 
 template <typename T>
-void multiply_sigmoid(T* x, int64_t x_stride, const T* gate, int64_t gate_stride, int64_t num_rows, int64_t size) {
-#pragma omp parallel for schedule(static) if (num_rows * size >= kParallelElements)
-    for (int64_t row = 0; row < num_rows; row++) {
-        T* to = x + row * x_stride;
-        const T* from = gate + row * gate_stride;
-        int64_t i = 0;
-        for (; i + kLanes <= size; i += kLanes)
-            store(to + i, div(load(to + i), add(splat(1.0f), exponential(sub(zero(), load(from + i))))));
-        for (; i < size; i++) to[i] = from_float<T>(to_float(to[i]) / (1.0f + std::exp(-to_float(from[i]))));
-    }
+void multiply_activation(
+    void* x, int64_t x_stride, const void* gate, int64_t gate_stride, int64_t num_rows, int64_t size, int32_t activation) {
+    const auto multiply = [&](const auto& function) {
+        change_rows(
+            static_cast<T*>(x), x_stride, static_cast<const T*>(gate), gate_stride, num_rows, size,
+            [&](VecF a, VecF b) { return mul(a, function(b)); });
+    };
+    if (activation == 1)
+        multiply(silu);
+    else if (activation == 2)
+        multiply(gelu);
+    else
+        multiply(sigmoid);
+}
+
+template <typename T>
+void add_and_scale(
+    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const float* factor, int64_t num_rows,
+    int64_t size) {
+    const VecF scale = splat(factor == nullptr ? 1.0f : *factor);
+    T* rows = static_cast<T*>(x);
+    if (delta == nullptr)
+        change_rows(rows, x_stride, rows, x_stride, num_rows, size, [&](VecF a, VecF) { return mul(a, scale); });
+    else
+        change_rows(
+            rows, x_stride, static_cast<const T*>(delta), delta_stride, num_rows, size,
+            [&](VecF a, VecF b) { return mul(add(a, b), scale); });
 }
 
 }  // namespace
@@ -135,14 +175,18 @@ void inflight_norm_and_rotate(
             static_cast<const bf16*>(sin), num_tokens, num_heads, head_dim, eps);
 }
 
-void inflight_multiply_sigmoid(
-    void* x, int64_t x_stride, const void* gate, int64_t gate_stride, int64_t num_rows, int64_t size, int32_t dtype) {
-    if (dtype == kFloat32)
-        multiply_sigmoid(
-            static_cast<float*>(x), x_stride, static_cast<const float*>(gate), gate_stride, num_rows, size);
-    else
-        multiply_sigmoid(
-            static_cast<bf16*>(x), x_stride, static_cast<const bf16*>(gate), gate_stride, num_rows, size);
+void inflight_multiply_activation(
+    void* x, int64_t x_stride, const void* gate, int64_t gate_stride, int64_t num_rows, int64_t size, int32_t activation,
+    int32_t dtype) {
+    const auto multiply = dtype == kFloat32 ? multiply_activation<float> : multiply_activation<bf16>;
+    multiply(x, x_stride, gate, gate_stride, num_rows, size, activation);
+}
+
+void inflight_add_and_scale(
+    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const float* factor, int64_t num_rows, int64_t size,
+    int32_t dtype) {
+    const auto compute = dtype == kFloat32 ? add_and_scale<float> : add_and_scale<bf16>;
+    compute(x, x_stride, delta, delta_stride, factor, num_rows, size);
 }
 
 void inflight_select_rows(

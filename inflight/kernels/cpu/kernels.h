@@ -110,15 +110,21 @@ INFLIGHT_EXPORT void inflight_rms_norm(
     void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const void* weight, void* out, int64_t num_rows,
     int64_t size, float eps, int32_t dtype);
 
-// Changes the first `num_heads` heads of every token in place: RMSNorm with a weight row per head, if there is a weight; then
-// head = head * cos + (head with its halves swapped) * sin. cos and sin are [num_tokens, head_dim].
+// Changes the first `num_heads` heads of every token in place: RMSNorm with a weight row per head, if there is a weight; then,
+// if there are cos and sin, head = head * cos + (head with its halves swapped) * sin. cos and sin are [num_tokens, head_dim].
 INFLIGHT_EXPORT void inflight_norm_and_rotate(
     void* heads, int64_t token_stride, const void* weight, const void* cos, const void* sin, int64_t num_tokens,
     int64_t num_heads, int64_t head_dim, float eps, int32_t dtype);
 
-// x *= sigmoid(gate)
-INFLIGHT_EXPORT void inflight_multiply_sigmoid(
-    void* x, int64_t x_stride, const void* gate, int64_t gate_stride, int64_t num_rows, int64_t size, int32_t dtype);
+// x *= activation(gate); 1: SiLU, 2: GELU, 3: sigmoid
+INFLIGHT_EXPORT void inflight_multiply_activation(
+    void* x, int64_t x_stride, const void* gate, int64_t gate_stride, int64_t num_rows, int64_t size, int32_t activation,
+    int32_t dtype);
+
+// x = (x + delta) * factor. Without `delta` nothing is added, without `factor` the sum is not multiplied.
+INFLIGHT_EXPORT void inflight_add_and_scale(
+    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const float* factor, int64_t num_rows, int64_t size,
+    int32_t dtype);
 
 // Copies the rows `rows` of x, each of `row_bytes` bytes, to `out`.
 INFLIGHT_EXPORT void inflight_select_rows(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from inflight.kernels.cpu.library import DTYPES, KernelLibrary
+from inflight.kernels.gate import GATE_CODES
 from inflight.kernels.layer_ops import LayerOps
 
 
@@ -42,27 +43,40 @@ class CpuLayerOps(LayerOps):
 
     def norm_and_rotate(self, heads: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         """See `LayerOps`. The result is `heads` itself, changed in place."""
+        assert cos.is_contiguous() and sin.is_contiguous()
+        self._change_heads(heads, weight, eps, cos.data_ptr(), sin.data_ptr())
+        return heads
+
+    def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
+        self._change_heads(heads, weight, eps, None, None)
+
+    def _change_heads(self, heads: Tensor, weight: Tensor | None, eps: float, cos: int | None, sin: int | None) -> None:
         num_tokens, num_heads, head_dim = heads.shape
-        assert heads.stride()[1:] == (head_dim, 1) and cos.is_contiguous() and sin.is_contiguous()
+        assert heads.stride()[1:] == (head_dim, 1)
         self.kernels.inflight_norm_and_rotate(
             heads.data_ptr(),
             heads.stride(0),
             None if weight is None else weight.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
+            cos,
+            sin,
             num_tokens,
             num_heads,
             head_dim,
             eps,
             DTYPES[heads.dtype],
         )
-        return heads
 
-    def multiply_sigmoid(self, x: Tensor, gate: Tensor) -> None:
+    def multiply_activation(self, x: Tensor, gate: Tensor, activation: str) -> None:
         assert x.shape == gate.shape and x.stride(1) == gate.stride(1) == 1 and x.dtype == gate.dtype
-        self.kernels.inflight_multiply_sigmoid(
-            x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0), *x.shape, DTYPES[x.dtype]
-        )
+        pointers = x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0)
+        self.kernels.inflight_multiply_activation(*pointers, *x.shape, GATE_CODES[activation], DTYPES[x.dtype])
+
+    def add_and_scale(self, x: Tensor, delta: Tensor | None, factor: Tensor | None) -> None:
+        assert x.stride(1) == 1 and (factor is None or factor.dtype == torch.float32)
+        assert delta is None or (delta.shape == x.shape and delta.stride(1) == 1 and delta.dtype == x.dtype)
+        added = (None, 0) if delta is None else (delta.data_ptr(), delta.stride(0))
+        scale = None if factor is None else factor.data_ptr()
+        self.kernels.inflight_add_and_scale(x.data_ptr(), x.stride(0), *added, scale, *x.shape, DTYPES[x.dtype])
 
     def select_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         assert x.stride(1) == 1 and rows.dtype == torch.int64 and rows.is_contiguous()

@@ -331,7 +331,9 @@ static inline VecF hyperbolic_tangent(VecF x) {
     return div(grown, add(grown, splat(2.0f)));
 }
 
-static inline VecF silu(VecF x) { return div(x, add(splat(1.0f), exponential(sub(zero(), x)))); }
+static inline VecF one_plus_exponential_of_minus(VecF x) { return add(splat(1.0f), exponential(sub(zero(), x))); }
+static inline VecF sigmoid(VecF x) { return div(splat(1.0f), one_plus_exponential_of_minus(x)); }
+static inline VecF silu(VecF x) { return div(x, one_plus_exponential_of_minus(x)); }
 
 // GELU in its tanh form, x / 2 * (1 + tanh(z)), which is x * sigmoid(2z); 2z = sqrt(8 / pi) * (x + 0.044715 x^3)
 static inline VecF gelu(VecF x) {

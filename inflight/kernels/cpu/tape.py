@@ -29,7 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inflight.kernels.cpu.library import SIGNATURES, TAPED, AttentionStep, KernelLibrary, TapeCall, Taped, TapePatch
 
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
-_VIEWS = frozenset("chunk detach flatten reshape select slice split split_with_sizes unbind unsqueeze view".split())
+_VIEWS = frozenset(
+    "alias chunk detach flatten reshape select slice split split_with_sizes unbind unsqueeze view".split()
+)
 _LINE = 64
 
 # The `values` of a replay (tape.cpp) are 0, the two counts, the address of the working memory, then the addresses of the
@@ -171,7 +173,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             names = [argument.name for argument in func._schema.arguments]
             given = dict(zip(names, args, strict=False)) | (kwargs or {})
             along_rows = "dim" in names and given.get("dim", 0) in (0, -args[0].dim())
-            for view in [result] if isinstance(result, Tensor) else result:
+            views = [result] if isinstance(result, Tensor) else result
+            for view in (each for each in views if each.numel()):
                 has_rows = view.shape[:1] == args[0].shape[:1] and view.stride()[:1] == args[0].stride()[:1]
                 if along_rows or not has_rows or self._find(view.data_ptr()) is not buffer:
                     self._refuse(f"the result of {name} is not a view of all rows")

@@ -104,14 +104,16 @@ def rotary_kv(
     """Norms and rotates queries and keys. Writes keys and values to the cache: token i has position `positions[i]` in the
     sequence whose blocks are in line `token_slots[i]` of `block_table`. Returns the queries, [num_tokens, num_heads, head_dim].
 
-    heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim], its heads contiguous; head_dim is even. norm_weight [num_heads +
-    num_kv_heads, head_dim], None for no norm. cos and sin [num_tokens, head_dim]; `cos_sin` is None for no rotation. For
-    kv_cache and block_table see `attention_decode`. token_slots and positions: int32 [num_tokens].
+    heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim], its heads contiguous; head_dim is even. If `heads` has only the
+    queries, nothing is written. norm_weight [num_heads + num_kv_heads, head_dim], None for no norm. cos and sin [num_tokens,
+    head_dim]; `cos_sin` is None for no rotation. For kv_cache and block_table see `attention_decode`. token_slots and
+    positions: int32 [num_tokens].
     """
     num_tokens, num_all, head_dim = heads.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
     assert heads.stride()[1:] == (head_dim, 1) and head_dim % 2 == 0
-    assert num_all == num_heads + 2 * num_kv_heads
+    num_new = (num_all - num_heads) // 2
+    assert num_all == num_heads + 2 * num_new and num_new in (0, num_kv_heads)
     query = torch.empty((num_tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
     cos, sin = cos_sin or (heads, heads)  # without cos_sin the kernel reads neither cos nor sin
     assert cos_sin is None or (cos.is_contiguous() and sin.is_contiguous())
@@ -130,7 +132,7 @@ def rotary_kv(
         block_table.stride(0),
         norm_eps,
         NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
+        NUM_KV_HEADS=num_new,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         HAS_NORM=norm_weight is not None,

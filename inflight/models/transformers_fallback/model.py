@@ -149,8 +149,8 @@ class TransformersForCausalLM(CausalLM):
         self._hidden.hidden = None
         return logits.contiguous() if out is None else out.copy_(logits)
 
-    def cached_layers(self) -> dict[str, Attention]:
-        return self.attention.layers
+    def cache_users(self) -> list[Attention]:
+        return list(self.attention.layers.values())
 
     def leaves_unread(self, name: str) -> bool:
         return name in self._unread

@@ -54,7 +54,7 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 def world(case: Case) -> World:
-    backend = get_backend("cpu", case.head_dim, case.block_size, case.dtype, case.kv_cache_dtype or case.dtype)
+    backend = get_backend("cpu", [case.head_dim], case.block_size, case.dtype, case.kv_cache_dtype or case.dtype)
     assert isinstance(backend, CpuPagedBackend)
     return World(case, backend)
 
@@ -209,7 +209,7 @@ def test_results_that_wait_to_be_merged_take_little_memory() -> None:
     """Seven tiles of 48 queries over 32 splits: a result of each would take 11 MB."""
     num_queries, context = 336, 32768
     spec = KVCacheSpec(block_size=16, num_kv_heads=1, head_dim=256, dtype="bfloat16", itemsize=2)
-    backend = get_backend("cpu", 256, 16, torch.bfloat16, torch.bfloat16)
+    backend = get_backend("cpu", [256], 16, torch.bfloat16, torch.bfloat16)
     view = backend.kv_cache_view(torch.zeros(64, spec.block_bytes, dtype=torch.uint8), spec, 0)
     inputs = AttentionInputs(
         query_start_loc=np.array([0, num_queries], dtype=np.int32),
@@ -285,25 +285,25 @@ def test_a_row_is_the_same_bit_for_bit_in_any_company(row: dict[str, Any], monke
 
 def test_what_it_does_not_support_goes_to_torch() -> None:
     for head_dim, block_size, dtype in ((24, 16, torch.float32), (64, 8, torch.float32), (64, 16, torch.float16)):
-        assert isinstance(get_backend("cpu", head_dim, block_size, dtype, dtype), TorchSdpaBackend)
+        assert isinstance(get_backend("cpu", [head_dim], block_size, dtype, dtype), TorchSdpaBackend)
 
 
 @pytest.mark.parametrize(("head_dim", "block_size"), [(24, 16), (64, 8), (528, 16)])
 def test_int8_that_the_kernel_does_not_serve_is_refused(head_dim: int, block_size: int) -> None:
     with pytest.raises(ConfigError, match=f"kv_cache_dtype='int8' needs.*here {head_dim}.*here {block_size}"):
-        get_backend("cpu", head_dim, block_size, torch.float32, torch.int8)
+        get_backend("cpu", [head_dim], block_size, torch.float32, torch.int8)
 
 
 def test_int8_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
     with pytest.raises(ConfigError, match=r"needs the C\+\+ kernels"):
-        get_backend("cpu", 64, 16, torch.bfloat16, torch.int8)
+        get_backend("cpu", [64], 16, torch.bfloat16, torch.int8)
 
 
 def test_the_view_aliases_its_layer_alone() -> None:
     spec = KVCacheSpec(block_size=16, num_kv_heads=2, head_dim=16, dtype="float32", itemsize=4)
     arena = torch.zeros(3, 2 * spec.block_bytes + 12, dtype=torch.uint8)
-    view = get_backend("cpu", 16, 16, torch.float32, torch.float32).kv_cache_view(arena, spec, 1)
+    view = get_backend("cpu", [16], 16, torch.float32, torch.float32).kv_cache_view(arena, spec, 1)
     assert view.dtype == torch.float32
     assert view[0].numel() * 4 == spec.block_bytes
     view.fill_(-1.0)

@@ -135,7 +135,8 @@ def test_one_long_row_among_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts, splits = (500, 60, 3), num_splits(3, 2, 504, 1)
     assert splits == Splits(1, 4)
     world = World(dataclasses.replace(CASE, steps=(contexts, (1, 1, 1))), triton_backend(1))
-    world.backend._scratch = scratch = DecodeScratch.allocate(1, 3, 16, CPU)
+    scratch = DecodeScratch.allocate(1, 3, 16, CPU)
+    world.backend._scratch = {(3, 16): scratch}
     scratch.partial_sums.fill_(torch.nan)
     fill(world, contexts)
     assert world.step(np.array([1, 1, 1])) < 1e-5
@@ -374,7 +375,7 @@ def test_metadata_keeps_no_reference_to_its_inputs() -> None:
 
 
 def test_selection_on_a_gpu() -> None:
-    backend = get_backend("cuda", 80, 16, torch.bfloat16, FLOAT8, num_multiprocessors=132)
+    backend = get_backend("cuda", [80], 16, torch.bfloat16, FLOAT8, num_multiprocessors=132)
     assert isinstance(backend, TritonPagedBackend)
     assert not backend.is_batch_invariant
     half = torch.float16
@@ -384,7 +385,7 @@ def test_selection_on_a_gpu() -> None:
         ("head dimension is 514", 514, half),
     ):
         with pytest.raises(ConfigError, match=match):
-            get_backend("cuda", head_dim, 16, half, kv_cache_dtype, num_multiprocessors=1)
+            get_backend("cuda", [head_dim], 16, half, kv_cache_dtype, num_multiprocessors=1)
 
 
 def test_scratch_takes_what_is_told_of_it() -> None:

@@ -14,6 +14,7 @@ from inflight.config.architecture import (
     ModelArchitecture,
     NormNames,
     RopeConfig,
+    TokenInputsSpec,
 )
 from inflight.config.families import FAMILIES
 from inflight.config.parse_architecture import parse_architecture
@@ -61,6 +62,33 @@ def test_gemma3() -> None:
     ropes = [layer.mixer.rope for layer in model.layers[4:6]]
     assert [rope.theta for rope in ropes if rope is not None] == [5000.0, 1e6]
     assert model.layers[0].mixer.qk_norm == HEAD
+
+
+def test_gemma4() -> None:
+    own = {"num_kv_shared_layers": 4, "use_double_wide_mlp": True, "vocab_size_per_layer_input": 100000}
+    model = parse("gemma4_text", sliding_window=9, num_hidden_layers=12, head_dim=16, **own)
+    assert windows(model) == ([9] * 5 + [None]) * 2
+    attentions = model.attentions
+    assert [each.kv_layer for each in attentions] == [None] * 8 + [7, 7, 7, 5]
+    assert len(model.caching) == 8
+    assert model.head_dims == [16, 512]
+    assert [layer.mlp.size for layer in model.layers[6:9]] == [128, 128, 256]
+    full, local = attentions[5].rope, attentions[0].rope
+    assert full is not None
+    assert local is not None
+    assert (full.kind, full.rotary_dim, full.theta, local.kind, local.rotary_dim) == (
+        "proportional",
+        128,
+        1e6,
+        "default",
+        None,
+    )
+    assert model.token_inputs == TokenInputsSpec(vocab_size=100000, size=256, activation=GELU_TANH)
+    assert "model.layers.8.self_attn.k_proj." in model.unread
+    keys = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
+    model = parse("gemma4_text", **keys, num_hidden_layers=6)
+    found = [(each.num_kv_heads, each.values_are_keys) for each in model.attentions[4:]]
+    assert (found, model.token_inputs) == ([(2, False), (1, True)], None)
 
 
 def test_olmo() -> None:
@@ -120,6 +148,12 @@ def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu' is not supported; supported are silu"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 is not a positive number"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("gemma4_text", {"enable_moe_block": True}, "Inflight's own code has no mixtures of experts"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all' is not supported"),
+        ("gemma4_text", {"num_kv_shared_layers": 4}, "leaves no layer of each kind in layer_types"),
+        ("gemma4_text", {"num_kv_shared_layers": -1}, "num_kv_shared_layers=-1 is not an integer of at least 0"),
+        ("gemma4_text", {"per_layer_config": {"0": {"sinks": 1}}}, "per_layer_config: 0: sinks is not supported"),
+        ("gemma4_text", {"vocab_size": 300000}, "vocab_size_per_layer_input=262144 is less than vocab_size=300000"),
         ("gemma3_text", {"layer_types": ["sliding_attention"]}, "must have 4 entries, one per layer"),
         ("gemma3_text", {"layer_types": ["chunked_attention"] * 4}, "must be full_attention or sliding_attention"),
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "rope_type is not supported; for this family"),

@@ -102,7 +102,7 @@ def test_biases_follow_the_family() -> None:
     assert biases(qwen2) == (True, False, False)
     assert biases(qwen3) == (True, True, False)
     assert [model.layers[0].mixer.qk_norm for model in (llama, mistral, qwen2, qwen3)] == [None, None, None, HEAD]
-    assert family("Qwen3").head_dim == 128
+    assert family("Qwen3").head_dims == [128]
 
 
 def test_a_config_without_weights_is_known_by_its_type() -> None:

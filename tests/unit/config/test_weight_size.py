@@ -69,9 +69,9 @@ def test_it_is_what_the_tensors_take(architecture: ModelArchitecture, dtype: str
     for tp_size, pp_size in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2)):
         try:
             check_tensor_parallel_size(tp_size, architecture)
+            parallel = parallel_config(architecture, tp_size, pp_size)
         except ConfigError:
             continue
-        parallel = parallel_config(architecture, tp_size, pp_size)
         for pp_rank in range(pp_size):
             assert weight_bytes(model, parallel, pp_rank) == allocated(model, parallel, pp_rank)
 
@@ -84,7 +84,7 @@ def quantized(architecture: ModelArchitecture, layers: str | None, head: str | N
 def test_fewer_bits() -> None:
     architecture = replace(ARCHITECTURES[0], tie_word_embeddings=False)
     plain = quantized(architecture, None, None)
-    assert (architecture.hidden_size, architecture.layers[0].mlp.size, architecture.head_dim) == (64, 112, 16)
+    assert (architecture.hidden_size, architecture.layers[0].mlp.size, architecture.head_dims[0]) == (64, 112, 16)
     # q, k, v: 64 + 32 + 32 rows; gate, up: 224; o and down: 64 rows each, of 64 and 112 features
     per_layer = (128 + 224) * 64 + 64 * 64 + 64 * 112
     rows, num_layers = 128 + 224 + 64 + 64, architecture.num_layers

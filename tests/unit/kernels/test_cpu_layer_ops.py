@@ -13,6 +13,7 @@ from torch import Tensor
 from inflight.kernels import reference
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import open_kernels
+from inflight.kernels.gate import ACTIVATIONS
 from inflight.kernels.layer_ops import LayerOps, TorchLayerOps
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 
@@ -107,6 +108,17 @@ def test_norm_and_rotate(
     assert torch.equal(fused[:, num_heads:], behind), "values behind queries and keys are not rotated"
 
 
+@fixed
+@hypothesis.given(dtype=DTYPES, num_tokens=ROWS, num_heads=st.integers(1, 4), size=SIZES, seed=SEEDS)
+def test_norm_heads(ops: LayerOps, dtype: torch.dtype, num_tokens: int, num_heads: int, size: int, seed: int) -> None:
+    fused = drawn(seed, num_tokens, 2 + num_heads, size, dtype=dtype)
+    weight, before = drawn(seed + 1, num_heads, size, dtype=dtype), fused[:, :2].clone()
+    truth, _ = reference.rms_norm(fused[:, 2:].double(), weight.double(), 1e-6)
+    ops.norm_heads(fused[:, 2:], weight, 1e-6)
+    assert_close(fused[:, 2:], truth, 3 * tolerance(ops, dtype))
+    assert torch.equal(fused[:, :2], before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_many_rows_are_shared_among_threads(ops: LayerOps, dtype: torch.dtype) -> None:
     x, weight = drawn(0, 300, 257, dtype=dtype), drawn(1, 257, dtype=dtype)
@@ -127,11 +139,24 @@ def test_infinities_and_nan_stay(ops: LayerOps) -> None:
 
 @fixed
 @hypothesis.given(dtype=DTYPES, rows=ROWS, size=SIZES, padding=st.integers(0, 9), scale=SCALES, seed=SEEDS)
-def test_multiply_sigmoid(
+def test_multiply_activation(
     ops: LayerOps, dtype: torch.dtype, rows: int, size: int, padding: int, scale: float, seed: int
 ) -> None:
-    x = strided(drawn(seed, rows, size, dtype=dtype), padding)
     gate = strided(drawn(seed + 1, rows, size, dtype=dtype, scale=scale), padding)
-    truth = x.double() * gate.double().sigmoid()
-    ops.multiply_sigmoid(x, gate)
-    assert_close(x, truth, tolerance(ops, dtype))
+    for activation, function in ACTIVATIONS.items():
+        x = strided(drawn(seed, rows, size, dtype=dtype), padding)
+        truth = x.double() * function(gate.double())
+        ops.multiply_activation(x, gate, activation)
+        assert_close(x, truth, 2 * tolerance(ops, dtype))
+
+
+@fixed
+@hypothesis.given(dtype=DTYPES, rows=ROWS, size=SIZES, padding=st.integers(0, 9), seed=SEEDS)
+def test_add_and_scale(ops: LayerOps, dtype: torch.dtype, rows: int, size: int, padding: int, seed: int) -> None:
+    delta = strided(drawn(seed + 1, rows, size, dtype=dtype), padding)
+    factor = torch.tensor([0.75])
+    for added, scaled in ((delta, None), (None, factor), (delta, factor)):
+        x = strided(drawn(seed, rows, size, dtype=dtype), padding)
+        truth = x.double() if added is None else x.double() + added.double()
+        ops.add_and_scale(x, added, scaled)
+        assert_close(x, truth if scaled is None else truth * 0.75, 2 * tolerance(ops, dtype))

@@ -23,7 +23,7 @@ from inflight.errors import CheckpointError
 from inflight.model_loader.checkpoint import open_file
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
-from tests.full_context_attention import FullContextAttention, run_prompt
+from tests.full_context_attention import FullContextAttention, bind_caches, run_prompt
 from tests.model_zoo import FAMILY_CONFIGS, write_model
 
 PROMPT = torch.arange(3, 40)
@@ -53,8 +53,7 @@ def run_stages(stages: list[CausalLM]) -> Tensor:
     passed: Tensor | IntermediateTensors | None = None
     metadata: Any = (None,)  # Any: the backend reads none
     for stage in stages:
-        for layer in stage.cached_layers().values():
-            layer.bind(torch.empty(0), 0)
+        bind_caches(stage, len(PROMPT))
         assert passed is None or isinstance(passed, IntermediateTensors)
         passed = stage(PROMPT, torch.arange(len(PROMPT)), metadata, intermediate=passed)
     assert isinstance(passed, Tensor)
@@ -71,6 +70,9 @@ def run_stages(stages: list[CausalLM]) -> Tensor:
         ("llama", 6, 2),  # biases
         ("qwen3", 1, 4),  # tied, one key head, norms on heads
         ("qwen2", 3, 2),  # biases and windows
+        ("gemma4", 0, 2),  # layers that read the cache of others, vectors of the tokens
+        ("gemma4", 1, 2),  # values that are keys, one of those heads
+        ("qwen3_5", 0, 2),  # recurrent layers
     ],
 )
 def test_the_ranks_together_are_the_whole(tmp_path: Path, family: str, index: int, size: int, load_format: str) -> None:
