@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from tests.gguf_files import Number, Stored, floats, quantized, write_gguf
 from tests.model_zoo import write_model
@@ -30,6 +30,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_COMMON, attention_bias=True),
     "qwen2": Qwen2Config(**_COMMON, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**_COMMON, head_dim=32),
+    "gemma2": Gemma2Config(**_COMMON, head_dim=64, query_pre_attn_scalar=64, sliding_window=9),
+    "gemma3": Gemma3TextConfig(
+        **{**_COMMON, "num_hidden_layers": 7}, head_dim=64, query_pre_attn_scalar=64, sliding_window=9
+    ),
 }
 # Every type is there; a mixture like this is what files called Q4_K_M hold.
 TYPES = {
@@ -50,6 +54,12 @@ NAMES = {
     "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
     "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down",
 }  # fmt: skip
+NAMES_OF_GEMMA = {
+    **NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
 def metadata_of(architecture: str, config: PreTrainedConfig) -> dict[str, Any]:
@@ -61,12 +71,16 @@ def metadata_of(architecture: str, config: PreTrainedConfig) -> dict[str, Any]:
         "attention.head_count": Number("I", config.num_attention_heads),
         "attention.head_count_kv": Number("I", config.num_key_value_heads),
         "attention.layer_norm_rms_epsilon": Number("f", config.rms_norm_eps),
-        "rope.freq_base": Number("f", 10000.0),
+        "rope.freq_base": Number("f", 1e6 if architecture == "gemma3" else 10000.0),
     }
+    if architecture.startswith("gemma"):
+        fields["attention.sliding_window"] = Number("I", config.sliding_window)
+    if architecture == "gemma2":
+        fields |= {f"{name}_logit_softcapping": Number("f", value) for name, value in (("attn", 50.0), ("final", 30.0))}
     if architecture == "llama":
         fields["rope.dimension_count"] = Number("I", config.hidden_size // config.num_attention_heads)
         fields["vocab_size"] = Number("I", config.vocab_size)
-    if architecture == "qwen3":
+    if architecture in ("qwen3", "gemma2", "gemma3"):
         fields |= {f"attention.{name}_length": Number("I", config.head_dim) for name in ("key", "value")}
     return {
         "general.architecture": architecture,
@@ -89,16 +103,19 @@ def write_pair(
     for name, weight in weights.items():
         *_, module, suffix = name.split(".")
         layer = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
-        stem = NAMES[module]
+        is_gemma = architecture.startswith("gemma")
+        stem = (NAMES_OF_GEMMA if is_gemma else NAMES)[module]
         kind = types.get(stem, "F32") if weight.dim() == 2 else "F32"
         is_interleaved = architecture == "llama" and module in ("q_proj", "k_proj")
         as_stored = interleave(weight, 64) if is_interleaved else weight
+        if is_gemma and stem.endswith("norm"):
+            as_stored = weight + 1
         if kind.startswith("Q"):
             stored = quantized(kind, tuple(weight.shape), random)
         else:
             stored = floats(as_stored.to({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]))
         tensors[f"{layer}{stem}.{suffix}"] = stored
-        float_weight = stored.weight.float()
+        float_weight = weight if is_gemma and stem.endswith("norm") else stored.weight.float()
         weights[name] = (deinterleave(float_weight, 64) if is_interleaved else float_weight).contiguous()
     save_file(weights, plain / "model.safetensors")
     file = write_gguf(folder / "model.gguf", {**metadata_of(architecture, config), **(metadata or {})}, tensors)

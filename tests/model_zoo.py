@@ -22,6 +22,7 @@ from transformers import (
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
+    Lfm2Config,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -99,6 +100,10 @@ def _qwen3_5(**fields: Any) -> Qwen3_5TextConfig:
     return Qwen3_5TextConfig(**{**_COMMON, "num_hidden_layers": 4, "head_dim": 32, **heads, **fields})
 
 
+def _lfm2(**fields: Any) -> Lfm2Config:
+    return Lfm2Config(**{**_COMMON, "num_hidden_layers": 3, "block_multiple_of": 16, **fields})
+
+
 def _llama(**fields: Any) -> LlamaConfig:
     return LlamaConfig(**{**_COMMON, **fields})
 
@@ -171,6 +176,13 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         _qwen3_5(tie_word_embeddings=True, linear_num_value_heads=2, linear_conv_kernel_dim=2, num_key_value_heads=1),
         _qwen3_5(
             linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"] * 2
+        ),  # not for the kernel
+    ],
+    "lfm2": [
+        _lfm2(layer_types=["conv", "full_attention", "conv"]),
+        _lfm2(conv_bias=True, conv_L_cache=4, full_attn_idxs=[2], tie_word_embeddings=False, hidden_size=96),
+        _lfm2(
+            full_attn_idxs=[0], hidden_size=72, num_attention_heads=6, block_auto_adjust_ff_dim=False
         ),  # not for the kernel
     ],
     "gemma2": [

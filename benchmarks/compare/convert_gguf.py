@@ -1,4 +1,4 @@
-"""A Llama or Qwen3 folder -> GGUF; it runs in the environment of llama.cpp.
+"""A Llama, Qwen3 or Gemma 3 folder -> GGUF; it runs in the environment of llama.cpp.
 
     python -m benchmarks.compare.convert_gguf FOLDER TYPE FILE
 
@@ -25,7 +25,7 @@ def convert(folder: Path, quantization: str, path: Path) -> None:
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    architecture = config["model_type"]
+    architecture = config["model_type"].removesuffix("_text")
     head_counts = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config["num_hidden_layers"])
@@ -37,7 +37,10 @@ def convert(folder: Path, quantization: str, path: Path) -> None:
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
+    rope = config.get("rope_parameters") or config
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if architecture == "gemma3":
+        writer.add_sliding_window(config["sliding_window"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
@@ -54,6 +57,8 @@ def convert(folder: Path, quantization: str, path: Path) -> None:
             if architecture == "llama" and projection in head_counts:
                 array = interleave_halves(array, head_counts[projection])
             if array.ndim == 1:
+                if architecture == "gemma3":
+                    array = array + 1  # of norms: llama.cpp does not add it
                 writer.add_tensor(target, array)
             else:
                 writer.add_tensor(target, gguf.quants.quantize(array, matrix_type), raw_dtype=matrix_type)

@@ -129,6 +129,37 @@ class GatedDeltaSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShortConvSpec:
+    """A recurrent layer that is a short convolution (kernels/short_conv.py), which covers `kernel_size` tokens."""
+
+    num_channels: int
+    kernel_size: int
+    bias: bool = False
+
+    def rank_sizes(self, tp_size: int) -> tuple[int, int]:
+        """See `AttentionSpec.rank_sizes`."""
+        return 3 * self.num_channels // tp_size, self.num_channels // tp_size
+
+    def num_float32(self, tp_size: int) -> int:
+        """See `GatedDeltaSpec.num_float32`."""
+        return (self.kernel_size + self.bias) * self.num_channels // tp_size
+
+    def state_bytes(self, itemsize: int, tp_size: int) -> int:
+        """See `GatedDeltaSpec.state_bytes`."""
+        return (self.kernel_size - 1) * self.num_channels // tp_size * itemsize
+
+    def fits(self, tp_size: int) -> bool:
+        """See `AttentionSpec.fits`."""
+        return self.num_channels % tp_size == 0
+
+    def __str__(self) -> str:
+        return f"{self.num_channels} channels of its convolutions"
+
+
+RecurrenceSpec = GatedDeltaSpec | ShortConvSpec
+
+
+@dataclass(frozen=True, kw_only=True)
 class MlpSpec:
     """The gated MLP of a layer: down(activation(gate(x)) * up(x)). `size` is the number of outputs of gate and of up.
 
@@ -163,13 +194,13 @@ class LayerSpec:
     """
 
     attention: AttentionSpec | None = None
-    recurrence: GatedDeltaSpec | None = None
+    recurrence: RecurrenceSpec | None = None
     mlp: MlpSpec
     norms: NormNames = NormNames()
     has_scalar: bool = False
 
     @property
-    def mixer(self) -> AttentionSpec | GatedDeltaSpec:
+    def mixer(self) -> AttentionSpec | RecurrenceSpec:
         """What brings the tokens of a sequence together."""
         mixer = self.attention or self.recurrence
         assert mixer is not None
@@ -197,7 +228,8 @@ class ModelArchitecture:
     Embeddings are multiplied by `embedding_scale`, which is first rounded to the model's dtype if `rounds_embedding_scale` is
     set. Logits l become `logits_scale * l`, and then c * tanh(l / c) if there is a `logits_cap` c. `norm_offset` is added to
     the weights of all norms but those of recurrent layers. The checkpoint may have tensors that are for other uses, such as
-    images or drafts: their names begin with one of `unread`.
+    images or drafts: their names begin with one of `unread`. `renames` has parts of names in the family's checkpoints, and what
+    replaces them in the names that the loader sees.
 
     If `implementation` is TRANSFORMERS, only the sizes, `dtype`, `weight_format` and `eos_token_ids` are known, and `head_dim`
     is an estimate. The model's constructor finds out everything else.
@@ -219,6 +251,7 @@ class ModelArchitecture:
     dtype: str = "float32"
     weight_format: str = "plain"
     unread: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     implementation: str = INFLIGHT
 
@@ -232,7 +265,7 @@ class ModelArchitecture:
         return [layer.attention for layer in self.layers if layer.attention is not None]
 
     @property
-    def recurrences(self) -> list[GatedDeltaSpec]:
+    def recurrences(self) -> list[RecurrenceSpec]:
         """The specifications of the recurrent layers, in their order."""
         return [layer.recurrence for layer in self.layers if layer.recurrence is not None]
 

@@ -16,7 +16,7 @@ from inflight.config.gguf_file import GgufFile, GgufStrings, read_gguf
 from inflight.errors import UnsupportedModelError
 from inflight.hub import read_config
 
-_ARCHITECTURES = {family.gguf_name: family.architecture for family in FAMILIES if family.gguf_name is not None}
+_FAMILIES = {family.gguf_name: family for family in FAMILIES if family.gguf_name is not None}
 
 # Keys without the architecture's name ("context_length" for "llama.context_length") -> fields of config.json
 _FIELDS = {
@@ -79,16 +79,18 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
         UnsupportedModelError: the architecture or a field is not supported.
     """
     architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
+    family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    if family is None:
         raise UnsupportedModelError(
-            f"{file.path}: general.architecture={architecture!r} is not supported; supported are {', '.join(_ARCHITECTURES)}"
+            f"{file.path}: general.architecture={architecture!r} is not supported; supported are {', '.join(_FAMILIES)}"
         )
     prefix = f"{architecture}."
     given = {key.removeprefix(prefix): _plain(file, key) for key in file.metadata if key.startswith(prefix)}
-    _refuse_unserved_fields(file, prefix, given)
+    unread = {key: value for key, value in given.items() if key not in family.gguf_keys}
+    _refuse_unserved_fields(file, prefix, unread, given.get("context_length"))
     config = {name: given[key] for key, name in _FIELDS.items() if key in given}
     config |= {
-        "architectures": [_ARCHITECTURES[architecture]],
+        "architectures": [family.architecture],
         "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else None,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -98,7 +100,7 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     }
     _check_head_dim(file, prefix, given, config)
     config["rope_scaling"] = _rope_scaling(file, prefix, given, config)
-    return config
+    return config | family.gguf_fields({**given, "attention.key_length": config["head_dim"]})
 
 
 def _plain(file: GgufFile, key: str) -> object:
@@ -111,11 +113,10 @@ def _plain(file: GgufFile, key: str) -> object:
     return value
 
 
-def _refuse_unserved_fields(file: GgufFile, prefix: str, given: Mapping[str, object]) -> None:
-    for key, value in given.items():
+def _refuse_unserved_fields(file: GgufFile, prefix: str, unread: Mapping[str, object], context: object) -> None:
+    for key, value in unread.items():
         neutral = key in _FIELDS or key in _OTHER_FIELDS
         if key == "attention.sliding_window":  # a window as long as the context has no effect
-            context = given.get("context_length")
             neutral = isinstance(value, int) and isinstance(context, int) and (value == 0 or value >= context)
         elif key in ("expert_count", "expert_used_count"):
             neutral = value == 0

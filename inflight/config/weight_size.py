@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple
 
-from inflight.config.architecture import DTYPE_BYTES, TRANSFORMERS, LayerSpec
+from inflight.config.architecture import DTYPE_BYTES, TRANSFORMERS, LayerSpec, ShortConvSpec
 from inflight.config.engine import ModelConfig, ParallelConfig
 from inflight.config.partition import pipeline_stage
 from inflight.config.weight_format import PLAIN
@@ -127,6 +127,8 @@ def _layer_bytes(
         plain += kv_size if attention.has_value_norm else 0
     if mlp.bias:
         plain += 2 * mlp_size + hidden_size
+    if isinstance(layer.recurrence, ShortConvSpec) and layer.recurrence.bias:
+        plain += width + hidden_size
     total += layer.recurrence.num_float32(tp_size) * 4 if layer.recurrence is not None else 0
     total += 4 if layer.has_scalar else 0
     return total + plain * itemsize

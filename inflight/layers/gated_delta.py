@@ -5,20 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionMetadata, StateMetadata
-from inflight.attention.cpu_paged import CpuStateMetadata
 from inflight.config.architecture import GatedDeltaSpec
 from inflight.kernels.cpu.gated_delta import CpuGatedDelta
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights, gated_delta
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, fused, head_part
+from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.recurrent_state import RecurrentState
-from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
+from inflight.layers.weights import WeightSlot, WeightSlots
 
 
-class GatedDeltaMixer(Loadable):
+class GatedDeltaMixer(RecurrentMixer):
     """One multiplication computes queries, keys, values, gates, betas and steps. Each rank has some of the heads."""
+
+    name = "linear_attn"
 
     def __init__(self, hidden_size: int, eps: float, spec: GatedDeltaSpec, layer: int, context: LayerContext) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class GatedDeltaMixer(Loadable):
             kernel_size=spec.kernel_size,
         )
         self.state = RecurrentState(
-            f"model.layers.{layer}.linear_attn",
+            f"model.layers.{layer}.{self.name}",
             self.shape.state_shapes,
             (torch.float32, context.dtype),
             context.backend,
@@ -81,31 +82,12 @@ class GatedDeltaMixer(Loadable):
             norm=self.norm.data,
             eps=self.eps,
         )
-        self.kernel: CpuGatedDelta | None = None
+        self.kernel = None
         if isinstance(self.ops, CpuLayerOps) and CpuGatedDelta.supports(self.shape, self.in_proj.dtype):
             self.kernel = CpuGatedDelta(self.ops.kernels, self.shape, self.weights)
 
-    def forward(self, hidden: Tensor, attn_metadata: tuple[AttentionMetadata, ...], rows: Tensor | None) -> Tensor:
-        """hidden [num_tokens, hidden_size] -> [num_tokens, hidden_size]; with `rows`, only these tokens are in the result."""
-        projected = self.in_proj(hidden)
-        metadata = attn_metadata[self.state.group_index]
-        assert isinstance(metadata, StateMetadata), f"metadata of another layer: {type(metadata).__name__}"
-        if self.kernel is not None and isinstance(metadata, CpuStateMetadata):
-            assert self.state.kv_cache is not None, f"{self.state.layer_name} has no cache yet"
-            mixed = self.kernel(projected, self.state.kv_cache, self.state.offsets[1], metadata.step)
-        else:
-            mixed = self._in_torch(projected, metadata)
-        out: Tensor = self.out_proj(mixed if rows is None else self.ops.select_rows(mixed, rows))
-        return out
-
-    def _in_torch(self, projected: Tensor, metadata: StateMetadata) -> Tensor:
-        out = projected.new_empty(len(projected), self.shape.num_value_heads * self.shape.value_dim)
-        for tokens, source, target in metadata.pieces():
-            state, inputs = self.state.tensors(target if source is None else source)
-            if source is None:
-                state, inputs = torch.zeros_like(state), torch.zeros_like(inputs)
-            mixed, state, inputs = gated_delta(projected[tokens], state, inputs, self.shape, self.weights)
-            out[tokens] = mixed.flatten(1)
-            for kept, new in zip(self.state.tensors(target), (state, inputs), strict=True):
-                kept.copy_(new)
-        return out
+    def compute_piece(self, rows: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """See `RecurrentMixer`. The state is the matrices of the value heads, and the last inputs of the convolution."""
+        matrices, inputs = state
+        mixed, matrices, inputs = gated_delta(rows, matrices, inputs, self.shape, self.weights)
+        return mixed.flatten(1), matrices, inputs

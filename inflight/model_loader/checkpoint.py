@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class Checkpoint(WeightSource):
     """The tensors of a model folder, as they are stored.
 
     In a model that also reads images, the part for text has names that begin with one of `_OF_TEXT`. They get the names that
-    they have in a model for text alone, unless `keeps_names` is set.
+    they have in a model for text alone, unless `keeps_names` is set. `renames`: see `ModelArchitecture`.
 
     The file is `model.safetensors`. If it does not exist, `model.safetensors.index.json` lists the files. If there is no index
     either, the files are all `*.safetensors`.
@@ -49,10 +49,10 @@ class Checkpoint(WeightSource):
             two files.
     """
 
-    def __init__(self, folder: Path, *, keeps_names: bool = False) -> None:
+    def __init__(self, folder: Path, *, keeps_names: bool = False, renames: Sequence[tuple[str, str]] = ()) -> None:
         self.tensors: dict[str, StoredTensor] = {}
         self._stored_names: dict[str, str] = {}  # of tensors that got other names
-        self._prefixes = {} if keeps_names else _OF_TEXT
+        self._prefixes, self._renames = {} if keeps_names else _OF_TEXT, renames
         weight_map: dict[str, str] = {}
         if (folder / SINGLE_FILE).is_file():
             files = [folder / SINGLE_FILE]
@@ -102,10 +102,14 @@ class Checkpoint(WeightSource):
                 self.tensors[name] = StoredTensor(file, tuple(header.get_shape()), header.get_dtype())
 
     def _name_of(self, stored_name: str) -> str:
+        name = stored_name
         for prefix, other in self._prefixes.items():
             if stored_name.startswith(prefix):
-                return other + stored_name.removeprefix(prefix)
-        return stored_name
+                name = other + stored_name.removeprefix(prefix)
+                break
+        for part, other in self._renames:
+            name = name.replace(part, other)
+        return name
 
 
 def _read_index(file: Path) -> dict[str, str]:

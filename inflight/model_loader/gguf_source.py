@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from inflight.config.architecture import ModelArchitecture, NormNames
 from inflight.config.families import FAMILIES
 from inflight.config.gguf_config import ROPE_FACTORS
 from inflight.config.gguf_file import read_gguf
@@ -21,14 +22,12 @@ from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, We
 
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _NAMES_IN_LAYER = {
-    "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -46,9 +45,9 @@ class GgufSource(WeightSource):
     the order.
     """
 
-    def __init__(self, path: Path, head_dim: int) -> None:
+    def __init__(self, path: Path, architecture: ModelArchitecture) -> None:
         self._file = read_gguf(path)
-        self._head_dim = head_dim
+        self._head_dim, self._norm_offset = architecture.head_dims[0], architecture.norm_offset
         stored_as = self._file.metadata.get("general.architecture")
         self._interleaves_heads = any(each.gguf_name == stored_as and each.gguf_interleaves_heads for each in FAMILIES)
         self._stored_names: dict[str, str] = {}
@@ -56,7 +55,7 @@ class GgufSource(WeightSource):
         for stored_name, tensor in self._file.tensors.items():
             if stored_name == ROPE_FACTORS:
                 continue  # `gguf_config` has made `RopeConfig` from these divisors
-            name = model_name(stored_name)
+            name = model_name(stored_name, architecture.layers[0].norms)
             is_quantized = tensor.type.name not in _FLOATS
             if is_quantized and len(tensor.shape) != 2:
                 raise CheckpointError(
@@ -79,6 +78,8 @@ class GgufSource(WeightSource):
         vector = stored[0]
         if self._is_interleaved(name):
             vector = vector[_rows_as_stored(0, len(vector), self._head_dim)]
+        if name.endswith("norm.weight"):
+            vector = vector - self._norm_offset  # the converter has added it
         return vector[held]
 
     def _read_rows(self, name: str, start: int, stop: int) -> Tensor | QuantizedWeight:
@@ -98,14 +99,22 @@ class GgufSource(WeightSource):
         return unpack_blocks(self.tensors[name].dtype, torch.from_numpy(stored))
 
 
-def model_name(stored_name: str) -> str:
-    """Returns a tensor's name in a model folder: "model.layers.3.mlp.up_proj.weight" for "blk.3.ffn_up.weight".
+def model_name(stored_name: str, norms: NormNames) -> str:
+    """Returns a tensor's name in a model folder: "model.layers.3.mlp.up_proj.weight" for "blk.3.ffn_up.weight". `norms`: the
+    names of the layer's norms in the folder.
 
     A tensor that no supported model has keeps its name, and the loader refuses it.
     """
     in_layer = _BLOCK.fullmatch(stored_name)
-    if in_layer is not None and in_layer[2] in _NAMES_IN_LAYER:
-        return f"model.layers.{in_layer[1]}.{_NAMES_IN_LAYER[in_layer[2]]}.{in_layer[3]}"
+    if in_layer is not None:
+        names_of_norms = {
+            "attn_norm": norms.before_attention,
+            "post_attention_norm": norms.after_attention,
+            "ffn_norm": norms.before_mlp,
+            "post_ffw_norm": norms.after_mlp,
+        }
+        name = _NAMES_IN_LAYER.get(in_layer[2]) or names_of_norms.get(in_layer[2])
+        return stored_name if name is None else f"model.layers.{in_layer[1]}.{name}.{in_layer[3]}"
     stem, _, suffix = stored_name.rpartition(".")
     return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES else stored_name
 

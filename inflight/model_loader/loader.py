@@ -154,9 +154,10 @@ def _check_batch_invariance(context: LayerContext, architecture: ModelArchitectu
 def _open_source(model_config: ModelConfig) -> WeightSource:
     weight_format = model_config.architecture.weight_format
     if model_config.load_format == "gguf":
-        return GgufSource(model_config.folder, model_config.architecture.head_dims[0])
-    keeps_names = model_config.architecture.implementation == TRANSFORMERS
-    checkpoint = Checkpoint(model_config.folder, keeps_names=keeps_names)
+        return GgufSource(model_config.folder, model_config.architecture)
+    architecture = model_config.architecture
+    keeps_names = architecture.implementation == TRANSFORMERS
+    checkpoint = Checkpoint(model_config.folder, keeps_names=keeps_names, renames=architecture.renames)
     return checkpoint if weight_format == PLAIN else PackedCheckpoint(checkpoint, weight_format)
 
 

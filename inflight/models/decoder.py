@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.attention.backend import AttentionMetadata, AttentionParams, Rotation
-from inflight.config.architecture import HEAD, SIGMOID, WHOLE, AttentionSpec, MlpSpec, ModelArchitecture
+from inflight.config.architecture import HEAD, SIGMOID, WHOLE, AttentionSpec, GatedDeltaSpec, MlpSpec, ModelArchitecture
 from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.layers.attention import Attention
@@ -27,7 +27,9 @@ from inflight.layers.linear import (
     head_part,
 )
 from inflight.layers.norm import QKNorm, RMSNorm, WholeQKNorm
+from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.rotary import RotaryEmbedding, repeat_order, row_order
+from inflight.layers.short_conv import ShortConvMixer
 from inflight.layers.token_inputs import TokenInput, TokenInputs
 from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
@@ -169,12 +171,14 @@ class DecoderLayer(Loadable):
         spec = architecture.layers[layer]
         names, sizes = spec.norms, (architecture.hidden_size, architecture.rms_norm_eps)
         self.before_attention = self._norm(names.before_attention, architecture, context)
-        self.self_attn: DecoderAttention | GatedDeltaMixer
+        self.self_attn: DecoderAttention | RecurrentMixer
         if spec.attention is not None:
             self.self_attn = DecoderAttention(architecture, spec.attention, layer, rotation_index, context, owner)
+        elif isinstance(spec.recurrence, GatedDeltaSpec):
+            self.self_attn = GatedDeltaMixer(*sizes, spec.recurrence, layer, context)
         else:
             assert spec.recurrence is not None
-            self.self_attn = GatedDeltaMixer(*sizes, spec.recurrence, layer, context)
+            self.self_attn = ShortConvMixer(architecture.hidden_size, spec.recurrence, layer, context)
         self.after_attention = self._norm(names.after_attention, architecture, context)
         self.before_mlp = self._norm(names.before_mlp, architecture, context)
         self.mlp = GatedMLP(architecture.hidden_size, spec.mlp, context)
@@ -192,8 +196,8 @@ class DecoderLayer(Loadable):
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         names = asdict(self.norm_names)
-        if isinstance(self.self_attn, GatedDeltaMixer):
-            names["self_attn"] = "linear_attn"
+        if isinstance(self.self_attn, RecurrentMixer):
+            names["self_attn"] = self.self_attn.name
         for name, child in self.named_children():
             if isinstance(child, Loadable):
                 yield from child.weight_slots(f"{prefix}.{names.get(name, name)}")

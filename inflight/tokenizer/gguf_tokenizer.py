@@ -1,7 +1,7 @@
 """Makes a tokenizer and a chat template from a GGUF file. The file must name one of the known rules for splitting texts.
 
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md defines the keys. A sentencepiece vocabulary ("llama") is refused,
-because a GGUF file does not contain the normalisation that belongs to it.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md defines the keys. The model "gpt2" is byte-level BPE. The model
+"llama" is the BPE of sentencepiece, without normalisation: spaces become U+2581, and characters that no token has become bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPLITS = {
     "qwen2": (_CL100K % 1,),
 }
 _PREFIX = "tokenizer.ggml."
-_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # values of tokenizer.ggml.token_type
 _SPECIAL_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -45,19 +45,27 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
         TokenizerError: the file has no tokenizer, or its tokenizer cannot be made from the data in it.
     """
     model, pre = file.metadata.get(f"{_PREFIX}model"), file.metadata.get(f"{_PREFIX}pre")
-    if model != "gpt2" or pre not in _SPLITS:
+    is_sentencepiece = model == "llama" and f"{_PREFIX}precompiled_charsmap" not in file.metadata
+    if not is_sentencepiece and (model != "gpt2" or pre not in _SPLITS):
         raise _unusable(
             file,
-            f"{_PREFIX}model={model!r} with {_PREFIX}pre={pre!r} cannot be made into a tokenizer; 'gpt2' can, with "
-            f"{', '.join(_SPLITS)}",
+            f"{_PREFIX}model={model!r} with {_PREFIX}pre={pre!r} cannot be made into a tokenizer; 'llama' can, if the file "
+            f"has no normalisation of its own, and 'gpt2', with {', '.join(_SPLITS)}",
         )
-    assert isinstance(pre, str)
-    tokens, merges = _strings(file, "tokens"), _strings(file, "merges")
+    tokens = _strings(file, "tokens")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         raise _unusable(file, f"{_PREFIX}tokens lists a token twice")
+    backend = _sentencepiece(file, tokens, vocabulary) if is_sentencepiece else _byte_level(file, vocabulary, str(pre))
+    _add_tokens(file, backend, tokens)
+    special = _special_tokens(file, tokens)
+    _surround(file, backend, special, begins=is_sentencepiece or pre == "llama-bpe")
+    return Tokenizer(backend, special)
+
+
+def _byte_level(file: GgufFile, vocabulary: dict[str, int], pre: str) -> tokenizers.Tokenizer:
     pairs = []
-    for merge in merges:
+    for merge in _strings(file, "merges"):
         middle = merge.find(" ", 1)
         if middle < 0:
             raise _unusable(file, f"the merge {merge!r} is no pair")
@@ -74,10 +82,36 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     backend.decoder = decoders.ByteLevel()
-    _add_tokens(file, backend, tokens)
-    special = _special_tokens(file, tokens)
-    _surround(file, backend, special, begins=pre == "llama-bpe")
-    return Tokenizer(backend, special)
+    return backend
+
+
+def _sentencepiece(file: GgufFile, tokens: list[str], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+    """Two neighbours are merged if they are a token together, first those whose token has the highest score."""
+    scores = file.metadata.get(f"{_PREFIX}scores")
+    if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
+        raise _unusable(file, f"{_PREFIX}scores does not have one entry for each of {len(tokens)} tokens")
+    types = _token_types(file, tokens)
+    mergeable = [token_id for token_id in np.argsort(-scores, kind="stable") if types[token_id] == _NORMAL]
+    pairs = [
+        (token[:cut], token[cut:])
+        for token in map(tokens.__getitem__, mergeable)
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    ]
+    unknown = file.metadata.get(f"{_PREFIX}unknown_token_id", 0)
+    if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
+        raise _unusable(file, f"{_PREFIX}unknown_token_id={unknown!r} is not one of {len(tokens)} token ids")
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocabulary, pairs, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
+    )
+    spaces = [normalizers.Replace(" ", "\u2581")]
+    words = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if _flag(file, "add_space_prefix", True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), *spaces])
+        backend.decoder = decoders.Sequence([*words, decoders.Strip(" ", 1, 0)])
+    else:
+        backend.normalizer, backend.decoder = normalizers.Sequence(spaces), decoders.Sequence(words)
+    return backend
 
 
 def gguf_chat_template(file: GgufFile, given: str | None = None) -> ChatTemplate:
@@ -109,13 +143,18 @@ def _strings(file: GgufFile, name: str) -> list[str]:
 
 def _add_tokens(file: GgufFile, backend: tokenizers.Tokenizer, tokens: list[str]) -> None:
     """Add the control tokens and the user-defined tokens. `encode` finds them in a text before it splits the text."""
-    types = file.metadata.get(f"{_PREFIX}token_type")
-    if not isinstance(types, np.ndarray) or len(types) != len(tokens):
-        raise _unusable(file, f"{_PREFIX}token_type does not have one entry for each of {len(tokens)} tokens")
+    types = _token_types(file, tokens)
     for kind, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
         found = [tokens[token_id] for token_id in np.flatnonzero(types == kind)]
         added = [AddedToken(text, special=is_special, normalized=False) for text in found if text]
         (backend.add_special_tokens if is_special else backend.add_tokens)(added)
+
+
+def _token_types(file: GgufFile, tokens: list[str]) -> np.ndarray:
+    types = file.metadata.get(f"{_PREFIX}token_type")
+    if not isinstance(types, np.ndarray) or len(types) != len(tokens):
+        raise _unusable(file, f"{_PREFIX}token_type does not have one entry for each of {len(tokens)} tokens")
+    return types
 
 
 def _special_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:

@@ -33,6 +33,8 @@ MODELS = {
     "shared caches, heads of two sizes": ("gemma4", 0, 4),
     "recurrent layers, C++": ("qwen3_5", 0, 16),
     "recurrent layers": ("qwen3_5", 2, 4),
+    "short convolutions, C++": ("lfm2", 0, 16),
+    "short convolutions": ("lfm2", 2, 4),
     "transformers, experts": ("qwen3_moe", 0, 16),
 }
 

@@ -9,6 +9,7 @@ from inflight.config.families import (
     glm,
     glm4,
     granite,
+    lfm2,
     llama,
     ministral,
     mistral,
@@ -39,5 +40,6 @@ _MODULES = (
     glm,
     glm4,
     ministral,
+    lfm2,
 )
 FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _MODULES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from inflight.config.architecture import (
@@ -60,7 +60,8 @@ class Family:
     `_NEUTRAL_VALUES` that `parse` reads itself. `wrapper`: the architecture and the model_type of models that also read
     images; of such a model the part for text is used. `unread`: see `ModelArchitecture`. In a GGUF file the family's name is
     `gguf_name` (None: no GGUF file of the family is supported). `gguf_interleaves_heads`: llama.cpp's converter changes the
-    order of the rows of queries and keys.
+    order of the rows of queries and keys. `gguf_fields` makes the fields of config.json that only this family has, from the
+    keys of the file without the family's name. `gguf_keys` are those of them that it reads.
     """
 
     architecture: str
@@ -70,6 +71,8 @@ class Family:
     unread: tuple[str, ...] = ()
     wrapper: tuple[str, str] | None = None
     gguf_name: str | None = None
+    gguf_fields: Callable[[Mapping[str, object]], dict[str, object]] = lambda given: {}
+    gguf_keys: tuple[str, ...] = ()
     gguf_interleaves_heads: bool = False
 
     def specify(self, fields: JsonFields) -> ModelArchitecture:
@@ -237,6 +240,18 @@ def read_layer_types(fields: JsonFields, default: list[bool], window: int | None
     if any(wanted) and window is None:
         raise UnsupportedModelError("config.json: layer_types has sliding_attention, but no sliding_window is in use")
     return wanted
+
+
+def read_recurrent_layers(fields: JsonFields, name: str, default: list[bool]) -> list[bool]:
+    """Which layers have attention: the field layer_types, or `default` if it is absent. The others are recurrent and have the
+    type `name`."""
+    given = fields.texts("layer_types") or tuple("full_attention" if each else name for each in default)
+    if set(given) - {name, "full_attention"} or len(given) != len(default) or "full_attention" not in given:
+        raise UnsupportedModelError(
+            f"{fields.where}: layer_types={list(given)!r} must have {len(default)} entries, one per layer, each must be {name} "
+            "or full_attention, and there must be a full_attention"
+        )
+    return [each == "full_attention" for each in given]
 
 
 def fixed_layer_types(fields: JsonFields, windowed: list[bool], window: int | None, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture, NormNames
@@ -22,6 +23,13 @@ NORMS = NormNames(
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
 )
+
+
+_GGUF_FIELDS = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
 
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
@@ -47,7 +55,26 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     )
 
 
+def scale_from_gguf(given: Mapping[str, object], num_layers: int) -> dict[str, object]:
+    """GGUF files do not have the number from which the scale of scores is computed. It is the size of heads in all models but
+    the largest, which has `num_layers`."""
+    hidden_size, num_heads = given.get("embedding_length"), given.get("attention.head_count")
+    is_largest = given.get("block_count") == num_layers
+    if is_largest and isinstance(hidden_size, int) and isinstance(num_heads, int) and num_heads:
+        return {"query_pre_attn_scalar": hidden_size // num_heads}
+    return {"query_pre_attn_scalar": given.get("attention.key_length")}
+
+
+def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    return {name: given[key] for key, name in _GGUF_FIELDS.items() if key in given} | scale_from_gguf(
+        given, num_layers=46
+    )
+
+
 FAMILY = Family(
+    gguf_name="gemma2",
+    gguf_fields=_from_gguf,
+    gguf_keys=tuple(_GGUF_FIELDS),
     architecture="Gemma2ForCausalLM",
     model_type="gemma2",
     parse=_parse,

@@ -3,6 +3,7 @@ Layers with a window, five of six, have a rotary embedding of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import HEAD, LayerSpec, ModelArchitecture
@@ -17,8 +18,15 @@ from inflight.config.families.family import (
     read_window,
     with_windows,
 )
-from inflight.config.families.gemma2 import NORMS
+from inflight.config.families.gemma2 import NORMS, scale_from_gguf
 from inflight.config.json_fields import JsonFields
+
+_GGUF_FIELDS = {
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "sliding_window_pattern",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
 
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
@@ -53,8 +61,16 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     )
 
 
+def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    found = {name: given[key] for key, name in _GGUF_FIELDS.items() if key in given}
+    return found | scale_from_gguf(given, num_layers=62)
+
+
 FAMILY = Family(
     architecture="Gemma3ForCausalLM",
+    gguf_name="gemma3",
+    gguf_fields=_from_gguf,
+    gguf_keys=tuple(_GGUF_FIELDS),
     model_type="gemma3_text",
     wrapper=("Gemma3ForConditionalGeneration", "gemma3"),
     unread=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),

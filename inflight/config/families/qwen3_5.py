@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from inflight.config.architecture import HEAD, GatedDeltaSpec, LayerSpec, ModelArchitecture
-from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp
+from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp, read_recurrent_layers
 from inflight.config.json_fields import JsonFields
 from inflight.errors import UnsupportedModelError
 
@@ -28,7 +28,10 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     )
     mlp = read_mlp(fields)
     full, recurrent = LayerSpec(attention=attention, mlp=mlp), LayerSpec(recurrence=_read_recurrence(fields), mlp=mlp)
-    layers = tuple(full if is_full else recurrent for is_full in _read_layer_types(fields))
+    num_layers, interval = fields.integer("num_hidden_layers"), fields.integer("full_attention_interval", 4)
+    every_fourth = [(index + 1) % interval == 0 for index in range(num_layers)]
+    has_attention = read_recurrent_layers(fields, "linear_attention", every_fourth)
+    layers = tuple(full if each else recurrent for each in has_attention)
     return replace(make_architecture(fields, FAMILY.architecture, layers), norm_offset=1.0)
 
 
@@ -52,21 +55,6 @@ def _read_recurrence(fields: JsonFields) -> GatedDeltaSpec:
         value_dim=fields.integer("linear_value_head_dim", 128),
         kernel_size=kernel_size,
     )
-
-
-def _read_layer_types(fields: JsonFields) -> list[bool]:
-    """Which layers have attention."""
-    num_layers, interval = fields.integer("num_hidden_layers"), fields.integer("full_attention_interval", 4)
-    given = fields.texts("layer_types")
-    if not given:
-        given = tuple("linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers))
-    unknown = set(given) - {"linear_attention", "full_attention"}
-    if unknown or len(given) != num_layers or "full_attention" not in given:
-        raise UnsupportedModelError(
-            f"{fields.where}: layer_types={list(given)!r} must have {num_layers} entries, one per layer, each must be "
-            "linear_attention or full_attention, and there must be a full_attention"
-        )
-    return [each == "full_attention" for each in given]
 
 
 FAMILY = Family(

@@ -22,12 +22,13 @@ class CpuGatedDelta:
         fits = shape.key_dim % _KEY_MULTIPLE == 0 and shape.value_dim % _VALUE_MULTIPLE == 0
         return fits and shape.kernel_size <= _MAX_KERNEL_SIZE and dtype in DTYPES
 
-    def __call__(self, rows: Tensor, states: Tensor, inputs_offset: int, step: AttentionStep) -> Tensor:
+    def __call__(self, rows: Tensor, states: Tensor, offsets: list[int], step: AttentionStep) -> Tensor:
         """Computes a step, and keeps the states in their blocks.
 
         Args:
             rows: [num_tokens, width], as in `GatedDeltaShape.row_parts`.
-            states: uint8 [num_blocks, bytes]: the matrices, then at `inputs_offset` the inputs of the convolution.
+            states: uint8 [num_blocks, bytes]: the matrices, and the inputs of the convolution.
+            offsets: where the matrices begin in a block, and where the inputs begin.
             step: which rows belong to which sequence, and their block tables.
 
         Returns:
@@ -42,7 +43,7 @@ class CpuGatedDelta:
             shape.value_dim,
             shape.kernel_size,
             states.stride(0),
-            inputs_offset,
+            offsets[1],
             weights.conv.data_ptr(),
             weights.rates.data_ptr(),
             weights.step_bias.data_ptr(),

@@ -64,6 +64,15 @@ struct GatedDelta {  // a layer of gated_delta.cpp, on this rank
     int32_t dtype;                 // of the rows and of the inputs of the convolution
 };
 
+struct ShortConv {  // a layer of short_conv.cpp, on this rank
+    int64_t num_channels;          // a multiple of 16
+    int64_t kernel_size;           // at most kMaxConvolution
+    int64_t block_stride;          // bytes from one block of the arena to the next
+    const float* weight;           // [kernel_size, num_channels]
+    const float* bias;             // [num_channels], or null
+    int32_t dtype;                 // of the rows and of the state
+};
+
 constexpr int32_t kTapeArguments = 11;  // the most that a function on a tape has
 
 struct TapeCall {
@@ -166,6 +175,10 @@ INFLIGHT_EXPORT void inflight_paged_attention(
 // then for all value heads: values, gates, one beta each, and one step each. states: the first block of the layer's states.
 INFLIGHT_EXPORT void inflight_gated_delta(
     const void* x, int64_t x_stride, void* out, void* states, const AttentionStep* step, const GatedDelta* layer);
+
+// The layer of short_conv.cpp. x is [tokens, 3 * num_channels], out [tokens, num_channels].
+INFLIGHT_EXPORT void inflight_short_conv(
+    const void* x, int64_t x_stride, void* out, void* states, const AttentionStep* step, const ShortConv* layer);
 
 // The most memory, in bytes, that `inflight_paged_attention` keeps from call to call, if one thread calls it whose
 // OpenMP pool has `num_threads` threads.

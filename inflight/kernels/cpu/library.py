@@ -110,6 +110,19 @@ class GatedDelta(ctypes.Structure):
     )
 
 
+class ShortConv(ctypes.Structure):
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
+
+    _fields_ = (
+        ("num_channels", c_int64),
+        ("kernel_size", c_int64),
+        ("block_stride", c_int64),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("dtype", c_int32),
+    )
+
+
 class TapeCall(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its arguments alive."""
 
@@ -172,6 +185,7 @@ SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
         *(POINTER(AttentionStep), POINTER(HeadLayout), POINTER(AttentionParams)),
     ],
     "inflight_gated_delta": [*_ROWS, c_void_p, c_void_p, POINTER(AttentionStep), POINTER(GatedDelta)],
+    "inflight_short_conv": [*_ROWS, c_void_p, c_void_p, POINTER(AttentionStep), POINTER(ShortConv)],
 }
 
 
@@ -204,6 +218,7 @@ TAPED = {  # the functions that a tape may call, in the order of `kFunctions` in
     "inflight_gated_delta": Taped(rows=None, out=2),
     "inflight_multiply_activation": Taped(rows=4, out=None),
     "inflight_add_and_scale": Taped(rows=5, out=None),
+    "inflight_short_conv": Taped(rows=None, out=2),
 }
 
 

@@ -14,6 +14,7 @@ from inflight.config.architecture import (
     ModelArchitecture,
     NormNames,
     RopeConfig,
+    ShortConvSpec,
     TokenInputsSpec,
 )
 from inflight.config.families import FAMILIES
@@ -62,6 +63,14 @@ def test_gemma3() -> None:
     ropes = [layer.mixer.rope for layer in model.layers[4:6]]
     assert [rope.theta for rope in ropes if rope is not None] == [5000.0, 1e6]
     assert model.layers[0].mixer.qk_norm == HEAD
+
+
+def test_lfm2() -> None:
+    model = parse("lfm2", full_attn_idxs=[1], norm_eps=1e-3, num_hidden_layers=3)
+    assert [layer.attention is not None for layer in model.layers] == [False, True, False]
+    assert (model.rms_norm_eps, model.tie_word_embeddings, model.layers[0].mlp.size) == (1e-3, True, 256)
+    assert parse("lfm2", full_attn_idxs=[1], block_auto_adjust_ff_dim=False).layers[0].mlp.size == 128
+    assert model.layers[0].recurrence == ShortConvSpec(num_channels=64, kernel_size=3)
 
 
 def test_gemma4() -> None:
@@ -148,6 +157,8 @@ def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu' is not supported; supported are silu"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 is not a positive number"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("lfm2", {"conv_L_cache": 1}, "conv_L_cache=1 is not supported; at least 2 is"),
+        ("lfm2", {"full_attn_idxs": []}, "there must be a full_attention"),
         ("gemma4_text", {"enable_moe_block": True}, "Inflight's own code has no mixtures of experts"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all' is not supported"),
         ("gemma4_text", {"num_kv_shared_layers": 4}, "leaves no layer of each kind in layer_types"),

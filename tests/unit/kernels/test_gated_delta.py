@@ -10,23 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.gated_delta import CpuGatedDelta
-from inflight.kernels.cpu.library import AttentionStep, open_kernels
+from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights, delta_rule, gated_delta
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.unit.kernels.recurrent_case import BLOCK_SIZE, Sequences, assert_close, drawn
 
 SHAPES = [
     GatedDeltaShape(num_key_heads=2, num_value_heads=6, key_dim=16, value_dim=32, kernel_size=4),
     GatedDeltaShape(num_key_heads=3, num_value_heads=3, key_dim=48, value_dim=64, kernel_size=2),
     GatedDeltaShape(num_key_heads=1, num_value_heads=2, key_dim=32, value_dim=96, kernel_size=8),
 ]
-BLOCK_SIZE, NUM_BLOCKS, WIDTH = 16, 40, 8
-TOLERANCE = {torch.float32: 4e-5, torch.bfloat16: 2**-7}
-
-
-def drawn(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def weights_of(shape: GatedDeltaShape, seed: int = 0) -> GatedDeltaWeights:
@@ -64,12 +58,6 @@ def truth(rows: Tensor, shape: GatedDeltaShape, weights: GatedDeltaWeights) -> T
     return torch.stack(out)
 
 
-def assert_close(ours: Tensor, wanted: Tensor) -> None:
-    scale = wanted.abs().mean(-1, keepdim=True) + wanted.abs()
-    difference = ((ours.double().view(wanted.shape) - wanted).abs() / scale).max()
-    assert difference < TOLERANCE[ours.dtype], difference
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_torch_in_pieces(shape: GatedDeltaShape) -> None:
     rows, weights = drawn(5, 150, sum(shape.row_parts)), weights_of(shape)
@@ -90,53 +78,24 @@ def test_a_strong_decay_does_not_overflow() -> None:
     torch.testing.assert_close(out, keys, rtol=1e-5, atol=1e-5)  # the past is forgotten: q^T k v
 
 
-class Sequences:
-    """A few sequences of one layer, whose blocks are scattered over an arena that is full of NaN."""
-
-    def __init__(self, name: str, shape: GatedDeltaShape, dtype: torch.dtype, num_sequences: int) -> None:
-        self.shape, self.dtype, self.weights = shape, dtype, weights_of(shape)
-        self.kernel = CpuGatedDelta(open_kernels(name), shape, self.weights)
-        state, inputs = (math.prod(each) for each in shape.state_shapes)
-        self.offset, size = 4 * state, 4 * state + inputs * dtype.itemsize
-        self.arena = torch.full((NUM_BLOCKS, size + 64), 255, dtype=torch.uint8)
-        self.free = list(np.random.default_rng(3).permutation(np.arange(1, NUM_BLOCKS)))
-        self.tables = np.zeros((num_sequences, WIDTH), dtype=np.int32)
-        self.rows = [drawn(9 + i, BLOCK_SIZE * WIDTH, sum(shape.row_parts)).to(dtype) for i in range(num_sequences)]
-        self.lengths = np.zeros(num_sequences, dtype=np.int32)
-        self.results: list[list[Tensor]] = [[] for _ in range(num_sequences)]
-
-    def step(self, counts: Int32Array, snapshots: list[int]) -> None:
-        """`counts`: the tokens of each sequence. `snapshots`: which blocks keep a state, besides the last one of a step."""
-        ends = self.lengths + counts
-        for sequence, (start, end) in enumerate(zip(self.lengths, ends, strict=True)):
-            for index in range(start // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
-                is_last = index == (end - 1) // BLOCK_SIZE
-                if (is_last or index in snapshots) and not self.tables[sequence, index]:
-                    self.tables[sequence, index] = self.free.pop()
-        starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-        arrays = starts, ends.astype(np.int32), self.lengths.copy(), self.tables.copy()
-        step = AttentionStep(len(counts), BLOCK_SIZE, 2, WIDTH, *(array.ctypes.data for array in arrays))
-        spans = list(zip(self.rows, self.lengths, ends, strict=True))
-        rows = torch.cat([rows[start:end] for rows, start, end in spans])
-        before = rows.clone()
-        out = self.kernel(rows, self.arena[:, :-64], self.offset, step)
-        assert torch.equal(rows, before)
-        for results, piece in zip(self.results, torch.split(out, counts.tolist()), strict=True):
-            results.append(piece)
-        self.lengths = ends.astype(np.int32)
-
-    def check(self) -> None:
-        for rows, length, results in zip(self.rows, self.lengths, self.results, strict=True):
-            assert_close(torch.cat(results), truth(rows[:length], self.shape, self.weights))
-        assert (self.arena[:, -64:] == 255).all(), "written behind a block"
-        assert (self.arena[0] == 255).all(), "written to the dummy block"
+def sequences_of(name: str, shape: GatedDeltaShape, dtype: torch.dtype, num_sequences: int) -> Sequences:
+    weights = weights_of(shape)
+    state, inputs = (math.prod(each) for each in shape.state_shapes)
+    return Sequences(
+        CpuGatedDelta(open_kernels(name), shape, weights),
+        lambda rows: truth(rows, shape, weights),
+        width=sum(shape.row_parts),
+        offsets=[0, 4 * state, 4 * state + inputs * dtype.itemsize],
+        dtype=dtype,
+        num_sequences=num_sequences,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
 def test_the_kernel_in_steps(name: str, shape: GatedDeltaShape, dtype: torch.dtype) -> None:
-    sequences = Sequences(name, shape, dtype, 3)
+    sequences = sequences_of(name, shape, dtype, 3)
     for counts in ((5, 1, 40), (1, 1, 1), (10, 33, 0), (1, 20, 1), (1, 1, 50), (70, 3, 2)):
         sequences.step(np.array(counts, dtype=np.int32), snapshots=[0, 2])
     sequences.check()
@@ -146,7 +105,7 @@ def test_the_kernel_in_steps(name: str, shape: GatedDeltaShape, dtype: torch.dty
 def test_a_snapshot_begins_another_sequence(name: str) -> None:
     """Its states are those that a step would have left that ended there, bit for bit."""
     shape = SHAPES[0]
-    sequences = Sequences(name, shape, torch.float32, 2)
+    sequences = sequences_of(name, shape, torch.float32, 2)
     sequences.rows[1][: 2 * BLOCK_SIZE] = sequences.rows[0][: 2 * BLOCK_SIZE]
     sequences.step(np.array([3 * BLOCK_SIZE + 5, 0], dtype=np.int32), snapshots=[1])
     sequences.step(np.array([1, 0], dtype=np.int32), snapshots=[])
@@ -155,13 +114,13 @@ def test_a_snapshot_begins_another_sequence(name: str) -> None:
     sequences.step(np.array([0, 7], dtype=np.int32), snapshots=[])
     assert torch.equal(sequences.arena[sequences.tables[0, 1]], kept), "a snapshot that others may share was changed"
     (found,) = [piece for piece in sequences.results[1] if len(piece)]
-    wanted = truth(sequences.rows[1][: 2 * BLOCK_SIZE + 7], shape, sequences.weights)[-7:]
+    wanted = sequences.truth(sequences.rows[1][: 2 * BLOCK_SIZE + 7])[-7:]
     assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
 def test_results_do_not_depend_on_chunks_or_company(name: str) -> None:
-    alone, together = (Sequences(name, SHAPES[0], torch.bfloat16, 2) for _ in range(2))
+    alone, together = (sequences_of(name, SHAPES[0], torch.bfloat16, 2) for _ in range(2))
     alone.step(np.array([60, 0], dtype=np.int32), snapshots=[])
     for counts in ((1, 30), (17, 1), (42, 1)):
         together.step(np.array(counts, dtype=np.int32), snapshots=[0])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, NormNames
 from inflight.config.engine import ModelConfig
 from inflight.config.gguf_config import read_model_config
 from inflight.config.parse_architecture import parse_architecture
@@ -23,7 +24,7 @@ from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 from tests.full_context_attention import FullContextAttention, run_prompt
 from tests.gguf_files import QUANTIZED, Stored, floats, quantized, write_gguf
-from tests.gguf_models import TYPES, deinterleave, write_pair
+from tests.gguf_models import CONFIGS, TYPES, deinterleave, write_pair
 
 PROMPT = torch.arange(9)
 ALL = slice(None)
@@ -55,8 +56,18 @@ def as_floats(part: QuantizedWeight | Tensor) -> Tensor:
     return part.dequantize() if isinstance(part, QuantizedWeight) else part
 
 
-def source_of(folder: Path, tensors: dict[str, Stored], architecture: str = "qwen3", head_dim: int = 8) -> GgufSource:
-    return GgufSource(write_gguf(folder / "x.gguf", {"general.architecture": architecture}, tensors), head_dim)
+def source_of(folder: Path, tensors: dict[str, Stored], name: str = "qwen3", norm_offset: float = 0.0) -> GgufSource:
+    attention = AttentionSpec(num_heads=3, num_kv_heads=3, head_dim=8, rope=None)
+    architecture = ModelArchitecture(
+        name="x",
+        vocab_size=9,
+        hidden_size=256,
+        layers=(LayerSpec(attention=attention, mlp=MlpSpec(size=8)),),
+        rms_norm_eps=1e-6,
+        max_position_embeddings=16,
+        norm_offset=norm_offset,
+    )
+    return GgufSource(write_gguf(folder / "x.gguf", {"general.architecture": name}, tensors), architecture)
 
 
 @pytest.mark.parametrize("type_name", QUANTIZED)
@@ -100,12 +111,28 @@ def test_llamas_heads_are_put_back(tmp_path: Path, type_name: str) -> None:
     assert torch.equal(as_floats(read(other, "model.layers.0.self_attn.k_proj.weight", ALL, ALL)), stored.weight)
 
 
+def test_what_the_converter_added_to_norms_is_taken_away(tmp_path: Path) -> None:
+    tensors = {"blk.0.attn_q_norm.weight": floats(torch.full((8,), 1.5)), "blk.0.attn_q.bias": floats(torch.ones(8))}
+    source = source_of(tmp_path, tensors, "gemma3", norm_offset=1.0)
+    assert torch.equal(as_floats(read(source, "model.layers.0.self_attn.q_norm.weight", ALL)), torch.full((8,), 0.5))
+    assert torch.equal(as_floats(read(source, "model.layers.0.self_attn.q_proj.bias", ALL)), torch.ones(8))
+
+
 def test_names() -> None:
-    assert model_name("token_embd.weight") == "model.embed_tokens.weight"
-    assert model_name("blk.11.attn_q_norm.weight") == "model.layers.11.self_attn.q_norm.weight"
-    assert model_name("blk.11.attn_qkv.weight") == "blk.11.attn_qkv.weight"
-    assert model_name("blk.01.attn_q.weight") == "blk.01.attn_q.weight"
-    assert model_name("x") == "x"
+    names = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "blk.11.attn_q_norm.weight": "model.layers.11.self_attn.q_norm.weight",
+        "blk.2.attn_norm.weight": "model.layers.2.input_layernorm.weight",
+        "blk.2.ffn_norm.weight": "model.layers.2.post_attention_layernorm.weight",
+        "blk.2.post_ffw_norm.weight": "blk.2.post_ffw_norm.weight",
+        "blk.11.attn_qkv.weight": "blk.11.attn_qkv.weight",
+        "blk.01.attn_q.weight": "blk.01.attn_q.weight",
+        "x": "x",
+    }
+    assert {name: model_name(name, NormNames()) for name in names} == names
+    sandwich = NormNames(after_attention="a", before_mlp="b", after_mlp="c")
+    stored = [f"blk.0.{name}.weight" for name in ("post_attention_norm", "ffn_norm", "post_ffw_norm")]
+    assert [model_name(name, sandwich) for name in stored] == [f"model.layers.0.{name}.weight" for name in "abc"]
 
 
 def test_a_vector_is_not_quantized(tmp_path: Path) -> None:
@@ -116,7 +143,7 @@ def test_a_vector_is_not_quantized(tmp_path: Path) -> None:
 # ---- whole models ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", sorted(CONFIGS))
 def test_a_file_is_the_model_of_its_weights(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, file = write_pair(tmp_path, architecture)
     truth = run_prompt(load(plain), PROMPT)

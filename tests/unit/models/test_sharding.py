@@ -73,6 +73,7 @@ def run_stages(stages: list[CausalLM]) -> Tensor:
         ("gemma4", 0, 2),  # layers that read the cache of others, vectors of the tokens
         ("gemma4", 1, 2),  # values that are keys, one of those heads
         ("qwen3_5", 0, 2),  # recurrent layers
+        ("lfm2", 1, 2),
     ],
 )
 def test_the_ranks_together_are_the_whole(tmp_path: Path, family: str, index: int, size: int, load_format: str) -> None:

@@ -1,0 +1,69 @@
+"""The short convolution of LFM2 (arXiv:2511.23404) in plain torch and by the C++ kernel (cpu/short_conv.cpp).
+
+A token's row has three parts of num_channels numbers: b, c and x. Per channel, with the weights w of the last tokens:
+
+    out[t] = c[t] * (bias + sum over k of w[k] * (b * x)[t - kernel_size + 1 + k])
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inflight.kernels.cpu.library import DTYPES, AttentionStep, KernelLibrary, ShortConv
+
+_CHANNEL_MULTIPLE, _MAX_KERNEL_SIZE = 16, 8  # of the C++ kernel
+
+
+def short_conv(rows: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Computes the next tokens of one sequence.
+
+    Args:
+        rows: [num_tokens, 3 * num_channels].
+        inputs: [kernel_size - 1, num_channels], the last products b * x before these tokens; zeros if there are none.
+        weight, bias: float32 [kernel_size, num_channels] and [num_channels].
+
+    Returns:
+        [num_tokens, num_channels] in the dtype of `rows`, and the new `inputs`.
+    """
+    b, c, x = rows.chunk(3, dim=-1)
+    seen = torch.cat([inputs.to(rows.dtype), b * x])
+    total = (seen.float().unfold(0, len(weight), 1) * weight.T).sum(-1)  # [num_tokens, num_channels]
+    if bias is not None:
+        total += bias
+    return c * total.to(rows.dtype), seen[len(rows) :]
+
+
+class CpuShortConv:
+    """The C++ kernel. Keeps the weights, to which it has pointers."""
+
+    def __init__(self, kernels: KernelLibrary, weight: Tensor, bias: Tensor | None) -> None:
+        self._kernels, self._weight, self._bias = kernels, weight, bias
+
+    @staticmethod
+    def supports(weight: Tensor, dtype: torch.dtype) -> bool:
+        kernel_size, num_channels = weight.shape
+        return num_channels % _CHANNEL_MULTIPLE == 0 and kernel_size <= _MAX_KERNEL_SIZE and dtype in DTYPES
+
+    def __call__(self, rows: Tensor, states: Tensor, offsets: list[int], step: AttentionStep) -> Tensor:
+        """Computes a step, and keeps the states in their blocks.
+
+        Args:
+            rows: [num_tokens, 3 * num_channels].
+            states: uint8 [num_blocks, bytes], the `inputs` of `short_conv`.
+            step: which rows belong to which sequence, and their block tables.
+
+        Returns:
+            [num_tokens, num_channels]
+        """
+        kernel_size, num_channels = self._weight.shape
+        assert rows.stride(1) == 1 and rows.shape[1] == 3 * num_channels and offsets[0] == 0
+        bias = None if self._bias is None else self._bias.data_ptr()
+        layer = ShortConv(
+            num_channels, kernel_size, states.stride(0), self._weight.data_ptr(), bias, DTYPES[rows.dtype]
+        )
+        out = torch.empty((len(rows), num_channels), dtype=rows.dtype)
+        self._kernels.inflight_short_conv(
+            rows.data_ptr(), rows.stride(0), out.data_ptr(), states.data_ptr(), step, layer
+        )
+        return out

@@ -1,0 +1,72 @@
+"""`RecurrentMixer`: the base class of recurrent layers. It computes a step, by a C++ kernel or piece by piece in torch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from inflight.attention.backend import AttentionMetadata, StateMetadata
+from inflight.attention.cpu_paged import CpuStateMetadata
+from inflight.kernels.cpu.library import AttentionStep
+from inflight.kernels.layer_ops import LayerOps
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.recurrent_state import RecurrentState
+from inflight.layers.weights import Loadable
+
+# (rows of the step, states of all blocks, where each tensor of a state begins, which rows belong to which sequence) -> result
+RecurrentKernel = Callable[[Tensor, Tensor, list[int], AttentionStep], Tensor]
+
+
+class RecurrentMixer(Loadable):
+    """A projection of all tokens, the recurrence, and a projection of its results. Subclasses set the attributes.
+
+    Attributes:
+        kernel: None if torch computes the recurrence.
+    """
+
+    name: ClassVar[str]  # of such layers in checkpoints
+    in_proj: ColumnParallelLinear
+    out_proj: RowParallelLinear
+    state: RecurrentState
+    kernel: RecurrentKernel | None
+    ops: LayerOps
+
+    @abstractmethod
+    def compute_piece(self, rows: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """The recurrence over tokens of one sequence.
+
+        Args:
+            rows: [num_tokens, width], from the first projection.
+            state: the tensors of the state before these tokens.
+
+        Returns:
+            [num_tokens, the second projection's in_features], and the tensors of the state after these tokens.
+        """
+
+    def forward(self, hidden: Tensor, attn_metadata: tuple[AttentionMetadata, ...], rows: Tensor | None) -> Tensor:
+        """hidden [num_tokens, hidden_size] -> [num_tokens, hidden_size]; with `rows`, only these tokens are in the result."""
+        projected = self.in_proj(hidden)
+        metadata = attn_metadata[self.state.group_index]
+        assert isinstance(metadata, StateMetadata), f"metadata of another layer: {type(metadata).__name__}"
+        if self.kernel is not None and isinstance(metadata, CpuStateMetadata):
+            assert self.state.kv_cache is not None, f"{self.state.layer_name} has no cache yet"
+            mixed = self.kernel(projected, self.state.kv_cache, self.state.offsets, metadata.step)
+        else:
+            mixed = self._in_torch(projected, metadata)
+        out: Tensor = self.out_proj(mixed if rows is None else self.ops.select_rows(mixed, rows))
+        return out
+
+    def _in_torch(self, projected: Tensor, metadata: StateMetadata) -> Tensor:
+        out = projected.new_empty(len(projected), self.out_proj.in_features)
+        for tokens, source, target in metadata.pieces():
+            state = self.state.tensors(target if source is None else source)
+            if source is None:
+                state = [torch.zeros_like(each) for each in state]
+            out[tokens], *after = self.compute_piece(projected[tokens], *state)
+            for kept, new in zip(self.state.tensors(target), after, strict=True):
+                kept.copy_(new)
+        return out
