@@ -55,7 +55,9 @@ def ours(file: Path) -> list[dict[str, Any]]:  # Any: token ids, text, log-proba
         tokens, logprobs = each.outputs[0].token_ids, each.outputs[0].logprobs
         assert logprobs is not None
         values = [entry[token].logprob for token, entry in zip(tokens, logprobs, strict=True)]
-        rows.append({"prompt": each.prompt_token_ids, "tokens": tokens, "logprobs": values, "text": each.outputs[0].text})
+        rows.append(
+            {"prompt": each.prompt_token_ids, "tokens": tokens, "logprobs": values, "text": each.outputs[0].text}
+        )
     return rows
 
 
@@ -120,7 +122,11 @@ def main() -> None:
     peers = run_apart(str(python), "--as-peer", args.file, rows)
     truths = run_apart(sys.executable, "--as-judge", args.file, rows, INFLIGHT_CPU_KERNELS="off")
     same_prompts = same_tokens = 0
-    differences: dict[str, list[float]] = {"Inflight - llama.cpp": [], "Inflight - float32": [], "llama.cpp - float32": []}
+    differences: dict[str, list[float]] = {
+        "Inflight - llama.cpp": [],
+        "Inflight - float32": [],
+        "llama.cpp - float32": [],
+    }
     for text, row, peer, truth in zip(PROMPTS, rows, peers, truths, strict=True):
         same_prompts += row["prompt"] == peer["prompt"]
         pairs = zip(row["tokens"], peer["tokens"], strict=True)
@@ -134,7 +140,9 @@ def main() -> None:
     print(f"greedy tokens before the first difference: {same_tokens} of {OUTPUT_TOKENS * len(PROMPTS)}")
     print("differences of the log-probabilities of our tokens:")
     for name, found in differences.items():
-        print(f"  {name:22} median {statistics.median(found):.4f}, mean {statistics.mean(found):.4f}, largest {max(found):.3f}")
+        print(
+            f"  {name:22} median {statistics.median(found):.4f}, mean {statistics.mean(found):.4f}, largest {max(found):.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from transformers import (
     GraniteConfig,
     Lfm2Config,
     LlamaConfig,
+    Ministral3Config,
     MinistralConfig,
     MistralConfig,
     MixtralConfig,
@@ -184,6 +185,14 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         _lfm2(
             full_attn_idxs=[0], hidden_size=72, num_attention_heads=6, block_auto_adjust_ff_dim=False
         ),  # not for the kernel
+    ],
+    "ministral3": [
+        Ministral3Config(
+            **_COMMON,
+            head_dim=16,
+            rope_parameters={**_YARN_ROPE, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
+        ),  # queries beyond 16 tokens are scaled
+        Ministral3Config(**_COMMON, head_dim=40, sliding_window=9),
     ],
     "gemma2": [
         Gemma2Config(**_COMMON, head_dim=16, sliding_window=9, query_pre_attn_scalar=11),

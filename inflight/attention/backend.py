@@ -109,6 +109,11 @@ class Rotation:
     cos: Tensor
     sin: Tensor
     ops: LayerOps
+    query_scale: Tensor | None = None  # float32 [num_tokens, 1], the factors of the queries; None: they are 1
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.cos, self.sin] if self.query_scale is None else [self.cos, self.sin, self.query_scale]
 
     def apply(self, heads: Tensor, norm: HeadNorm | None) -> Tensor:
         """Returns `heads` after the norm (if there is one) and the rotation. May overwrite `heads`, which has the shape

@@ -21,7 +21,8 @@ class RopeConfig:
     only some of the fields.
 
     The first `rotary_dim` dimensions of a head are rotated (None: all), in pairs (i, i + rotary_dim / 2), or (2i, 2i + 1) if
-    `interleaved` is set.
+    `interleaved` is set. With a `query_beta` b, the query at position p is also multiplied by 1 + b * log(1 + floor(p /
+    original_max_position_embeddings)).
 
     In yarn and longrope, cos and sin are multiplied by `attention_factor`. In yarn, the correction range is rounded to whole
     dimensions if `truncate` is set. In longrope, each frequency is divided by its factor. `for_length` replaces the `factors`
@@ -33,6 +34,7 @@ class RopeConfig:
     theta: float = 10000.0
     rotary_dim: int | None = None
     interleaved: bool = False
+    query_beta: float | None = None
     kind: str = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0

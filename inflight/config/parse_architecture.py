@@ -16,10 +16,8 @@ from inflight.config.json_fields import JsonFields
 from inflight.errors import UnsupportedModelError
 
 SUPPORTED_ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
-_FAMILIES = {
-    **{family.architecture: family for family in FAMILIES},
-    **{family.wrapper[0]: family for family in FAMILIES if family.wrapper is not None},
-}
+_FAMILIES = {family.architecture: family for family in FAMILIES}
+_WRAPPERS = dict(family.wrapper for family in FAMILIES if family.wrapper is not None)  # architecture -> model_type
 # A model that also reads images has the fields of its part for text in the object text_config, except for these.
 _FIELDS_OUTSIDE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings")
 
@@ -31,31 +29,41 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
         UnsupportedModelError: the family or its variant is not supported, or a field has an impossible value.
     """
     fields = JsonFields(config)
-    family = _family_of(fields)
-    if family.wrapper is not None and _architecture_names(fields)[0] == family.wrapper[0]:
+    names = _architecture_names(fields)
+    family = next((_FAMILIES[name] for name in names if name in _FAMILIES), None)
+    wrapper = next((name for name in names if name in _WRAPPERS), None)
+    if family is None and wrapper is not None:
         text = fields.mapping("text_config")
+        family = _family_within(wrapper, text)
         outside = {name: value for name in _FIELDS_OUTSIDE if (value := config.get(name)) is not None}
         fields = JsonFields({**text.values, **outside}, text.where)
+    if family is None:
+        raise UnsupportedModelError(
+            f"config.json: {', '.join(names)} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+        )
     return family.specify(fields)
+
+
+def _family_within(wrapper: str, text: JsonFields) -> Family:
+    """The family of the part for text of a model that also reads images."""
+    families = [family for family in FAMILIES if family.wrapper is not None and family.wrapper[0] == wrapper]
+    model_type = text.text("model_type", families[0].model_type)
+    for family in families:
+        if family.model_type == model_type:
+            return family
+    raise UnsupportedModelError(
+        f"{text.where}: model_type={model_type!r} is not supported in {wrapper}; supported are "
+        f"{', '.join(family.model_type for family in families)}"
+    )
 
 
 def is_known_family(config: Mapping[str, object]) -> bool:
     """Whether Inflight's own code supports the model's family. `parse_architecture` may still refuse this variant of it."""
-    return any(name in _FAMILIES for name in _architecture_names(JsonFields(config)))
+    return any(name in _FAMILIES or name in _WRAPPERS for name in _architecture_names(JsonFields(config)))
 
 
 def _architecture_names(fields: JsonFields) -> tuple[str, ...]:
     of_type = {family.model_type: family.architecture for family in FAMILIES}
-    of_type |= {family.wrapper[1]: family.wrapper[0] for family in FAMILIES if family.wrapper is not None}
+    of_type |= {model_type: name for name, model_type in _WRAPPERS.items()}
     model_type = fields.text("model_type", "unknown")  # a config that was saved without weights has no names
     return fields.texts("architectures") or (of_type.get(model_type, f"model_type {model_type}"),)
-
-
-def _family_of(fields: JsonFields) -> Family:
-    names = _architecture_names(fields)
-    for name in names:
-        if name in _FAMILIES:
-            return _FAMILIES[name]
-    raise UnsupportedModelError(
-        f"config.json: {', '.join(names)} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
-    )

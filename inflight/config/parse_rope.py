@@ -24,6 +24,7 @@ _FIELDS = {
         "beta_fast",
         "beta_slow",
         "truncate",
+        "llama_4_scaling_beta",
     ),
     "proportional": ("factor",),
     "longrope": ("short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"),
@@ -126,6 +127,7 @@ def _parse_kind(config: JsonFields, rope: JsonFields, theta: float, max_position
         beta_slow=rope.number("beta_slow", 1.0),
         attention_factor=_yarn_attention_factor(rope, factor),
         truncate=rope.boolean("truncate", True),
+        query_beta=rope.number("llama_4_scaling_beta") if rope.has("llama_4_scaling_beta") else None,
     )
 
 

@@ -46,12 +46,12 @@ class LayerOps(ABC):
         x.mul_(ACTIVATIONS[activation](gate))
 
     def add_and_scale(self, x: Tensor, delta: Tensor | None, factor: Tensor | None) -> None:
-        """Computes x = (x + delta) * factor in place. x and delta are [num_rows, size]. `factor` is float32 [1]. None: nothing
-        is added, or the sum is not multiplied."""
+        """Computes x = (x + delta) * factor in place. x and delta are [num_rows, size]. `factor` is float32: [1], or
+        [num_rows, 1]. None: nothing is added, or the sum is not multiplied."""
         if delta is not None:
             x.add_(delta)
         if factor is not None:
-            x.mul_(factor.to(x.dtype))
+            x.copy_(x * factor)
 
     def select_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """x [num_tokens, size], rows: int64 [num_rows] -> [num_rows, size], in new memory."""

@@ -35,12 +35,18 @@ class RotaryEmbedding(nn.Module):
             rotary_dim = rope.rotary_dim or head_dim
             found = inverse_frequencies(rope, head_dim if rope.kind == "proportional" else rotary_dim)
             inverse[: rotary_dim // 2] = found[: rotary_dim // 2]
+        self.query_beta = None if rope is None else rope.query_beta
+        self.original_length = 1 if rope is None else rope.original_max_position_embeddings
         self.frequencies = torch.cat((inverse, inverse)).to(context.device)  # [head_dim]
 
     def forward(self, positions: Tensor) -> Rotation:
         """positions [num_tokens] -> the rotation that each layer applies to its queries and keys."""
         cos, sin = self.ops.cos_and_sin(positions, self.frequencies, self.attention_factor, self.dtype)
-        return Rotation(cos, sin, self.ops)
+        query_scale: Tensor | None = None
+        if self.query_beta is not None:
+            periods = (positions // self.original_length).to(torch.float32)
+            query_scale = periods.log1p_().mul_(self.query_beta).add_(1.0).unsqueeze(1)
+        return Rotation(cos, sin, self.ops, query_scale)
 
 
 def row_order(rope: RopeConfig | None, head_dim: int) -> Tensor | None:

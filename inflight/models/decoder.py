@@ -112,7 +112,10 @@ class DecoderAttention(Loadable):
             heads = heads[:, : -self.num_heads]
         if self.value_norm is not None:
             self.ops.norm_heads(heads[:, -self.num_new :], self.value_norm, self.eps)
-        attended = self.attn(heads, rotations[self.rotation_index], self.qk_norm, attn_metadata)
+        rotation = rotations[self.rotation_index]
+        if rotation.query_scale is not None:
+            self.ops.add_and_scale(projected[:, : self.num_heads * self.head_dim], None, rotation.query_scale)
+        attended = self.attn(heads, rotation, self.qk_norm, attn_metadata)
         attended = attended.view(num_tokens, -1)  # was [num_tokens, num_heads, head_dim]
         if self.has_gate:
             self.ops.multiply_activation(attended, projected[:, -attended.shape[1] :], SIGMOID)
@@ -330,7 +333,7 @@ class DecoderForCausalLM(CausalLM):
             residual,
             delta,
             token_inputs,
-            *(tensor for rotation in rotations for tensor in (rotation.cos, rotation.sin)),
+            *(tensor for rotation in rotations for tensor in rotation.tensors),
         )
         delta, residual = compute() if layers is not None else self.taped(compute, inputs, rows, attn_metadata)
         if not self.stage.is_last:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText, Gemma3Config, Gemma4Config, PreTrainedConfig, Qwen3_5Config
+from transformers import (
+    AutoModelForImageTextToText,
+    Gemma3Config,
+    Gemma4Config,
+    Mistral3Config,
+    PreTrainedConfig,
+    Qwen3_5Config,
+)
 
 from inflight import LLM, SamplingParams
 from inflight.errors import CheckpointError
@@ -19,11 +26,18 @@ _SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, 
 
 def configs() -> dict[str, PreTrainedConfig]:
     qwen3_5, gemma3, gemma4 = (FAMILY_CONFIGS[name][0].to_dict() for name in ("qwen3_5", "gemma3", "gemma4"))
+    pixtral = {**_SMALL, "model_type": "pixtral", "num_hidden_layers": 1, "image_size": 8, "head_dim": 16}
     depth = {"depth": 1, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
     return {
         "qwen3_5": Qwen3_5Config(text_config=qwen3_5, vision_config={**_SMALL, **depth}, tie_word_embeddings=True),
         "gemma3": Gemma3Config(
             text_config=gemma3, vision_config={**_SMALL, "num_hidden_layers": 1, "image_size": 8}, mm_tokens_per_image=4
+        ),
+        "mistral": Mistral3Config(
+            text_config=FAMILY_CONFIGS["mistral"][0].to_dict(), vision_config=pixtral, image_token_index=3
+        ),
+        "ministral3": Mistral3Config(
+            text_config=FAMILY_CONFIGS["ministral3"][0].to_dict(), vision_config=pixtral, image_token_index=3
         ),
         "gemma4": Gemma4Config(
             text_config={**gemma4, "pad_token_id": 0},
@@ -34,7 +48,7 @@ def configs() -> dict[str, PreTrainedConfig]:
 
 
 @pytest.mark.parametrize("older_names", [False, True])
-@pytest.mark.parametrize("family", ["qwen3_5", "gemma3", "gemma4"])
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3", "gemma4", "mistral", "ministral3"])
 def test_the_part_for_text(tmp_path: Path, family: str, older_names: bool) -> None:
     torch.manual_seed(0)
     truth = AutoModelForImageTextToText.from_config(configs()[family], attn_implementation="eager").eval()

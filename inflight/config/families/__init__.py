@@ -12,6 +12,7 @@ from inflight.config.families import (
     lfm2,
     llama,
     ministral,
+    ministral3,
     mistral,
     olmo2,
     olmo3,
@@ -40,6 +41,7 @@ _MODULES = (
     glm,
     glm4,
     ministral,
+    ministral3,
     lfm2,
 )
 FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _MODULES)

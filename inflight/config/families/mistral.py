@@ -23,4 +23,6 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     return make_architecture(fields, FAMILY.architecture, layers)
 
 
-FAMILY = Family(architecture="MistralForCausalLM", model_type="mistral", parse=_parse)
+WRAPPER = "Mistral3ForConditionalGeneration", "mistral3"
+UNREAD = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+FAMILY = Family(architecture="MistralForCausalLM", model_type="mistral", wrapper=WRAPPER, unread=UNREAD, parse=_parse)

@@ -41,7 +41,8 @@ template <typename T, typename Function>
 void change_rows(
     T* x, int64_t x_stride, const T* y, int64_t y_stride, int64_t num_rows, int64_t size, const Function& function) {
 #pragma omp parallel for schedule(static) if (num_rows * size >= kParallelElements)
-    for (int64_t row = 0; row < num_rows; row++) change_row(x + row * x_stride, y + row * y_stride, size, function);
+    for (int64_t row = 0; row < num_rows; row++)
+        change_row(x + row * x_stride, y + row * y_stride, size, [&](VecF a, VecF b) { return function(row, a, b); });
 }
 
 template <typename T>
@@ -116,7 +117,7 @@ void multiply_activation(
     const auto multiply = [&](const auto& function) {
         change_rows(
             static_cast<T*>(x), x_stride, static_cast<const T*>(gate), gate_stride, num_rows, size,
-            [&](VecF a, VecF b) { return mul(a, function(b)); });
+            [&](int64_t, VecF a, VecF b) { return mul(a, function(b)); });
     };
     if (activation == 1)
         multiply(silu);
@@ -128,16 +129,17 @@ void multiply_activation(
 
 template <typename T>
 void add_and_scale(
-    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const float* factor, int64_t num_rows,
-    int64_t size) {
-    const VecF scale = splat(factor == nullptr ? 1.0f : *factor);
+    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const float* factor, int64_t factor_stride,
+    int64_t num_rows, int64_t size) {
+    const auto scale = [&](int64_t row) { return splat(factor == nullptr ? 1.0f : factor[row * factor_stride]); };
     T* rows = static_cast<T*>(x);
     if (delta == nullptr)
-        change_rows(rows, x_stride, rows, x_stride, num_rows, size, [&](VecF a, VecF) { return mul(a, scale); });
+        change_rows(
+            rows, x_stride, rows, x_stride, num_rows, size, [&](int64_t row, VecF a, VecF) { return mul(a, scale(row)); });
     else
         change_rows(
             rows, x_stride, static_cast<const T*>(delta), delta_stride, num_rows, size,
-            [&](VecF a, VecF b) { return mul(add(a, b), scale); });
+            [&](int64_t row, VecF a, VecF b) { return mul(add(a, b), scale(row)); });
 }
 
 }  // namespace
@@ -183,10 +185,10 @@ void inflight_multiply_activation(
 }
 
 void inflight_add_and_scale(
-    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const float* factor, int64_t num_rows, int64_t size,
-    int32_t dtype) {
+    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const float* factor, int64_t factor_stride,
+    int64_t num_rows, int64_t size, int32_t dtype) {
     const auto compute = dtype == kFloat32 ? add_and_scale<float> : add_and_scale<bf16>;
-    compute(x, x_stride, delta, delta_stride, factor, num_rows, size);
+    compute(x, x_stride, delta, delta_stride, factor, factor_stride, num_rows, size);
 }
 
 void inflight_select_rows(

@@ -130,10 +130,11 @@ INFLIGHT_EXPORT void inflight_multiply_activation(
     void* x, int64_t x_stride, const void* gate, int64_t gate_stride, int64_t num_rows, int64_t size, int32_t activation,
     int32_t dtype);
 
-// x = (x + delta) * factor. Without `delta` nothing is added, without `factor` the sum is not multiplied.
+// x = (x + delta) * factor. Without `delta` nothing is added, without `factor` the sum is not multiplied. `factor_stride` is 1 if
+// each row has a factor of its own, 0 if there is one for all.
 INFLIGHT_EXPORT void inflight_add_and_scale(
-    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const float* factor, int64_t num_rows, int64_t size,
-    int32_t dtype);
+    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const float* factor, int64_t factor_stride,
+    int64_t num_rows, int64_t size, int32_t dtype);
 
 // Copies the rows `rows` of x, each of `row_bytes` bytes, to `out`.
 INFLIGHT_EXPORT void inflight_select_rows(

@@ -72,11 +72,11 @@ class CpuLayerOps(LayerOps):
         self.kernels.inflight_multiply_activation(*pointers, *x.shape, GATE_CODES[activation], DTYPES[x.dtype])
 
     def add_and_scale(self, x: Tensor, delta: Tensor | None, factor: Tensor | None) -> None:
-        assert x.stride(1) == 1 and (factor is None or factor.dtype == torch.float32)
+        assert x.stride(1) == 1 and (factor is None or (factor.dtype == torch.float32 and factor.is_contiguous()))
         assert delta is None or (delta.shape == x.shape and delta.stride(1) == 1 and delta.dtype == x.dtype)
         added = (None, 0) if delta is None else (delta.data_ptr(), delta.stride(0))
-        scale = None if factor is None else factor.data_ptr()
-        self.kernels.inflight_add_and_scale(x.data_ptr(), x.stride(0), *added, scale, *x.shape, DTYPES[x.dtype])
+        scale = (None, 0) if factor is None else (factor.data_ptr(), factor.dim() - 1)
+        self.kernels.inflight_add_and_scale(x.data_ptr(), x.stride(0), *added, *scale, *x.shape, DTYPES[x.dtype])
 
     def select_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         assert x.stride(1) == 1 and rows.dtype == torch.int64 and rows.is_contiguous()

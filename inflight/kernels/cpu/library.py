@@ -170,7 +170,7 @@ SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
         *(c_void_p, c_void_p, c_void_p),
     ],
     "inflight_multiply_activation": [*_ROWS, *_ROWS, c_int64, c_int64, c_int32, c_int32],
-    "inflight_add_and_scale": [*_ROWS, *_ROWS, c_void_p, c_int64, c_int64, c_int32],
+    "inflight_add_and_scale": [*_ROWS, *_ROWS, *_ROWS, c_int64, c_int64, c_int32],
     "inflight_select_rows": [*_ROWS, c_void_p, c_void_p, c_int64, c_int64],
     "inflight_replay": [POINTER(TapeCall), c_int64, POINTER(TapePatch), POINTER(c_int64)],
     "inflight_apply_token_masks": [c_void_p, c_int64, c_void_p, c_void_p, c_int64],
@@ -217,7 +217,7 @@ TAPED = {  # the functions that a tape may call, in the order of `kFunctions` in
     "inflight_all_gather": Taped(rows=3, out=2),
     "inflight_gated_delta": Taped(rows=None, out=2),
     "inflight_multiply_activation": Taped(rows=4, out=None),
-    "inflight_add_and_scale": Taped(rows=5, out=None),
+    "inflight_add_and_scale": Taped(rows=6, out=None),
     "inflight_short_conv": Taped(rows=None, out=2),
 }
 

@@ -65,6 +65,26 @@ def test_gemma3() -> None:
     assert model.layers[0].mixer.qk_norm == HEAD
 
 
+def test_ministral3() -> None:
+    rope = parse("ministral3", num_hidden_layers=1).attentions[0].rope
+    assert rope is not None
+    assert (rope.kind, rope.factor, rope.query_beta, rope.original_max_position_embeddings) == (
+        "yarn",
+        16.0,
+        0.1,
+        16384,
+    )
+
+
+def test_a_wrapper_of_several_families() -> None:
+    text = {**BASE, "model_type": "ministral3"}
+    config: dict[str, Any] = {"model_type": "mistral3", "text_config": text}
+    assert parse_architecture(config).name == "Ministral3ForCausalLM"
+    assert parse_architecture({**config, "text_config": {**text, "model_type": "mistral"}}).name == "MistralForCausalLM"
+    with pytest.raises(UnsupportedModelError, match="model_type='llama' is not supported in Mistral3ForConditional"):
+        parse_architecture({**config, "text_config": {**text, "model_type": "llama"}})
+
+
 def test_lfm2() -> None:
     model = parse("lfm2", full_attn_idxs=[1], norm_eps=1e-3, num_hidden_layers=3)
     assert [layer.attention is not None for layer in model.layers] == [False, True, False]

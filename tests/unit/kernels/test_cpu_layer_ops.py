@@ -154,9 +154,9 @@ def test_multiply_activation(
 @hypothesis.given(dtype=DTYPES, rows=ROWS, size=SIZES, padding=st.integers(0, 9), seed=SEEDS)
 def test_add_and_scale(ops: LayerOps, dtype: torch.dtype, rows: int, size: int, padding: int, seed: int) -> None:
     delta = strided(drawn(seed + 1, rows, size, dtype=dtype), padding)
-    factor = torch.tensor([0.75])
-    for added, scaled in ((delta, None), (None, factor), (delta, factor)):
+    factor, factors = torch.tensor([0.75]), torch.linspace(0.5, 2.0, rows)[:, None].contiguous()
+    for added, scaled in ((delta, None), (None, factor), (delta, factor), (None, factors), (delta, factors)):
         x = strided(drawn(seed, rows, size, dtype=dtype), padding)
         truth = x.double() if added is None else x.double() + added.double()
         ops.add_and_scale(x, added, scaled)
-        assert_close(x, truth if scaled is None else truth * 0.75, 2 * tolerance(ops, dtype))
+        assert_close(x, truth if scaled is None else truth * scaled.double(), 2 * tolerance(ops, dtype))
