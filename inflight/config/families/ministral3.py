@@ -1,5 +1,5 @@
-"""Ministral 3: Llama's layers with yarn. Queries beyond the length before scaling are multiplied by a factor that grows with their
-position."""
+"""Ministral 3: Llama's layers with yarn. Queries beyond the length before scaling are multiplied by a factor that grows with
+their position."""
 
 from __future__ import annotations
 
