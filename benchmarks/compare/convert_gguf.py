@@ -1,4 +1,4 @@
-"""A Llama, Qwen3 or Gemma 3 folder -> GGUF; it runs in the environment of llama.cpp.
+"""A Llama, Qwen3, Qwen3.5 or Gemma 3 folder -> GGUF; it runs in the environment of llama.cpp.
 
     python -m benchmarks.compare.convert_gguf FOLDER TYPE FILE
 
@@ -20,12 +20,32 @@ def interleave_halves(weight: Any, num_heads: int) -> Any:  # Any: numpy arrays 
     return weight.reshape(num_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
+NAMES = {"qwen3_5": "qwen35"}  # llama.cpp's, where they are others
+ADDED_TO_NORMS = ("gemma3", "qwen35")  # llama.cpp does not add it itself
+
+
+def add_recurrence(writer: Any, config: dict[str, Any]) -> None:
+    """What llama.cpp has to know of Qwen3.5's layers."""
+    heads, width = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    if heads != config["linear_num_key_heads"]:
+        raise SystemExit("llama.cpp has another order of value heads, if they are more than the key heads")
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * width)
+    writer.add_uint32("qwen35.full_attention_interval", 4)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
 def convert(folder: Path, quantization: str, path: Path) -> None:
     import gguf
+    import numpy as np
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     architecture = config["model_type"].removesuffix("_text")
+    architecture = NAMES.get(architecture, architecture)
     head_counts = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config["num_hidden_layers"])
@@ -36,11 +56,13 @@ def convert(folder: Path, quantization: str, path: Path) -> None:
     writer.add_head_count_kv(head_counts["k_proj"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
     rope = config.get("rope_parameters") or config
+    writer.add_rope_dimension_count(int(config["head_dim"] * rope.get("partial_rotary_factor", 1)))
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if architecture == "gemma3":
         writer.add_sliding_window(config["sliding_window"])
+    if architecture == "qwen35":
+        add_recurrence(writer, config)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
@@ -50,15 +72,19 @@ def convert(folder: Path, quantization: str, path: Path) -> None:
     for file in sorted(folder.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
             array = tensor.float().numpy()
-            target = names.get_name(name, try_suffixes=(".weight",))
+            target = names.get_name(name.replace(".dt_bias", ".dt_proj.bias"), try_suffixes=(".weight", ".bias"))
             if target is None:
                 raise SystemExit(f"GGUF has no name for {name}")
             projection = name.split(".")[-2]
             if architecture == "llama" and projection in head_counts:
                 array = interleave_halves(array, head_counts[projection])
-            if array.ndim == 1:
-                if architecture == "gemma3":
-                    array = array + 1  # of norms: llama.cpp does not add it
+            if name.endswith("A_log"):
+                array = -np.exp(array)
+            if array.ndim == 3:
+                array = array[:, 0]  # of the convolution
+            if array.ndim == 1 or name.endswith("conv1d.weight"):
+                if architecture in ADDED_TO_NORMS and name.endswith("norm.weight") and "linear_attn" not in name:
+                    array = array + 1
                 writer.add_tensor(target, array)
             else:
                 writer.add_tensor(target, gguf.quants.quantize(array, matrix_type), raw_dtype=matrix_type)
