@@ -311,7 +311,8 @@ def test_a_full_queue_is_a_503_at_once() -> None:
         assert "4 sequences (prompts times n) in one request; at most 2 are allowed" in error["message"]
         assert client.post(TEXT, json={"prompt": ["a", "b"], "max_tokens": 1}).status_code == 200
         with client.stream("POST", TEXT, json={**ENDLESS, "prompt": ["a", "b"], "stream": True}) as stream:
-            next(stream.iter_text())  # one runs, one waits
+            chunks = stream.iter_text()  # kept: httpx hangs up when it is thrown away
+            next(chunks)  # one runs, one waits
             response = client.post(TEXT, json={**ENDLESS, "prompt": ["c", "d"]})
             assert error_of(response, 503)["code"] == "overloaded"
             assert int(response.headers["retry-after"]) >= 1
