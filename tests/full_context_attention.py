@@ -35,7 +35,7 @@ class FullContextAttention:
     ) -> Tensor:
         num_tokens, num_heads, _ = query.shape
         if key.shape[1]:  # otherwise the cache is another layer's
-            kv_cache[0], kv_cache[1] = key, value
+            kv_cache[0], kv_cache[1] = key, value if params.value_dim is None else key
         keys, values = kv_cache.double().repeat_interleave(num_heads // kv_cache.shape[2], dim=2)
         scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * params.scale
         if params.soft_cap is not None:
@@ -47,7 +47,7 @@ class FullContextAttention:
             sinks = params.sinks.double()[:, None, None].expand(-1, num_tokens, 1)
             scores = torch.cat((scores, sinks), dim=-1)
         weights = scores.softmax(-1)[..., :num_tokens]
-        return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype).contiguous()
+        return torch.einsum("hqk,khd->qhd", weights, values[..., : params.value_dim]).to(query.dtype).contiguous()
 
 
 def load(

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -24,6 +26,7 @@ from transformers import (
     GraniteConfig,
     Lfm2Config,
     LlamaConfig,
+    MiniCPM3Config,
     Ministral3Config,
     MinistralConfig,
     MistralConfig,
@@ -38,6 +41,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
+    YoutuConfig,
 )
 
 VOCAB_SIZE = 203
@@ -55,6 +59,14 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+_LATENT: dict[str, Any] = {
+    **_COMMON,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 40,
+}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -63,6 +75,8 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_MSCALE_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+_MSCALE_ROPE |= {"mscale": 0.7, "mscale_all_dim": 1.2}
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 _YARN_ROPE = {
     "rope_type": "yarn",
@@ -256,6 +270,24 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     "glm": [GlmConfig(**_COMMON, head_dim=16), GlmConfig(**_COMMON, head_dim=32, attention_bias=False)],
     "glm4": [Glm4Config(**_COMMON, head_dim=16), Glm4Config(**_COMMON, head_dim=32, attention_bias=True)],
     "ministral": [MinistralConfig(**_COMMON, head_dim=16, sliding_window=9, layer_types=_SLIDING_EVERY_OTHER)],
+    "deepseek_v2": [
+        DeepseekV2Config(**_LATENT, q_lora_rank=None, first_k_dense_replace=9),
+        DeepseekV2Config(
+            **_LATENT, q_lora_rank=24, first_k_dense_replace=9, attention_bias=True, rope_parameters=_MSCALE_ROPE
+        ),
+        DeepseekV2Config(
+            **{**_LATENT, "kv_lora_rank": 20, "qk_nope_head_dim": 6}, q_lora_rank=None, first_k_dense_replace=9
+        ),  # not for the kernel
+    ],
+    "deepseek_v3": [
+        DeepseekV3Config(**_LATENT, q_lora_rank=24, first_k_dense_replace=9, rope_parameters=_MSCALE_ROPE),
+        DeepseekV3Config(**_LATENT, q_lora_rank=None, first_k_dense_replace=9, rope_interleave=False),
+    ],
+    "youtu": [YoutuConfig(**_LATENT, q_lora_rank=24)],
+    "minicpm3": [
+        MiniCPM3Config(**{**_LATENT, "v_head_dim": None}, q_lora_rank=24),
+        MiniCPM3Config(**_LATENT, q_lora_rank=24, scale_depth=None, dim_model_base=None, scale_emb=1),
+    ],
 }
 
 # Models for the fallback. Inflight computes the first families itself, unless model_impl is "transformers".

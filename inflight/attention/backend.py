@@ -86,6 +86,7 @@ class AttentionParams:
     sliding_window: int | None = None  # how many tokens a query sees, including its own; None: all
     soft_cap: float | None = None  # above 0; None: scores are not capped
     sinks: Tensor | None = None  # float32 [num_heads], contiguous, of this rank's heads, on the device; None: no sinks
+    value_dim: int | None = None  # values are the first so many elements of the keys; None: they are stored
 
 
 class HeadNorm(Protocol):
@@ -160,10 +161,11 @@ class AttentionBackend(ABC):
         """Returns one layer's cache: a typed, strided view of `arena` (uint8, `[num_blocks, block_bytes]`), not a copy.
 
         `layer_index` is the layer's position in its KV group. Dimension 0 of the view is the block. A backend may have its own
-        layout. This one is `[num_blocks, 2, num_kv_heads, block_size, head_dim]`: first keys, then values.
+        layout. This one is `[num_blocks, 2, num_kv_heads, block_size, head_dim]`: first keys, then values, if they are
+        stored.
         """
         layer = bytes_of_layer(arena, spec, layer_index)
-        return layer.view(len(arena), 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        return layer.view(len(arena), spec.num_cells, spec.num_kv_heads, spec.block_size, spec.head_dim)
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
         """Returns the most bytes of device memory for temporary data of the backend. The backend keeps them between steps.
@@ -199,13 +201,14 @@ class AttentionBackend(ABC):
         Args:
             query: `[num_tokens, num_heads, head_dim]`, already rotated for its position, in the model's dtype.
             key, value: `[num_tokens, num_kv_heads, head_dim]`. Query head h reads key head h // (num_heads / num_kv_heads).
-                With 0 heads: another layer has written the step's keys and values to this cache.
+                With 0 heads: another layer has written the step's keys and values to this cache. If values are elements of
+                the keys, `value` has 0 heads.
             kv_cache: this layer's `kv_cache_view`.
             metadata: this step's metadata, built by this backend for the layer's KV group.
             params: the layer's constants. `sliding_window` is the same as in the spec from which the metadata was built.
 
         Returns:
-            `[num_tokens, num_heads, head_dim]`, contiguous, in new memory.
+            `[num_tokens, num_heads, head_dim]`, or `value_dim` in place of head_dim; contiguous, in new memory.
         """
 
     def attend(

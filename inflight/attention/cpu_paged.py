@@ -1,8 +1,9 @@
 """Paged attention on a CPU, by a C++ kernel that reads the KV blocks in place. So no block is copied and no mask is made.
 
-In each block, a layer has one cell for each key head, then one cell for each value head. The kernel defines the layout within a
-cell (kernels/cpu/attention_cells.h). The cache has the model's dtype or int8. With int8, keys and values are quantised when
-they are written, with one scale per token and head, and attention reads only the quantised keys and values.
+In each block, a layer has one cell for each key head, then, if values are stored, one cell for each value head. The kernel
+defines the layout within a cell (kernels/cpu/attention_cells.h). The cache has the model's dtype or int8. With int8, keys and
+values are quantised when they are written, with one scale per token and head, and attention reads only the quantised keys and
+values.
 """
 
 from __future__ import annotations
@@ -59,19 +60,23 @@ class CpuPagedBackend(AttentionBackend):
         return fits and (kv_cache_dtype == dtype or (kv_cache_dtype == torch.int8 and head_dim <= MAX_INT8_HEAD_DIM))
 
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
-        """Returns `[num_blocks, 2 * num_kv_heads, elements of a cell]`. The cells of keys come first. With int8, a cell
+        """Returns `[num_blocks, number of cells, elements of a cell]`. The cells of keys come first. With int8, a cell
         includes the bytes of its scales."""
-        return bytes_of_layer(arena, spec, layer_index).view(len(arena), 2 * spec.num_kv_heads, -1)
+        num_cells = spec.num_cells * spec.num_kv_heads
+        return bytes_of_layer(arena, spec, layer_index).view(len(arena), num_cells, -1)
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
         return int(self._kernels.inflight_attention_scratch_bytes(spec.head_dim, num_threads))
 
     @staticmethod
-    def head_layout(kv_cache: torch.Tensor, num_heads: int, head_dim: int, dtype: torch.dtype) -> HeadLayout:
+    def head_layout(
+        kv_cache: torch.Tensor, num_heads: int, head_dim: int, value_dim: int | None, dtype: torch.dtype
+    ) -> HeadLayout:
         """Makes the struct that describes a layer's heads and cache to the kernel."""
         block_stride = kv_cache.stride(0) * kv_cache.element_size()
         dtypes = DTYPES[dtype], CACHE_DTYPES[kv_cache.dtype]
-        return HeadLayout(num_heads, kv_cache.shape[1] // 2, head_dim, *dtypes, block_stride)
+        num_kv_heads = kv_cache.shape[1] // (2 if value_dim is None else 1)
+        return HeadLayout(num_heads, num_kv_heads, head_dim, value_dim or head_dim, *dtypes, block_stride)
 
     @staticmethod
     def kernel_params(params: AttentionParams) -> KernelParams:
@@ -108,18 +113,20 @@ class CpuPagedBackend(AttentionBackend):
         num_tokens, num_heads, head_dim = query.shape
         assert num_tokens == metadata.num_tokens, f"{num_tokens} query tokens, {metadata.num_tokens} in the metadata"
         for rows in (query, key, value):
-            assert rows.stride()[1:] == (head_dim, 1) and rows.dtype == query.dtype, (rows.stride(), rows.dtype)
+            assert (
+                rows.stride(2) == 1 and (rows.shape[1] == 1 or rows.stride(1) == head_dim) and rows.dtype == query.dtype
+            ), (rows.stride(), rows.dtype)
         assert kv_cache.dtype in (query.dtype, torch.int8), (kv_cache.dtype, query.dtype)
         assert params.sinks is None or len(params.sinks) == num_heads, (params.sinks.shape, num_heads)
         num_new = key.shape[1]  # without new keys, the kernel writes nothing
-        layout = self.head_layout(kv_cache, num_heads, head_dim, query.dtype)
-        output = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
+        layout = self.head_layout(kv_cache, num_heads, head_dim, params.value_dim, query.dtype)
+        output = torch.empty((num_tokens, num_heads, params.value_dim or head_dim), dtype=query.dtype)
         self._kernels.inflight_paged_attention(
             query.data_ptr(),
             query.stride(0),
             key.data_ptr() if num_new else None,
             key.stride(0),
-            value.data_ptr() if num_new else None,
+            value.data_ptr() if value.shape[1] else None,
             value.stride(0),
             output.data_ptr(),
             kv_cache.data_ptr(),

@@ -73,19 +73,20 @@ class TorchSdpaBackend(AttentionBackend):
         assert isinstance(metadata, TorchSdpaMetadata), f"metadata of another backend: {type(metadata).__name__}"
         assert len(query) == metadata.num_tokens, f"{len(query)} query tokens, {metadata.num_tokens} in the metadata"
         if key.shape[1]:
-            slots = kv_cache.permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, 2, num_kv_heads, head_dim]
-            slots[metadata.written] = torch.stack((key, value), dim=1)
+            slots = kv_cache.permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, 2 (or 1), num_kv_heads, head_dim]
+            slots[metadata.written] = torch.stack((key, value) if params.value_dim is None else (key,), dim=1)
         sliding_window = params.sliding_window
-        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        output = query.new_empty((*query.shape[:2], params.value_dim or query.shape[2]))
         for row in metadata.rows:
             gathered = (
                 kv_cache[row.block_ids].permute(1, 2, 0, 3, 4).flatten(2, 3)
-            )  # [2, num_kv_heads, num_keys, head_dim]
+            )  # [2 (or 1), num_kv_heads, num_keys, head_dim]
             for start in range(row.num_computed, row.seq_len, PIECE_TOKENS):
                 end = min(start + PIECE_TOKENS, row.seq_len)
                 tokens = slice(row.first_token + start - row.num_computed, row.first_token + end - row.num_computed)
                 first = row.first_key if sliding_window is None else max(row.first_key, start - sliding_window + 1)
-                keys, values = gathered[:, :, first - row.first_key : end - row.first_key]
+                keys, values = gathered[[0, -1], :, first - row.first_key : end - row.first_key]
+                values = values[..., : params.value_dim]
                 visible = _visible(torch.arange(start, end)[:, None], torch.arange(first, end), sliding_window)
                 output[tokens] = _attend(query[tokens], keys, values, visible, params)
         return output

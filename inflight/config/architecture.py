@@ -49,6 +49,33 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentSpec:
+    """Multi-head latent attention (layers/latent_attention.py). A token's keys and values of all heads come from one latent
+    vector of `rank` numbers. Beside it, all heads share `rope_dim` rotated elements of the keys. A head's query has `nope_dim`
+    elements without rotation and `rope_dim` with; its value has `value_dim`.
+
+    `query_rank`: queries come from a latent vector of so many numbers. None: they come from the layer's input.
+    """
+
+    rank: int
+    query_rank: int | None
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    def rank_sizes(self, num_heads: int) -> tuple[int, int]:
+        """See `AttentionSpec.rank_sizes`. `num_heads`: of one rank."""
+        queries = self.query_rank or num_heads * (self.nope_dim + self.rope_dim)
+        return queries + self.rank + self.rope_dim, num_heads * self.value_dim
+
+    def inner_sizes(self, num_heads: int) -> tuple[int, int, int]:
+        """The weights of one rank from a latent vector to queries, those to keys and values, and those of norms."""
+        query_rank = self.query_rank or 0
+        queries = num_heads * (self.nope_dim + self.rope_dim) * query_rank
+        return queries, num_heads * (self.nope_dim + self.value_dim) * self.rank, query_rank + self.rank
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """The attention of a layer.
 
@@ -59,6 +86,9 @@ class AttentionSpec:
     is multiplied by sigmoid(gate). The checkpoint's `q_proj` has the gates of each head behind its queries. `has_value_norm`:
     values get an RMSNorm without weights. `values_are_keys`: values are the keys before their norm and rotation. `kv_layer`:
     the layer has no keys and values of its own, it reads those of this layer.
+
+    With `latent`, the cache has one row for each token, which all heads read: the latent vector, then the rotated elements.
+    Then `num_kv_heads` is 1, `head_dim` is the size of this row, and `rope` rotates `latent.rope_dim` elements.
     """
 
     num_heads: int
@@ -76,9 +106,17 @@ class AttentionSpec:
     has_value_norm: bool = False
     values_are_keys: bool = False
     kv_layer: int | None = None
+    latent: LatentSpec | None = None
+
+    @property
+    def rotated_dim(self) -> int:
+        """The size of what `rope` rotates, or rotates a part of."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
     def rank_sizes(self, tp_size: int) -> tuple[int, int]:
         """The output features of the input projections, and the input features of the output projection, on one rank."""
+        if self.latent is not None:
+            return self.latent.rank_sizes(self.num_heads // tp_size)
         inner = self.num_heads // tp_size * self.head_dim
         kv = max(1, self.num_kv_heads // tp_size) * self.head_dim
         return (2 if self.has_gate else 1) * inner + (0 if self.kv_layer is not None else 2 * kv), inner
@@ -278,8 +316,9 @@ class ModelArchitecture:
 
     @property
     def head_dims(self) -> list[int]:
-        """The sizes of heads, in the order of the first layers that have them."""
-        return list(dict.fromkeys(attention.head_dim for attention in self.attentions))
+        """The sizes of heads in the cache, in the order of the first layers that have them."""
+        latent = [attention.latent.rank for attention in self.attentions if attention.latent is not None]
+        return list(dict.fromkeys([*(attention.head_dim for attention in self.attentions), *latent]))
 
     @property
     def default_max_model_len(self) -> int:

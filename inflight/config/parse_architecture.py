@@ -59,7 +59,9 @@ def _family_within(wrapper: str, text: JsonFields) -> Family:
 
 def is_known_family(config: Mapping[str, object]) -> bool:
     """Whether Inflight's own code supports the model's family. `parse_architecture` may still refuse this variant of it."""
-    return any(name in _FAMILIES or name in _WRAPPERS for name in _architecture_names(JsonFields(config)))
+    fields = JsonFields(config)
+    names = _architecture_names(fields)
+    return any(name in _WRAPPERS or (name in _FAMILIES and _FAMILIES[name].takes(fields)) for name in names)
 
 
 def _architecture_names(fields: JsonFields) -> tuple[str, ...]:

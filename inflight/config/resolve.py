@@ -60,7 +60,7 @@ def resolve(
         ConfigError: an argument does not fit the model or the machine.
     """
     _check_fallback(args, folder, architecture)
-    _check_recurrence(args, architecture, machine)
+    _check_mixers(args, architecture, machine)
     check_tensor_parallel_size(args.tensor_parallel_size, architecture)
     dtype = _resolve_dtype(args.dtype, architecture.dtype, machine)
     max_model_len = _resolve_max_model_len(args, architecture)
@@ -116,7 +116,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
     max_model_len = args.max_model_len or architecture.default_max_model_len
     parts: list[Callable[[], object]] = [
         lambda: _check_fallback(args, folder, architecture),
-        lambda: _check_recurrence(args, architecture, machine),
+        lambda: _check_mixers(args, architecture, machine),
         lambda: check_tensor_parallel_size(args.tensor_parallel_size, architecture),
         lambda: _resolve_dtype(args.dtype, architecture.dtype, machine),
         lambda: _resolve_max_model_len(args, architecture),
@@ -196,11 +196,16 @@ def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitect
         )
 
 
-def _check_recurrence(args: EngineArgs, architecture: ModelArchitecture, machine: Machine) -> None:
+def _check_mixers(args: EngineArgs, architecture: ModelArchitecture, machine: Machine) -> None:
     """
     Raises:
-        ConfigError: the model has recurrent layers, and an argument does not go with them.
+        ConfigError: the model has recurrent layers or latent attention, and an argument does not go with them.
     """
+    if machine.device == "cuda" and any(each.latent is not None for each in architecture.attentions):
+        raise ConfigError(
+            f"{architecture.name} has latent attention, which runs on CPUs only so far; use device='cpu', or "
+            "model_impl='transformers'"
+        )
     if not architecture.recurrences:
         return
     problem = (
@@ -265,7 +270,9 @@ def _default_block_size(architecture: ModelArchitecture, dtype: str, kv_cache_dt
         return DEFAULT_BLOCK_SIZE
     scale_bytes = 4 if kv_cache_dtype == "int8" else 0
     bytes_per_token = sum(
-        2 * max(1, each.num_kv_heads // tp_size) * (each.head_dim * DTYPE_BYTES.get(kv_cache_dtype, 1) + scale_bytes)
+        (1 if each.latent else 2)
+        * max(1, each.num_kv_heads // tp_size)
+        * (each.head_dim * DTYPE_BYTES.get(kv_cache_dtype, 1) + scale_bytes)
         for each in architecture.caching
     )
     state_bytes = max(each.state_bytes(DTYPE_BYTES[dtype], tp_size) for each in architecture.recurrences)

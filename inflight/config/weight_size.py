@@ -122,6 +122,10 @@ def _layer_bytes(
     plain += hidden_size if input_size else 0
     if (attention := layer.attention) is not None:
         plain += width * attention.qkv_bias + hidden_size * attention.output_bias
+        if attention.latent is not None:
+            queries, keys_and_values, norms = attention.latent.inner_sizes(attention.num_heads // tp_size)
+            total += _linear_bytes(queries, 1, quantization, group_size, itemsize)
+            plain += keys_and_values + norms
         kv_size = (width - inner * (2 if attention.has_gate else 1)) // 2
         plain += inner + kv_size if attention.qk_norm is not None else 0
         plain += kv_size if attention.has_value_norm else 0

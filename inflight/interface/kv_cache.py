@@ -27,6 +27,7 @@ DUMMY_BLOCK = 0
 class KVCacheSpec:
     """The cache of one layer.
 
+    `has_values`: if it is not set, values are the first elements of the keys, and only keys are stored.
     `sliding_window`: how many tokens a query sees, including its own; None for all. `state_bytes` is above 0 for a recurrent
     layer: the bytes of its state. Then there are no heads, and the window is 2, because a token needs the block of the token
     before it.
@@ -38,22 +39,35 @@ class KVCacheSpec:
     dtype: str
     itemsize: int  # bytes of one element
     scale_bytes: int = 0  # bytes of scales for one head and one token, if the elements are integers
+    has_values: bool = True
     sliding_window: int | None = None
     state_bytes: int = 0
 
     @classmethod
     def of_state(cls, block_size: int, state_bytes: int) -> KVCacheSpec:
         """The spec of a recurrent layer."""
-        sizes = {"num_kv_heads": 0, "head_dim": 0, "itemsize": 1, "sliding_window": 2}
-        return cls(block_size=block_size, dtype="uint8", state_bytes=state_bytes, **sizes)
+        return cls(
+            block_size=block_size,
+            num_kv_heads=0,
+            head_dim=0,
+            dtype="uint8",
+            itemsize=1,
+            sliding_window=2,
+            state_bytes=state_bytes,
+        )
 
     @property
     def is_state(self) -> bool:
         return self.state_bytes > 0
 
     @property
+    def num_cells(self) -> int:
+        """For each key head: its keys, and its values."""
+        return 2 if self.has_values else 1
+
+    @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_kv_heads * (self.head_dim * self.itemsize + self.scale_bytes)
+        return self.num_cells * self.num_kv_heads * (self.head_dim * self.itemsize + self.scale_bytes)
 
     @property
     def block_bytes(self) -> int:

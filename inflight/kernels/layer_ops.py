@@ -53,6 +53,10 @@ class LayerOps(ABC):
         if factor is not None:
             x.copy_(x * factor)
 
+    def copy_heads(self, x: Tensor, out: Tensor) -> None:
+        """Copies x to `out`, both [num_tokens, num_heads, size], with any strides of tokens and heads."""
+        out.copy_(x)
+
     def select_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """x [num_tokens, size], rows: int64 [num_rows] -> [num_rows, size], in new memory."""
         return x[rows]

@@ -48,6 +48,7 @@ class Attention(nn.Module):
             dtype=str(dtype).removeprefix("torch."),
             itemsize=dtype.itemsize,
             scale_bytes=0 if dtype.is_floating_point else torch.float32.itemsize,
+            has_values=self.params.value_dim is None,
             sliding_window=self.params.sliding_window,
         )
 
@@ -81,3 +82,10 @@ class Attention(nn.Module):
             self.params,
             num_heads=self.num_heads,
         )
+
+    def forward_latent(self, query: Tensor, key: Tensor, attn_metadata: tuple[AttentionMetadata, ...]) -> Tensor:
+        """The same for values that are elements of the keys: query [num_tokens, num_heads, head_dim], key [num_tokens,
+        num_kv_heads, head_dim], both rotated -> [num_tokens, num_heads, value_dim]."""
+        assert self.kv_cache is not None, f"{self.layer_name} has no KV cache yet"
+        metadata = attn_metadata[self.group_index]
+        return self.backend.forward(query, key, key[:, :0], self.kv_cache, metadata, self.params)

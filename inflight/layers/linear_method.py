@@ -21,6 +21,7 @@ from inflight.kernels.cpu.linear import (
     IN_FEATURES_MULTIPLE,
     MAX_INTEGER_IN_FEATURES,
     HugePages,
+    PackedHeads,
     pack_float,
     pack_integers,
     quantize_rows,
@@ -40,6 +41,13 @@ class PreparedLinear(Protocol):
         If `out` is given, the result is written to `out`, and `out` is returned. It must be contiguous and have the result's
         shape and dtype.
         """
+
+
+class PreparedHeads(Protocol):
+    """A weight for each head, ready to multiply."""
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """x [num_rows, num_heads, in_features] -> out [num_rows, num_heads, out_features]. Rows and heads may be strided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +85,14 @@ class LinearMethod(ABC):
         `gate`: an activation, SILU or GELU_TANH. If it is given, the result is gate(first half of the features) * second half
         (arXiv:2002.05202).
         """
+
+    def prepare_heads(self, weights: Tensor) -> PreparedHeads:
+        """Prepares one weight for each head: [num_heads, out_features, in_features]. They stay floats."""
+
+        def multiply(x: Tensor, out: Tensor) -> None:
+            out.copy_((x.transpose(0, 1) @ weights.mT).transpose(0, 1))
+
+        return multiply
 
     def is_batch_invariant(self, in_features: int) -> bool:
         """Whether the result of a row is the same, bit for bit, whatever other rows are in the batch."""
@@ -144,6 +160,12 @@ class KernelLinear(LinearMethod):
         if not isinstance(weight, QuantizedWeight):
             return pack_float(self._kernels, self._memory, weight, bias, gate=gate)
         return pack_integers(self._kernels, self._memory, weight, bias, gate=gate)
+
+    def prepare_heads(self, weights: Tensor) -> PreparedHeads:
+        if weights.shape[2] % IN_FEATURES_MULTIPLE != 0:
+            return super().prepare_heads(weights)
+        heads = [pack_float(self._kernels, self._memory, [each], None, gate=None) for each in weights]
+        return PackedHeads(self._kernels, heads)
 
     def _quantize(self, parts: Sequence[Tensor]) -> QuantizedWeight:
         in_features = parts[0].shape[1]

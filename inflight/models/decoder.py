@@ -18,6 +18,7 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
 from inflight.layers.gated_delta import GatedDeltaMixer
+from inflight.layers.latent_attention import LatentAttention
 from inflight.layers.linear import (
     ColumnParallelLinear,
     OutputPart,
@@ -174,8 +175,10 @@ class DecoderLayer(Loadable):
         spec = architecture.layers[layer]
         names, sizes = spec.norms, (architecture.hidden_size, architecture.rms_norm_eps)
         self.before_attention = self._norm(names.before_attention, architecture, context)
-        self.self_attn: DecoderAttention | RecurrentMixer
-        if spec.attention is not None:
+        self.self_attn: DecoderAttention | LatentAttention | RecurrentMixer
+        if spec.attention is not None and spec.attention.latent is not None:
+            self.self_attn = LatentAttention(*sizes, spec.attention, layer, rotation_index, context)
+        elif spec.attention is not None:
             self.self_attn = DecoderAttention(architecture, spec.attention, layer, rotation_index, context, owner)
         elif isinstance(spec.recurrence, GatedDeltaSpec):
             self.self_attn = GatedDeltaMixer(*sizes, spec.recurrence, layer, context)
@@ -223,10 +226,10 @@ class DecoderLayer(Loadable):
         only.
         """
         hidden = self._add(delta, residual, self.before_attention)
-        if isinstance(self.self_attn, DecoderAttention):
-            hidden = self.self_attn(hidden, rotations, attn_metadata, rows)
-        else:
+        if isinstance(self.self_attn, RecurrentMixer):
             hidden = self.self_attn(hidden, attn_metadata, rows)
+        else:
+            hidden = self.self_attn(hidden, rotations, attn_metadata, rows)
         if self.after_attention is not None:
             hidden = self.after_attention(hidden)
         if rows is not None:
@@ -268,7 +271,7 @@ class DecoderForCausalLM(CausalLM):
         self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, context) if stage.is_first else None
         # one rotation per step for each kind of rotary embedding among the layers
         attentions = [layer.attention for layer in architecture.layers[stage.start : stage.stop]]
-        kinds = [(each.rope, each.head_dim) if each is not None else None for each in attentions]
+        kinds = [(each.rope, each.rotated_dim) if each is not None else None for each in attentions]
         index_of = {kind: index for index, kind in enumerate(dict.fromkeys(filter(None, kinds)))}
         self.rotaries = nn.ModuleList(RotaryEmbedding(rope, head_dim, context) for rope, head_dim in index_of)
         layers: list[DecoderLayer] = []

@@ -35,6 +35,8 @@ MODELS = {
     "recurrent layers": ("qwen3_5", 2, 4),
     "short convolutions, C++": ("lfm2", 0, 16),
     "short convolutions": ("lfm2", 2, 4),
+    "latent attention, C++": ("deepseek_v2", 1, 16),
+    "latent attention": ("deepseek_v2", 2, 4),
     "transformers, experts": ("qwen3_moe", 0, 16),
 }
 

@@ -44,6 +44,7 @@ MODELS = {
     "qwen3": (1, 16),  # tied, with one key head
     "gemma4": (1, 16),  # heads of two sizes, values that are keys
     "qwen3_5": (0, 16),  # recurrent layers
+    "deepseek_v2": (1, 16),  # latent attention
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from inflight.config.families import (
+    deepseek_v2,
+    deepseek_v3,
     gemma2,
     gemma3,
     gemma4,
@@ -11,6 +13,7 @@ from inflight.config.families import (
     granite,
     lfm2,
     llama,
+    minicpm3,
     ministral,
     ministral3,
     mistral,
@@ -21,6 +24,7 @@ from inflight.config.families import (
     qwen3,
     qwen3_5,
     smollm3,
+    youtu,
 )
 from inflight.config.families.family import Family
 
@@ -43,5 +47,9 @@ _MODULES = (
     ministral,
     ministral3,
     lfm2,
+    deepseek_v2,
+    deepseek_v3,
+    youtu,
+    minicpm3,
 )
 FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _MODULES)

@@ -58,7 +58,8 @@ class Family:
 
     `parse` makes the specification. It refuses fields whose value is not supported. `reads` has the names of those fields in
     `_NEUTRAL_VALUES` that `parse` reads itself. `wrapper`: the architecture and the model_type of models that also read
-    images; of such a model the part for text is used. `unread`: see `ModelArchitecture`. In a GGUF file the family's name is
+    images; of such a model the part for text is used. `takes`: whether Inflight's own code computes this variant of the family.
+    `unread`: see `ModelArchitecture`. In a GGUF file the family's name is
     `gguf_name` (None: no GGUF file of the family is supported). `gguf_interleaves_heads`: llama.cpp's converter changes the
     order of the rows of queries and keys. `gguf_fields` makes the fields of config.json that only this family has, from the
     keys of the file without the family's name. `gguf_keys` are those of them that it reads.
@@ -70,6 +71,7 @@ class Family:
     reads: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     wrapper: tuple[str, str] | None = None
+    takes: Callable[[JsonFields], bool] = lambda fields: True
     gguf_name: str | None = None
     gguf_fields: Callable[[Mapping[str, object]], dict[str, object]] = lambda given: {}
     gguf_keys: tuple[str, ...] = ()
@@ -110,6 +112,22 @@ def make_architecture(
         dtype=parse_dtype(fields),
         weight_format=parse_weight_format(fields),
         eos_token_ids=fields.token_ids("eos_token_id"),
+    )
+
+
+def with_residual_scale(
+    model: ModelArchitecture, residual: float, *, embedding_scale: float, logits_scale: float
+) -> ModelArchitecture:
+    """The same model, if every layer adds `residual` * output to the residual stream.
+
+    Instead, the whole stream is divided by `residual`. It is read by norms only, and a norm gives the same result for x / r as
+    for x, if its eps is divided by r^2.
+    """
+    return replace(
+        model,
+        embedding_scale=embedding_scale / residual,
+        rms_norm_eps=model.rms_norm_eps / residual**2,
+        logits_scale=logits_scale,
     )
 
 

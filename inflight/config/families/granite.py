@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
-from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp
+from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp, with_residual_scale
 from inflight.config.json_fields import JsonFields
 
 
@@ -19,13 +19,10 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     )
     layer = LayerSpec(attention=attention, mlp=read_mlp(fields, bias=fields.boolean("mlp_bias", False)))
     model = make_architecture(fields, FAMILY.architecture, (layer,) * fields.integer("num_hidden_layers"))
-    # Every layer adds r * output to the residual stream, where r is residual_multiplier. Instead, the whole stream is divided
-    # by r. It is read by norms only, and a norm gives the same result for x / r as for x, if its eps is divided by r^2.
-    residual = fields.number("residual_multiplier", 1.0)
-    return replace(
+    return with_residual_scale(
         model,
-        embedding_scale=fields.number("embedding_multiplier", 1.0) / residual,
-        rms_norm_eps=model.rms_norm_eps / residual**2,
+        fields.number("residual_multiplier", 1.0),
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
         logits_scale=1 / fields.number("logits_scaling", 1.0),
     )
 

@@ -49,10 +49,12 @@ struct Attention {
     const AttentionStep& step;
     const HeadLayout& layout;
     const AttentionParams& params;
+    typename Cells::Unit* own_values = nullptr;  // of the calling thread, if values are a part of the keys: those of a chunk
 
     using Unit = typename Cells::Unit;
     using Weight = typename Cells::Weight;
 
+    bool has_values() const { return layout.value_dim == layout.head_dim; }  // in cells of their own
     int per_head() const { return layout.num_heads / layout.num_kv_heads; }
     int64_t group_bytes() const { return Cells::group_bytes(layout.head_dim); }
     int64_t cell_bytes() const { return step.block_size / kGroupKeys * group_bytes(); }
@@ -77,8 +79,9 @@ struct Attention {
         const int token = step.query_start_loc[row] + first - step.num_computed_tokens[row];
         const T* key = tensors.key + token * tensors.key_stride + head * layout.head_dim;
         const T* value = tensors.value + token * tensors.value_stride + head * layout.head_dim;
+        char* values = has_values() ? keys + layout.num_kv_heads * cell_bytes() : nullptr;
         GroupWriter<T, Cells>{layout.head_dim, first % kGroupKeys, end - first}.write(
-            keys, key, tensors.key_stride, keys + layout.num_kv_heads * cell_bytes(), value, tensors.value_stride);
+            keys, key, tensors.key_stride, values, value, tensors.value_stride);
     }
 
     Chunk chunk_at(const Tile& tile, int begin, int end) const {
@@ -93,7 +96,8 @@ struct Attention {
 
     void look_ahead(const Tile& tile, const Chunk& chunk, Ahead& ahead) const {
         ahead.clear();
-        for (int first_cell : {tile.first_head, layout.num_kv_heads + tile.first_head})
+        for (int first_cell = tile.first_head; first_cell < (has_values() ? 2 : 1) * layout.num_kv_heads;
+             first_cell += layout.num_kv_heads)
             for (int i = chunk.first_group(); i < chunk.end_group(); i++)
                 for (int head = 0; head < tile.end_head - tile.first_head; head++)
                     ahead.add(chunk.keys[i] + (first_cell + head) * cell_bytes(), group_bytes());
@@ -110,9 +114,15 @@ struct Attention {
             for (int i = first; i < end; i++) {
                 const int group = i * kLanes / kGroupKeys, lane = i * kLanes % kGroupKeys;
                 const char* at = chunk.keys[group] + head * cell_bytes();
-                const char* value_at = at + layout.num_kv_heads * cell_bytes();
+                const char* value_at = has_values() ? at + layout.num_kv_heads * cell_bytes() : at;
                 keys[i] = reinterpret_cast<const Unit*>(at) + lane;
-                values[group] = reinterpret_cast<const Unit*>(value_at);
+                if (has_values()) {
+                    values[group] = reinterpret_cast<const Unit*>(value_at);
+                } else if (lane == 0) {
+                    Unit* copy = own_values + static_cast<int64_t>(group) * kGroupKeys / Cells::kPerUnit * layout.value_dim;
+                    values_of_keys<Cells>(keys[i], std::min(kGroupKeys, chunk.end - group * kGroupKeys), layout.value_dim, copy);
+                    values[group] = copy;
+                }
                 if constexpr (Cells::kScaled) {
                     key_scales[i] = Cells::scales(at, layout.head_dim) + lane;
                     value_scales[i] = Cells::scales(value_at, layout.head_dim) + lane;
@@ -165,7 +175,7 @@ struct Attention {
     void weigh(
         const Chunk& chunk, const Unit* const* values, int row, int end_row, const Weight* weights,
         const float* weight_scales, const float* factors, float* sums, Ahead& ahead) const {
-        const int size = layout.head_dim;
+        const int size = layout.value_dim;
         const int first = chunk.first / Cells::kPerUnit, end = (chunk.end + Cells::kPerUnit - 1) / Cells::kPerUnit;
         for (int d = 0; d < size;) {
             const bool is_wide = d + kVectorsAtOnce * kLanes <= size;
@@ -174,12 +184,13 @@ struct Attention {
             if (is_wide)
                 in_groups_of_rows(
                     Weighing<Cells, kVectorsAtOnce>{
-                        weights, weight_scales, groups, first, end, size, factors, sums + d, ahead},
+                        weights, weight_scales, groups, first, end, size, layout.head_dim, factors, sums + d, ahead},
                     row, end_row);
             else
                 in_groups_of_rows(
-                    Weighing<Cells, 1>{weights, weight_scales, groups, first, end, size, factors, sums + d, ahead}, row,
-                    end_row);
+                    Weighing<Cells, 1>{
+                        weights, weight_scales, groups, first, end, size, layout.head_dim, factors, sums + d, ahead},
+                    row, end_row);
             d += is_wide ? kVectorsAtOnce * kLanes : kLanes;
         }
     }
@@ -189,16 +200,16 @@ struct Attention {
         return (tile.first_head + row / tile.rows_of_head()) * per_head() + query_row % per_head();
     }
 
-    int64_t query_offset(const Tile& tile, int row, int64_t token_stride) const {
+    int64_t offset(const Tile& tile, int row, int64_t token_stride, int size_of_head) const {
         const int token = step.query_start_loc[tile.row] + (tile.first + row % tile.rows_of_head()) / per_head();
-        return token * token_stride + static_cast<int64_t>(query_head(tile, row)) * layout.head_dim;
+        return token * token_stride + static_cast<int64_t>(query_head(tile, row)) * size_of_head;
     }
 
     // `space`: [kTileRows][head_dim]. If the cache is int8, queries are quantised into it; otherwise they stay where they are.
     Queries queries_of(const Tile& tile, int16_t* space) const {
         Queries queries;
         for (int i = 0; i < tile.num_rows(); i++) {
-            const T* query = tensors.query + query_offset(tile, i, tensors.query_stride);
+            const T* query = tensors.query + offset(tile, i, tensors.query_stride, layout.head_dim);
             queries.factors[i] = params.soft_cap > 0 ? params.scale / params.soft_cap : params.scale * kLog2E;
             if constexpr (Cells::kScaled) {
                 int16_t* integers = space + i * layout.head_dim;
@@ -256,15 +267,15 @@ struct Attention {
     }
 
     void finish(const Tile& tile, const State& state) const {
-        const int size = layout.head_dim;
+        const int size = layout.value_dim;
         for (int i = 0; i < tile.num_rows(); i++) {
-            T* to = tensors.out + query_offset(tile, i, static_cast<int64_t>(layout.num_heads) * size);
+            T* to = tensors.out + offset(tile, i, static_cast<int64_t>(layout.num_heads) * size, size);
             // The sink is added last, not as the first key: the merged splits, and so the bits, are those of a row without one.
             const float factor = params.sinks == nullptr
                 ? 1.0f / state.sum[i]
                 : factor_with_sink(state.largest[i], state.sum[i], params.sinks[query_head(tile, i)] * kLog2E);
             const VecF inverse = splat(factor);
-            for (int d = 0; d < size; d += kLanes) store(to + d, mul(load(state.values + i * size + d), inverse));
+            for (int d = 0; d < size; d += kLanes) store(to + d, mul(load(state.values + i * layout.head_dim + d), inverse));
         }
     }
 };
@@ -341,7 +352,9 @@ void run(const Attention<T, Cells>& attention) {
         // the loop ends with a barrier, so all keys and values are written now
         static thread_local Space own;
         const int64_t most_floats = state_floats(kTileRows, head_dim);
-        float* memory = own.at_least(3 * most_floats);
+        float* memory = own.at_least(3 * most_floats + (attention.has_values() ? 0 : kChunkKeys * head_dim));
+        Attention<T, Cells> mine = attention;
+        mine.own_values = reinterpret_cast<typename Cells::Unit*>(memory + 3 * most_floats);
         const State state = state_at(memory, kTileRows, head_dim), spare = state_at(memory + most_floats, kTileRows, head_dim);
         int16_t* space = reinterpret_cast<int16_t*>(memory + 2 * most_floats);
         const auto take = [&] { return next_tile.fetch_add(1, std::memory_order_relaxed); };
@@ -355,9 +368,9 @@ void run(const Attention<T, Cells>& attention) {
             if (is_early) i = take();
             following = is_early && i < num_tiles ? &work.tiles[i] : nullptr;
             if (tile.partial >= 0) {
-                attention.attend(tile, is_fetched, following, partial_state(tile, 0), spare, space);
+                mine.attend(tile, is_fetched, following, partial_state(tile, 0), spare, space);
             } else {
-                attention.attend(tile, is_fetched, following, state, spare, space);
+                mine.attend(tile, is_fetched, following, state, spare, space);
                 attention.finish(tile, state);
             }
             if (!is_early) i = take();
@@ -379,7 +392,8 @@ void run(const Attention<T, Cells>& attention) {
 }  // namespace
 
 extern "C" int64_t inflight_attention_scratch_bytes(int32_t head_dim, int32_t num_threads) {
-    return num_threads * (kPartialBytes + 3 * state_floats(kTileRows, head_dim) * static_cast<int64_t>(sizeof(float)));
+    const int64_t floats = 3 * state_floats(kTileRows, head_dim) + kChunkKeys * head_dim;
+    return num_threads * (kPartialBytes + floats * static_cast<int64_t>(sizeof(float)));
 }
 
 extern "C" void inflight_paged_attention(

@@ -9,6 +9,9 @@
 // If the cache has the type of the model, a unit is one float or two bfloat16 (simd.h). In an int8 cache, a unit is two
 // neighbouring int8, and a group ends with a float for each token: its scale, by which its int8 are multiplied. In this case
 // queries and softmax weights are converted to 16-bit integers, and products are summed exactly, in 32-bit integers.
+//
+// If values are the first elements of the keys, there are no cells of values. A thread copies these elements of the keys of a
+// chunk into groups of values when it needs them (`values_of_keys`).
 #pragma once
 
 #include <algorithm>
@@ -144,9 +147,10 @@ struct Weighing {
     const float* weight_scales;                     // of each row; used if Cells::kScaled
     const typename Cells::Unit* const* groups;      // the chunk's groups of values, from the first dimension to sum
     int first_unit, end_unit;                       // units of the chunk's keys that some row sees
+    int value_dim;
     int head_dim;
     const float* factors;                           // of each row: multiplies the values that are summed so far
-    float* values;                                  // rows of head_dim
+    float* values;                                  // rows of head_dim, of which value_dim are used
     Ahead& ahead;
 
     template <int kRows>
@@ -159,8 +163,8 @@ struct Weighing {
         const uint32_t* weight = reinterpret_cast<const uint32_t*>(weights + row * kChunkKeys);
         for (int unit = first_unit; unit < end_unit;) {
             const int group = unit / kUnits, end = std::min(end_unit, (group + 1) * kUnits);
-            const typename Cells::Unit* v = groups[group] + static_cast<int64_t>(unit - group * kUnits) * head_dim;
-            for (; unit < end; unit++, v += head_dim) {
+            const typename Cells::Unit* v = groups[group] + static_cast<int64_t>(unit - group * kUnits) * value_dim;
+            for (; unit < end; unit++, v += value_dim) {
                 VecU vectors[kVectors];
                 for (int j = 0; j < kVectors; j++) vectors[j] = Cells::load(v + j * kLanes);
                 if constexpr (kRows <= kRowsThatWait) ahead.fetch(kLinesRead<Cells, kVectors>);

@@ -39,7 +39,33 @@ inline float quantise(const T* x, Integer* integers, int size) {
     return (is_zero ? 0.0f : top / kTop) + sum(broken);
 }
 
-// Writes `count` tokens into one group, to its places [first, first + count).
+// Copies the first `value_dim` elements of a group's first `count` keys into the layout of a group of values. Later values are 0.
+template <typename Cells>
+inline void values_of_keys(const typename Cells::Unit* keys, int count, int value_dim, typename Cells::Unit* values) {
+    using Unit = typename Cells::Unit;
+    constexpr int kPerUnit = Cells::kPerUnit, kBits = 8 * sizeof(Unit) / kPerUnit;
+    constexpr Unit kLow = static_cast<Unit>(~Unit{0}) >> (kPerUnit == 1 ? 0 : kBits);
+    constexpr int kBlock = 32;  // units that are read together, so that they stay in the first-level cache
+    for (int block = 0; block < value_dim / kPerUnit; block += kBlock) {
+        const int end = std::min(block + kBlock, value_dim / kPerUnit);
+        for (int key = 0; key < kGroupKeys; key += kPerUnit) {
+            Unit* to = values + key / kPerUnit * value_dim;
+            for (int unit = block; unit < end; unit++) {
+                const Unit* from = keys + unit * kGroupKeys + key;
+                const Unit first = key < count ? from[0] : Unit{0};
+                if constexpr (kPerUnit == 1) {
+                    to[unit] = first;
+                } else {
+                    const Unit second = key + 1 < count ? from[1] : Unit{0};
+                    to[2 * unit] = static_cast<Unit>((first & kLow) | (second << kBits));
+                    to[2 * unit + 1] = static_cast<Unit>((first >> kBits) | (second & static_cast<Unit>(~kLow)));
+                }
+            }
+        }
+    }
+}
+
+// Writes `count` tokens into one group, to its places [first, first + count). If `value_group` is null, only their keys.
 template <typename T, typename Cells>
 struct GroupWriter {
     int head_dim, first, count;
@@ -54,13 +80,14 @@ struct GroupWriter {
                 alignas(64) int8_t row[kMostHeadDim];
                 Cells::scales(key_group, head_dim)[first + i] = quantise(key + i * key_stride, row, head_dim);
                 write_key(keys + i, reinterpret_cast<const Unit*>(row));
+                if (value_group == nullptr) continue;
                 Cells::scales(value_group, head_dim)[first + i] = quantise(value + i * value_stride, row, head_dim);
                 write_value(values + (first + i) / 2 * head_dim, row, (first + i) % 2);
             }
         } else {
             for (int i = 0; i < count; i++)
                 write_key(keys + i, reinterpret_cast<const Unit*>(key + i * key_stride));
-            write_values(values, value, value_stride);
+            if (value_group != nullptr) write_values(values, value, value_stride);
         }
     }
 

@@ -191,6 +191,17 @@ void inflight_add_and_scale(
     compute(x, x_stride, delta, delta_stride, factor, factor_stride, num_rows, size);
 }
 
+void inflight_copy_heads(
+    const void* x, int64_t x_stride, int64_t x_head_stride, void* out, int64_t out_stride, int64_t out_head_stride,
+    int64_t num_rows, int64_t num_heads, int64_t size, int32_t dtype) {
+    const int64_t element = dtype == kFloat32 ? sizeof(float) : sizeof(bf16);
+    for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t head = 0; head < num_heads; head++)
+            std::memcpy(
+                static_cast<char*>(out) + (row * out_stride + head * out_head_stride) * element,
+                static_cast<const char*>(x) + (row * x_stride + head * x_head_stride) * element, size * element);
+}
+
 void inflight_select_rows(
     const void* x, int64_t x_stride_bytes, const int64_t* rows, void* out, int64_t num_rows, int64_t row_bytes) {
     for (int64_t i = 0; i < num_rows; i++)

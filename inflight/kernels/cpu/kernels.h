@@ -23,6 +23,7 @@ struct HeadLayout {
     int32_t num_heads;
     int32_t num_kv_heads;
     int32_t head_dim;              // a multiple of 16
+    int32_t value_dim;             // a multiple of 16; if it is not head_dim, values are the first elements of the keys
     int32_t dtype;                 // of queries, keys and values
     int32_t cache_dtype;           // the same as dtype, or kInt8, for which head_dim is at most 512
     int64_t block_stride;          // bytes from one block of the arena to the next
@@ -136,6 +137,11 @@ INFLIGHT_EXPORT void inflight_add_and_scale(
     void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const float* factor, int64_t factor_stride,
     int64_t num_rows, int64_t size, int32_t dtype);
 
+// out = x, both [num_rows, num_heads, size], with strides from one row, and from one head, to the next.
+INFLIGHT_EXPORT void inflight_copy_heads(
+    const void* x, int64_t x_stride, int64_t x_head_stride, void* out, int64_t out_stride, int64_t out_head_stride,
+    int64_t num_rows, int64_t num_heads, int64_t size, int32_t dtype);
+
 // Copies the rows `rows` of x, each of `row_bytes` bytes, to `out`.
 INFLIGHT_EXPORT void inflight_select_rows(
     const void* x, int64_t x_stride_bytes, const int64_t* rows, void* out, int64_t num_rows, int64_t row_bytes);
@@ -144,6 +150,12 @@ INFLIGHT_EXPORT void inflight_select_rows(
 INFLIGHT_EXPORT void inflight_linear(
     const void* x, int64_t x_stride, int32_t x_dtype, void* out, int64_t out_stride, int32_t out_dtype, int64_t num_rows,
     const LinearWeight* weight);
+
+// The same for each head, which has a weight of its own: x [num_rows, num_heads, in_features], out [num_rows, num_heads,
+// out_features]. x and out have the dtype `dtype`. Head strides are those from one head to the next.
+INFLIGHT_EXPORT void inflight_linear_of_heads(
+    const void* x, int64_t x_stride, int64_t x_head_stride, void* out, int64_t out_stride, int64_t out_head_stride, int32_t dtype,
+    int64_t num_rows, int64_t num_heads, const LinearWeight* weights);
 
 // Returns the size of weight->packed in bytes, and the number of lanes of all its panels.
 INFLIGHT_EXPORT void inflight_packed_size(const LinearWeight* weight, int64_t* num_bytes, int64_t* num_lanes);
@@ -166,7 +178,7 @@ INFLIGHT_EXPORT void inflight_quantize_weight(
 INFLIGHT_EXPORT void inflight_apply_token_masks(
     float* logits, int64_t vocab_size, const int64_t* rows, const uint32_t* masks, int64_t num_masks);
 
-// Writes the step's keys and values to the cache, then attends. `out` is [num_tokens, num_heads, head_dim].
+// Writes the step's keys and values to the cache, then attends. `out` is [num_tokens, num_heads, value_dim].
 INFLIGHT_EXPORT void inflight_paged_attention(
     const void* query, int64_t query_stride, const void* key, int64_t key_stride, const void* value, int64_t value_stride,
     void* out, void* cache, const AttentionStep* step, const HeadLayout* layout,

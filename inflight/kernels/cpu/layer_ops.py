@@ -52,7 +52,7 @@ class CpuLayerOps(LayerOps):
 
     def _change_heads(self, heads: Tensor, weight: Tensor | None, eps: float, cos: int | None, sin: int | None) -> None:
         num_tokens, num_heads, head_dim = heads.shape
-        assert heads.stride()[1:] == (head_dim, 1)
+        assert heads.stride(2) == 1 and (num_heads == 1 or heads.stride(1) == head_dim)
         self.kernels.inflight_norm_and_rotate(
             heads.data_ptr(),
             heads.stride(0),
@@ -77,6 +77,12 @@ class CpuLayerOps(LayerOps):
         added = (None, 0) if delta is None else (delta.data_ptr(), delta.stride(0))
         scale = (None, 0) if factor is None else (factor.data_ptr(), factor.dim() - 1)
         self.kernels.inflight_add_and_scale(x.data_ptr(), x.stride(0), *added, *scale, *x.shape, DTYPES[x.dtype])
+
+    def copy_heads(self, x: Tensor, out: Tensor) -> None:
+        assert x.shape == out.shape and x.dtype == out.dtype and x.stride(2) == out.stride(2) == 1
+        pointers = x.data_ptr(), *x.stride()[:2], out.data_ptr(), *out.stride()[:2]
+        if x.data_ptr() != out.data_ptr():
+            self.kernels.inflight_copy_heads(*pointers, *x.shape, DTYPES[x.dtype])
 
     def select_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         assert x.stride(1) == 1 and rows.dtype == torch.int64 and rows.is_contiguous()

@@ -58,6 +58,7 @@ class HeadLayout(ctypes.Structure):
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
+        ("value_dim", c_int32),
         ("dtype", c_int32),
         ("cache_dtype", c_int32),
         ("block_stride", c_int64),
@@ -157,11 +158,17 @@ class RankGroup(ctypes.Structure):
 
 
 _ROWS = (c_void_p, c_int64)  # a pointer and the stride of its rows
+_HEADS = (*_ROWS, c_int64)  # the same, and the stride of the heads
 SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
     "inflight_bind_threads": [POINTER(c_int32), c_int32],
     "inflight_rms_norm": [*_ROWS, *_ROWS, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32],
     "inflight_norm_and_rotate": [*_ROWS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
     "inflight_linear": [*_ROWS, c_int32, *_ROWS, c_int32, c_int64, POINTER(LinearWeight)],
+    "inflight_linear_of_heads": [
+        *(*_HEADS, *_HEADS, c_int32, c_int64, c_int64),
+        POINTER(LinearWeight),
+    ],
+    "inflight_copy_heads": [*_HEADS, *_HEADS, c_int64, c_int64, c_int64, c_int32],
     "inflight_packed_size": [POINTER(LinearWeight), POINTER(c_int64), POINTER(c_int64)],
     "inflight_packed_features": [POINTER(LinearWeight), c_void_p],
     "inflight_pack_linear": [c_void_p, c_int32, c_void_p, c_void_p, POINTER(LinearWeight)],
@@ -219,6 +226,8 @@ TAPED = {  # the functions that a tape may call, in the order of `kFunctions` in
     "inflight_multiply_activation": Taped(rows=4, out=None),
     "inflight_add_and_scale": Taped(rows=6, out=None),
     "inflight_short_conv": Taped(rows=None, out=2),
+    "inflight_linear_of_heads": Taped(rows=7, out=3),
+    "inflight_copy_heads": Taped(rows=6, out=3),
 }
 
 

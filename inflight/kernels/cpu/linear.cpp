@@ -448,3 +448,14 @@ extern "C" void inflight_linear(
             static_cast<const char*>(x), x_stride * element, x_dtype, static_cast<char*>(out), out_stride, out_dtype, num_rows,
             *weight});
 }
+
+extern "C" void inflight_linear_of_heads(
+    const void* x, int64_t x_stride, int64_t x_head_stride, void* out, int64_t out_stride, int64_t out_head_stride, int32_t dtype,
+    int64_t num_rows, int64_t num_heads, const LinearWeight* weights) {
+    const int64_t element = dtype == kFloat32 ? sizeof(float) : sizeof(bf16);
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t head = 0; head < num_heads; head++)
+        inflight_linear(
+            static_cast<const char*>(x) + head * x_head_stride * element, x_stride, dtype,
+            static_cast<char*>(out) + head * out_head_stride * element, out_stride, dtype, num_rows, weights + head);
+}

@@ -109,6 +109,34 @@ class PackedLinear:
         return out
 
 
+class PackedHeads:
+    """One packed weight of floats for each head. Several threads may use it at once.
+
+    Args:
+        heads: for each head a weight; all have the same shape.
+    """
+
+    def __init__(self, kernels: ctypes.CDLL, heads: Sequence[PackedLinear]) -> None:
+        self._kernels, self._heads = kernels, heads  # they keep the memory to which the structs point
+        self._weights = (LinearWeight * len(heads))(*(head.weight for head in heads))
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """x [num_rows, num_heads, in_features], out [num_rows, num_heads, out_features]: both may have any strides of rows and
+        of heads."""
+        weight = self._weights[0]
+        assert x.shape[1:] == (len(self._weights), weight.in_features) and x.stride(2) == out.stride(2) == 1
+        assert out.shape == (*x.shape[:2], weight.out_features) and x.dtype == out.dtype
+        self._kernels.inflight_linear_of_heads(
+            x.data_ptr(),
+            *x.stride()[:2],
+            out.data_ptr(),
+            *out.stride()[:2],
+            DTYPES[x.dtype],
+            *x.shape[:2],
+            self._weights,
+        )
+
+
 def pack_float(
     kernels: ctypes.CDLL, memory: HugePages, parts: Sequence[Tensor], bias: Tensor | None, *, gate: str | None
 ) -> PackedLinear:

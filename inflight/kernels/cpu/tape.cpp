@@ -48,7 +48,7 @@ constexpr int32_t (*kFunctions[])(const int64_t*) = {  // in the order of `TAPED
     call_function<inflight_paged_attention>, call_function<inflight_select_rows>,     call_function<inflight_all_reduce>,
     call_function<inflight_all_gather>,      call_function<inflight_gated_delta>,
     call_function<inflight_multiply_activation>, call_function<inflight_add_and_scale>,
-    call_function<inflight_short_conv>,
+    call_function<inflight_short_conv>,      call_function<inflight_linear_of_heads>, call_function<inflight_copy_heads>,
 };
 
 }  // namespace

@@ -35,6 +35,7 @@ class Case:
     kv_cache_dtype: torch.dtype | None = None  # None: `dtype`
     soft_cap: float | None = None
     has_sinks: bool = False
+    value_dim: int | None = None  # if given, values are the first so many elements of the keys
 
     @property
     def spec(self) -> KVCacheSpec:
@@ -46,6 +47,7 @@ class Case:
             dtype=str(dtype).removeprefix("torch."),
             itemsize=dtype.itemsize,
             scale_bytes=0 if dtype.is_floating_point else 4,
+            has_values=self.value_dim is None,
             sliding_window=self.window,
         )
 
@@ -81,7 +83,7 @@ class World:
         self.generator = torch.Generator().manual_seed(case.seed)
         # as large as the scores of many keys together
         sinks = (3 + 3 * self._draw(case.num_kv_heads * case.per_head)).float() if case.has_sinks else None
-        self.params = AttentionParams(1 / math.sqrt(case.head_dim), case.window, case.soft_cap, sinks)
+        self.params = AttentionParams(1 / math.sqrt(case.head_dim), case.window, case.soft_cap, sinks, case.value_dim)
         totals = np.sum(case.steps, axis=0)
         self.computed = np.zeros(len(totals), dtype=np.int32)
         blocks_each = -(-totals // case.block_size)
@@ -93,6 +95,8 @@ class World:
         self.views = [backend.kv_cache_view(self.arena, case.spec, i) for i in range(case.num_layers)]
         shape = (case.num_layers, 2, int(totals.max()), case.num_kv_heads, case.head_dim)
         self.sequences = [self._draw(*shape) for _ in totals]
+        if case.value_dim is not None:
+            self.sequences = [sequence[:, :1].expand(-1, 2, -1, -1, -1) for sequence in self.sequences]
         if case.kv_cache_dtype == torch.float8_e4m3fn:
             self.sequences = [sequence.to(torch.float8_e4m3fn).double() for sequence in self.sequences]
 
@@ -140,6 +144,8 @@ class World:
             heads = [case.num_kv_heads * case.per_head, case.num_kv_heads, case.num_kv_heads]
             packed = torch.cat((query, *torch.cat(new, dim=1)), dim=1).to(case.dtype)
             query_of_row, key, value = torch.split(packed, heads, dim=1)
+            if case.value_dim is not None:
+                value = value[:, :0]
             output = self.backend.forward(query_of_row, key, value, view, metadata, self.params)
             assert output.dtype == case.dtype
             assert output.is_contiguous()
@@ -163,7 +169,7 @@ class World:
             sliding_window=self.case.window,
             soft_cap=self.case.soft_cap,
             sinks=self.params.sinks,
-        )
+        )[..., : self.case.value_dim]
 
     def run(self) -> float:
         return max(self.step(np.array(lengths)) for lengths in self.case.steps)

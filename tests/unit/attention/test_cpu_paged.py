@@ -44,7 +44,7 @@ def covered(**factors: list[Any]) -> pytest.MarkDecorator:
 
 
 def bent(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("soft_cap", "has_sinks")}
+    return {name: row[name] for name in ("soft_cap", "has_sinks", "value_dim")}
 
 
 @pytest.fixture(params=INSTRUCTION_SETS_HERE)
@@ -61,9 +61,11 @@ def world(case: Case) -> World:
 
 @st.composite
 def kernel_cases(draw: st.DrawFn) -> Case:
+    head_dim = draw(st.sampled_from([16, 48, 64, 80, 128, 512]))
     return dataclasses.replace(
         draw(cases()),
-        head_dim=draw(st.sampled_from([16, 48, 64, 80, 128, 512])),
+        head_dim=head_dim,
+        value_dim=draw(st.sampled_from([None, *range(16, head_dim, 16)])),
         block_size=draw(st.sampled_from([16, 32, 48, 256])),
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
         kv_cache_dtype=draw(st.sampled_from([None, torch.int8])),
@@ -91,7 +93,9 @@ LONG = Case(
 )
 
 
-@covered(window=[None, 130, 1500], num_threads=[1, 8], soft_cap=[None, 0.7], has_sinks=[False, True])
+@covered(
+    window=[None, 130, 1500], num_threads=[1, 8], soft_cap=[None, 0.7], has_sinks=[False, True], value_dim=[None, 16]
+)
 def test_contexts_of_several_splits(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With eight threads the few long rows are shared, and merged."""
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
@@ -113,7 +117,7 @@ def test_int8_stays_near_what_was_given(instruction_set: str) -> None:
     assert TOLERANCES[torch.float32, torch.int8] < near.run() < 3e-2
 
 
-@covered(per_head=[1, 2, 8], soft_cap=[None, 0.7], has_sinks=[False, True])
+@covered(per_head=[1, 2, 8], soft_cap=[None, 0.7], has_sinks=[False, True], value_dim=[None, 16])
 def test_many_short_rows_and_heads_at_once(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of several heads; threads that take their next tile early."""
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
@@ -163,7 +167,7 @@ def test_what_is_not_finite_reaches_every_query_that_sees_it(
             assert torch.equal(decode.isnan(), truth.isnan()), (number, place)
 
 
-@covered(num_threads=[1, 8], soft_cap=[None, 0.7], has_sinks=[False, True])
+@covered(num_threads=[1, 8], soft_cap=[None, 0.7], has_sinks=[False, True], value_dim=[None, 16])
 def test_a_whole_chunk_or_split_of_nan_is_not_forgotten(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With no score that is a number, there is no largest one."""
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
@@ -239,7 +243,7 @@ def test_results_that_wait_to_be_merged_take_little_memory() -> None:
     assert torch.equal(*outputs)
 
 
-@covered(window=[None, 200], soft_cap=[None, 0.7], has_sinks=[False, True])
+@covered(window=[None, 200], soft_cap=[None, 0.7], has_sinks=[False, True], value_dim=[None, 16])
 def test_a_row_is_the_same_bit_for_bit_in_any_company(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, in chunks, beside others, on one thread or eight."""
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
@@ -267,6 +271,8 @@ def test_a_row_is_the_same_bit_for_bit_in_any_company(row: dict[str, Any], monke
                     rows = torch.randn(int(lengths.sum()), *own.shape[1:]).to(dtype)
                     rows[at : at + size] = own[new]
                     parts.append(rows)
+                if case.value_dim is not None:
+                    parts[2] = parts[2][:, :0]
                 metadata = made.backend.build_metadata(inputs, case.spec)
                 out = made.backend.forward(*parts, made.views[0], metadata, made.params)
                 results.append(out[at : at + size].clone())

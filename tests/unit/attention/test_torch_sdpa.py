@@ -54,6 +54,11 @@ def test_soft_cap_and_sinks(dtype: torch.dtype, window: int | None, soft_cap: fl
     assert world(case).run() < {torch.bfloat16: 2e-2, torch.float32: 1e-5}[dtype]
 
 
+@pytest.mark.parametrize("window", [None, 6])
+def test_values_that_are_elements_of_the_keys(window: int | None) -> None:
+    assert world(dataclasses.replace(CASE, value_dim=10, window=window)).run() < 1e-5
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("window", [None, 90, 300])
 def test_chunks_longer_than_a_piece(window: int | None, dtype: torch.dtype) -> None:

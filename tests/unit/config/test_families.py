@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from inflight.config.architecture import (
     HEAD,
     WHOLE,
     GatedDeltaSpec,
+    LatentSpec,
     ModelArchitecture,
     NormNames,
     RopeConfig,
@@ -18,7 +21,7 @@ from inflight.config.architecture import (
     TokenInputsSpec,
 )
 from inflight.config.families import FAMILIES
-from inflight.config.parse_architecture import parse_architecture
+from inflight.config.parse_architecture import is_known_family, parse_architecture
 from inflight.errors import UnsupportedModelError
 from tests.model_zoo import FAMILY_CONFIGS
 
@@ -91,6 +94,44 @@ def test_lfm2() -> None:
     assert (model.rms_norm_eps, model.tie_word_embeddings, model.layers[0].mlp.size) == (1e-3, True, 256)
     assert parse("lfm2", full_attn_idxs=[1], block_auto_adjust_ff_dim=False).layers[0].mlp.size == 128
     assert model.layers[0].recurrence == ShortConvSpec(num_channels=64, kernel_size=3)
+
+
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 4,
+}
+
+
+def test_latent_attention() -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    attention = parse("deepseek_v2", **LATENT, rope_scaling=scaling).attentions[0]
+    assert (attention.num_kv_heads, attention.head_dim, attention.rotated_dim, attention.latent) == (
+        1,
+        36,
+        4,
+        LatentSpec(rank=32, query_rank=None, nope_dim=12, rope_dim=4, value_dim=8),
+    )
+    assert attention.latent is not None
+    assert attention.scale == pytest.approx(0.25 * (0.1 * math.log(4) + 1) ** 2)
+    assert attention.rope is not None
+    assert (attention.rope.interleaved, attention.rope.attention_factor) == (True, 1.0)
+    plain = parse("deepseek_v3", **LATENT, rope_interleave=False).attentions[0]
+    assert plain.rope == RopeConfig()
+    model = parse("minicpm3", **{**LATENT, "v_head_dim": None})
+    assert model.attentions[0].latent == replace(attention.latent, value_dim=16)
+    assert (model.embedding_scale, model.logits_scale) == (pytest.approx(12 / 0.7), 4.0)
+
+
+def test_a_model_with_experts_is_for_transformers() -> None:
+    config = {**BASE, **LATENT, "model_type": "deepseek_v2", "first_k_dense_replace": 1}
+    assert not is_known_family(config)
+    assert is_known_family({**config, "first_k_dense_replace": 4})
+    with pytest.raises(UnsupportedModelError, match=r"layers with experts .*=1 on.* use model_impl='transformers'"):
+        parse_architecture(config)
 
 
 def test_gemma4() -> None:
@@ -177,6 +218,8 @@ def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu' is not supported; supported are silu"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 is not a positive number"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("deepseek_v2", {**LATENT, "attention_bias": True}, "attention_bias without q_lora_rank is not supported"),
+        ("youtu", {**LATENT, "qk_rope_head_dim": 5}, "qk_rope_head_dim=5 is odd"),
         ("lfm2", {"conv_L_cache": 1}, "conv_L_cache=1 is not supported; at least 2 is"),
         ("lfm2", {"full_attn_idxs": []}, "there must be a full_attention"),
         ("gemma4_text", {"enable_moe_block": True}, "Inflight's own code has no mixtures of experts"),

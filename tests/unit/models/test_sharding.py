@@ -74,6 +74,8 @@ def run_stages(stages: list[CausalLM]) -> Tensor:
         ("gemma4", 1, 2),  # values that are keys, one of those heads
         ("qwen3_5", 0, 2),  # recurrent layers
         ("lfm2", 1, 2),
+        ("deepseek_v2", 0, 2),  # latent attention
+        ("minicpm3", 0, 4),
     ],
 )
 def test_the_ranks_together_are_the_whole(tmp_path: Path, family: str, index: int, size: int, load_format: str) -> None:

@@ -137,6 +137,8 @@ def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
         ("qwen3", 1, {"sinks": torch.tensor([2.0, -1.0, 0.5, 3.0])}),
         ("qwen3_5", 0, {}),  # recurrent layers
         ("lfm2", 1, {}),
+        ("deepseek_v2", 0, {}),  # latent attention
+        ("deepseek_v2", 1, {}),  # queries from a latent vector
         ("ministral3", 0, {}),  # scaled queries
         ("gemma4", 0, {}),  # layers that read the cache of others, and vectors of the tokens
         ("olmo2", 0, {}),  # norms of all heads together, and none before the MLP

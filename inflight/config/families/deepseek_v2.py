@@ -1,0 +1,70 @@
+"""DeepSeek-V2 with dense layers: multi-head latent attention. (Layers with experts are computed by transformers.)"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from inflight.config.architecture import AttentionSpec, LatentSpec, LayerSpec, ModelArchitecture
+from inflight.config.families.family import Family, make_architecture, read_mlp
+from inflight.config.json_fields import JsonFields
+from inflight.config.parse_rope import parse_rope
+from inflight.errors import UnsupportedModelError
+
+
+def read_latent_attention(fields: JsonFields, *, interleaved: bool, value_dim: int | None = None) -> AttentionSpec:
+    """
+    Args:
+        interleaved: the rotated pairs are neighbours.
+        value_dim: if config.json has no v_head_dim, this value is used.
+    """
+    bias = fields.boolean("attention_bias", False)
+    latent = LatentSpec(
+        rank=fields.integer("kv_lora_rank"),
+        query_rank=fields.integer("q_lora_rank") if fields.values.get("q_lora_rank", 0) is not None else None,
+        nope_dim=fields.integer("qk_nope_head_dim"),
+        rope_dim=fields.integer("qk_rope_head_dim"),
+        value_dim=fields.integer("v_head_dim", value_dim),
+    )
+    if bias and latent.query_rank is None:
+        raise UnsupportedModelError(f"{fields.where}: attention_bias without q_lora_rank is not supported")
+    if latent.rope_dim % 2:
+        raise UnsupportedModelError(f"{fields.where}: qk_rope_head_dim={latent.rope_dim} is odd; rotation needs pairs")
+    rope = replace(parse_rope(fields, latent.rope_dim), interleaved=interleaved)
+    scaling = fields.mapping("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
+    weight = scaling.number("mscale_all_dim") if scaling.values.get("mscale_all_dim") else 0.0
+    scaled = 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+    return AttentionSpec(
+        num_heads=fields.integer("num_attention_heads"),
+        num_kv_heads=1,
+        head_dim=latent.rank + latent.rope_dim,
+        rope=rope,
+        scale=(latent.nope_dim + latent.rope_dim) ** -0.5 * scaled**2,
+        qkv_bias=bias,
+        output_bias=bias,
+        latent=latent,
+    )
+
+
+def is_dense(fields: JsonFields) -> bool:
+    """Whether no layer has experts."""
+    num_layers = fields.integer("num_hidden_layers")
+    return fields.integer("first_k_dense_replace", 0) >= num_layers
+
+
+def make_dense(fields: JsonFields, name: str, attention: AttentionSpec) -> ModelArchitecture:
+    if not is_dense(fields):
+        raise UnsupportedModelError(
+            f"{fields.where}: layers with experts (from layer first_k_dense_replace="
+            f"{fields.integer('first_k_dense_replace', 0)} on) are not supported by Inflight's own code; use "
+            "model_impl='transformers'"
+        )
+    layer = LayerSpec(attention=attention, mlp=read_mlp(fields))
+    return make_architecture(fields, name, (layer,) * fields.integer("num_hidden_layers"))
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    return make_dense(fields, FAMILY.architecture, read_latent_attention(fields, interleaved=True))
+
+
+FAMILY = Family(architecture="DeepseekV2ForCausalLM", model_type="deepseek_v2", parse=_parse, takes=is_dense)

@@ -1,0 +1,16 @@
+"""DeepSeek-V3 with dense layers: the attention of DeepSeek-V2. (Layers with experts are computed by transformers.)"""
+
+from __future__ import annotations
+
+from inflight.config.architecture import ModelArchitecture
+from inflight.config.families.deepseek_v2 import is_dense, make_dense, read_latent_attention
+from inflight.config.families.family import Family
+from inflight.config.json_fields import JsonFields
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    interleaved = fields.boolean("rope_interleave", True)
+    return make_dense(fields, FAMILY.architecture, read_latent_attention(fields, interleaved=interleaved))
+
+
+FAMILY = Family(architecture="DeepseekV3ForCausalLM", model_type="deepseek_v3", parse=_parse, takes=is_dense)

@@ -1,0 +1,120 @@
+"""`LatentAttention`: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434), with its projections.
+
+The cache has one row for each token, which all heads share: a latent vector, and the rotated elements of the keys. A head's key
+without rotation is a matrix times the latent vector, but it is never computed: instead, each query is multiplied by the
+transposed matrix of its head, once per token. The result of attention is a weighted sum of latent vectors. Multiplied by
+another matrix of the head, it becomes the sum of its values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from inflight.attention.backend import AttentionMetadata, AttentionParams, Rotation
+from inflight.config.architecture import AttentionSpec
+from inflight.layers.attention import Attention
+from inflight.layers.context import LayerContext
+from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, head_part
+from inflight.layers.norm import RMSNorm
+from inflight.layers.rotary import row_order
+from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
+
+
+class LatentAttention(Loadable):
+    """Each rank has some of the query heads. All ranks compute and keep the same latent vectors."""
+
+    def __init__(
+        self, hidden_size: int, eps: float, spec: AttentionSpec, layer: int, rotation_index: int, context: LayerContext
+    ) -> None:
+        super().__init__()
+        latent = spec.latent
+        assert latent is not None
+        self.latent, self.rotation_index, self.eps, self.ops = latent, rotation_index, eps, context.ops
+        heads = head_part(spec.num_heads, 1, context.tp)
+        self.num_heads = heads.size
+        order = row_order(spec.rope, latent.rope_dim)
+        order = torch.arange(latent.rope_dim) if order is None else order
+        row = torch.cat((torch.arange(latent.rank), latent.rank + order))
+        kv_part = OutputPart(spec.head_dim, 0, spec.head_dim, order=row)
+        query = head_part(spec.num_heads, latent.nope_dim + latent.rope_dim, context.tp)
+        firsts = torch.arange(0, query.size, latent.nope_dim + latent.rope_dim)[:, None]
+        orders = {"nope": firsts + torch.arange(latent.nope_dim), "rope": firsts + latent.nope_dim + order}
+        source = "q_proj" if latent.query_rank is None else "q_b_proj"
+        queries = {
+            name: replace(query, size=rows.numel(), order=rows.flatten(), source=source)
+            for name, rows in orders.items()
+        }
+        self.q_a_layernorm: RMSNorm | None = None
+        self.q_b_proj: ColumnParallelLinear | None = None
+        if latent.query_rank is not None:
+            self.q_a_layernorm = RMSNorm(latent.query_rank, eps, context)
+            self.q_b_proj = ColumnParallelLinear(latent.query_rank, queries, bias=False, context=context)
+            queries = {"q_a_proj": OutputPart(latent.query_rank, 0, latent.query_rank)}
+        self.in_proj = ColumnParallelLinear(
+            hidden_size, {**queries, "kv_a_proj_with_mqa": kv_part}, bias=spec.qkv_bias, context=context
+        )
+        self.kv_a_layernorm = RMSNorm(latent.rank, eps, context)
+        self.kv_b = head_part(spec.num_heads, latent.nope_dim + latent.value_dim, context.tp)
+        rows = torch.empty(self.kv_b.size, latent.rank, dtype=context.dtype, device=context.weight_device)
+        self.kv_b_weight = nn.Parameter(rows, False)
+        self.linear = context.linear
+        self.o_proj = RowParallelLinear(
+            spec.num_heads * latent.value_dim, hidden_size, bias=spec.output_bias, context=context
+        )
+        assert spec.scale is not None, "it does not follow from the size of the cached rows"
+        self.attn = Attention(
+            f"model.layers.{layer}.self_attn",
+            num_heads=heads.size,
+            num_kv_heads=1,
+            head_dim=spec.head_dim,
+            params=AttentionParams(spec.scale, value_dim=latent.rank, sliding_window=spec.window),
+            backend=context.backend,
+        )
+
+    def weight_slots(self, prefix: str) -> WeightSlots:
+        yield from super().weight_slots(prefix)
+        weight = self.kv_b_weight.data
+        slot = WeightSlot(shape=(self.kv_b.total, weight.shape[1]), destination=weight, start=self.kv_b.start)
+        yield f"{prefix}.kv_b_proj.weight", slot
+
+    def finish_loading(self) -> None:
+        super().finish_loading()
+        heads = self.kv_b_weight.data.view(self.num_heads, -1, self.latent.rank)
+        of_keys, of_values = heads[:, : self.latent.nope_dim], heads[:, self.latent.nope_dim :]
+        self.absorb_keys = self.linear.prepare_heads(of_keys.mT.contiguous())
+        self.expand_values = self.linear.prepare_heads(of_values.contiguous())
+        del self.kv_b_weight
+
+    def forward(
+        self,
+        hidden: Tensor,
+        rotations: tuple[Rotation, ...],
+        attn_metadata: tuple[AttentionMetadata, ...],
+        rows: Tensor | None,
+    ) -> Tensor:
+        """hidden [num_tokens, hidden_size] -> [num_tokens, hidden_size]; with `rows`, only these tokens are in the result."""
+        latent, rotation, num_heads = self.latent, rotations[self.rotation_index], self.num_heads
+        projected = self.in_proj(hidden)
+        cached = projected[:, -latent.rank - latent.rope_dim :].unsqueeze(1)  # [num_tokens, 1, rank + rope_dim]
+        queries = projected[:, : -latent.rank - latent.rope_dim]
+        if self.q_b_proj is not None:
+            assert self.q_a_layernorm is not None
+            queries = self.q_b_proj(self.q_a_layernorm(queries))
+        plain = queries[:, : num_heads * latent.nope_dim].view(-1, num_heads, latent.nope_dim)
+        rotated = queries[:, num_heads * latent.nope_dim :].view(-1, num_heads, latent.rope_dim)
+        query = hidden.new_empty((len(hidden), num_heads, latent.rank + latent.rope_dim))
+        self.absorb_keys(plain, query[:, :, : latent.rank])
+        self.ops.copy_heads(rotation.apply(rotated, None), query[:, :, latent.rank :])
+        self.ops.norm_heads(cached[:, :, : latent.rank], self.kv_a_layernorm.weight.unsqueeze(0), self.eps)
+        key_rope = cached[:, :, latent.rank :]
+        self.ops.copy_heads(rotation.apply(key_rope, None), key_rope)
+        attended = self.attn.forward_latent(query, cached, attn_metadata).flatten(1)
+        if rows is not None:
+            attended = self.ops.select_rows(attended, rows)
+        values = attended.new_empty((len(attended), num_heads * latent.value_dim))
+        self.expand_values(attended.view(-1, num_heads, latent.rank), values.view(-1, num_heads, latent.value_dim))
+        out: Tensor = self.o_proj(values)
+        return out
