@@ -228,16 +228,22 @@ class NormNames:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One decoder layer. Layers with equal specifications are of one kind. A layer has either `attention` or a `recurrence`.
+    """One decoder layer. Layers with equal specifications are of one kind. A layer has `attention`, or a recurrence:
+    `gated_delta` or `short_conv`.
 
     `has_scalar`: the layer's result is multiplied by a number of the checkpoint, `layer_scalar`.
     """
 
     attention: AttentionSpec | None = None
-    recurrence: RecurrenceSpec | None = None
+    gated_delta: GatedDeltaSpec | None = None
+    short_conv: ShortConvSpec | None = None
     mlp: MlpSpec
     norms: NormNames = NormNames()
     has_scalar: bool = False
+
+    @property
+    def recurrence(self) -> RecurrenceSpec | None:
+        return self.gated_delta or self.short_conv
 
     @property
     def mixer(self) -> AttentionSpec | RecurrenceSpec:

@@ -31,7 +31,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     )
     mlp = replace(read_mlp(fields), size=_mlp_size(fields))
     full = LayerSpec(attention=attention, mlp=mlp, norms=_NORMS)
-    short = LayerSpec(recurrence=recurrence, mlp=mlp, norms=_NORMS)
+    short = LayerSpec(short_conv=recurrence, mlp=mlp, norms=_NORMS)
     num_layers = fields.integer("num_hidden_layers")
     chosen = range(num_layers) if not fields.has("full_attn_idxs") else fields.token_ids("full_attn_idxs")
     has_attention = read_recurrent_layers(fields, "conv", [index in chosen for index in range(num_layers)])

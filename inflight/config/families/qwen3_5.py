@@ -27,7 +27,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
         has_gate=True,
     )
     mlp = read_mlp(fields)
-    full, recurrent = LayerSpec(attention=attention, mlp=mlp), LayerSpec(recurrence=_read_recurrence(fields), mlp=mlp)
+    full, recurrent = LayerSpec(attention=attention, mlp=mlp), LayerSpec(gated_delta=_read_recurrence(fields), mlp=mlp)
     num_layers, interval = fields.integer("num_hidden_layers"), fields.integer("full_attention_interval", 4)
     every_fourth = [(index + 1) % interval == 0 for index in range(num_layers)]
     has_attention = read_recurrent_layers(fields, "linear_attention", every_fourth)

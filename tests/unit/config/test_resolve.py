@@ -333,7 +333,7 @@ def test_threads_follow_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_block_of_a_recurrent_model_has_room_for_a_state() -> None:
     recurrence = GatedDeltaSpec(num_key_heads=2, num_value_heads=2, key_dim=64, value_dim=64, kernel_size=4)
     hybrid = replace(
-        ARCHITECTURE, layers=(LayerSpec(recurrence=recurrence, mlp=MlpSpec(size=128)), *ARCHITECTURE.layers)
+        ARCHITECTURE, layers=(LayerSpec(gated_delta=recurrence, mlp=MlpSpec(size=128)), *ARCHITECTURE.layers)
     )
     state_bytes = 2 * 64 * 64 * 4 + 3 * 6 * 64 * 2
     for arguments, num_bytes in (({}, 2 * 2 * 16 * 2), ({"kv_cache_dtype": "int8"}, 2 * 2 * (16 + 4))):

@@ -56,6 +56,7 @@ def output(num_rows: int, out_features: int, padding: int) -> Tensor:
     padding=st.integers(0, 5),
     seed=SEEDS,
 )
+@pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter
 def test_linear(
     rows: int,
     out_features: int,
@@ -86,6 +87,7 @@ def test_linear(
             torch.testing.assert_close(by_library, out, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter
 @pytest.mark.parametrize("gate", [None, SILU, GELU_TANH])
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_weights_in_fp8(num_splits: int, gate: str | None) -> None:
@@ -182,6 +184,7 @@ KINDS = st.sampled_from(["int8", "4", "4s", "8", "8s"])
     padding=st.integers(0, 5),
     seed=SEEDS,
 )
+@pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter
 def test_weight_only(
     kind: str,
     rows: int,
