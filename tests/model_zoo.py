@@ -40,6 +40,7 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
     YoutuConfig,
 )
@@ -105,14 +106,18 @@ def _gemma4(**fields: Any) -> Gemma4TextConfig:
     return Gemma4TextConfig(**{**_COMMON, **own, **sizes, **fields})
 
 
-def _qwen3_5(**fields: Any) -> Qwen3_5TextConfig:
+def _hybrid(kind: type[PreTrainedConfig], **fields: Any) -> PreTrainedConfig:
     heads = {
         "linear_num_key_heads": 2,
         "linear_key_head_dim": 16,
         "linear_num_value_heads": 4,
         "linear_value_head_dim": 32,
     }
-    return Qwen3_5TextConfig(**{**_COMMON, "num_hidden_layers": 4, "head_dim": 32, **heads, **fields})
+    return kind(**{**_COMMON, "num_hidden_layers": 4, "head_dim": 32, **heads, **fields})
+
+
+def _qwen3_5(**fields: Any) -> PreTrainedConfig:
+    return _hybrid(Qwen3_5TextConfig, **fields)
 
 
 def _lfm2(**fields: Any) -> Lfm2Config:
@@ -192,6 +197,10 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         _qwen3_5(
             linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"] * 2
         ),  # not for the kernel
+    ],
+    "qwen3_next": [
+        _hybrid(Qwen3NextConfig, num_experts=0),
+        _hybrid(Qwen3NextConfig, num_experts=0, linear_num_key_heads=4, tie_word_embeddings=True),
     ],
     "lfm2": [
         _lfm2(layer_types=["conv", "full_attention", "conv"]),

@@ -134,13 +134,14 @@ class AttentionSpec:
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaSpec:
     """A recurrent layer with the gated delta rule (kernels/gated_delta.py). `kernel_size`: the tokens that its convolution
-    covers."""
+    covers. `is_grouped`: in the checkpoint, the rows of the projections are grouped by key heads."""
 
     num_key_heads: int
     num_value_heads: int
     key_dim: int
     value_dim: int
     kernel_size: int
+    is_grouped: bool = False
 
     def rank_sizes(self, tp_size: int) -> tuple[int, int]:
         """See `AttentionSpec.rank_sizes`."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from inflight.config.architecture import GatedDeltaSpec
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.kernels.cpu.gated_delta import CpuGatedDelta
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights, gated_delta
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, fused, head_part
+from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, fused, head_part
 from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.weights import WeightSlot, WeightSlots
@@ -29,7 +32,9 @@ class GatedDeltaMixer(RecurrentMixer):
         self.channels = fused("in_proj_qkv", {"query": key, "key": key, "value": value})
         self.in_proj = ColumnParallelLinear(
             hidden_size,
-            {**self.channels, "in_proj_z": value, "in_proj_b": head, "in_proj_a": head},
+            _grouped(spec, context.tp)
+            if spec.is_grouped
+            else {**self.channels, "in_proj_z": value, "in_proj_b": head, "in_proj_a": head},
             bias=False,
             context=context,
         )
@@ -91,3 +96,22 @@ class GatedDeltaMixer(RecurrentMixer):
         matrices, inputs = state
         mixed, matrices, inputs = gated_delta(rows, matrices, inputs, self.shape, self.weights)
         return mixed.flatten(1), matrices, inputs
+
+
+def _grouped(spec: GatedDeltaSpec, tp: TensorParallelGroup) -> dict[str, OutputPart]:
+    """The projections, if the checkpoint has one tensor with the query, key, values and gates of each key head in turn, and
+    another with its betas and steps."""
+    per_key_head = spec.num_value_heads // spec.num_key_heads
+    values = per_key_head * spec.value_dim
+    found: dict[str, OutputPart] = {}
+    for source, sizes in (
+        ("in_proj_qkvz", {"query": spec.key_dim, "key": spec.key_dim, "value": values, "gate": values}),
+        ("in_proj_ba", {"beta": per_key_head, "step": per_key_head}),
+    ):
+        group, first = sum(sizes.values()), 0
+        whole = head_part(spec.num_key_heads, group, tp)
+        for name, size in sizes.items():
+            rows = torch.arange(0, whole.size, group)[:, None] + first + torch.arange(size)
+            found[name] = replace(whole, size=rows.numel(), order=rows.flatten(), source=source)
+            first += size
+    return found

@@ -23,6 +23,7 @@ from inflight.config.families import (
     qwen2,
     qwen3,
     qwen3_5,
+    qwen3_next,
     smollm3,
     youtu,
 )
@@ -34,6 +35,7 @@ _MODULES = (
     qwen2,
     qwen3,
     qwen3_5,
+    qwen3_next,
     gemma2,
     gemma3,
     gemma4,

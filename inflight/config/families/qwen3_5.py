@@ -14,7 +14,8 @@ from inflight.errors import UnsupportedModelError
 _FIELDS_OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
+def parse_hybrid(fields: JsonFields, name: str, *, is_grouped: bool = False) -> ModelArchitecture:
+    """`is_grouped`: see `GatedDeltaSpec`."""
     rope = fields.mapping("rope_parameters")
     values = {name: value for name, value in rope.values.items() if name not in _FIELDS_OF_IMAGES}
     fields = JsonFields({**fields.values, "rope_parameters": values}, fields.where)
@@ -26,13 +27,13 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
         qk_norm=HEAD,
         has_gate=True,
     )
-    mlp = read_mlp(fields)
-    full, recurrent = LayerSpec(attention=attention, mlp=mlp), LayerSpec(gated_delta=_read_recurrence(fields), mlp=mlp)
+    mlp, recurrence = read_mlp(fields), replace(_read_recurrence(fields), is_grouped=is_grouped)
+    full, recurrent = LayerSpec(attention=attention, mlp=mlp), LayerSpec(gated_delta=recurrence, mlp=mlp)
     num_layers, interval = fields.integer("num_hidden_layers"), fields.integer("full_attention_interval", 4)
     every_fourth = [(index + 1) % interval == 0 for index in range(num_layers)]
     has_attention = read_recurrent_layers(fields, "linear_attention", every_fourth)
     layers = tuple(full if each else recurrent for each in has_attention)
-    return replace(make_architecture(fields, FAMILY.architecture, layers), norm_offset=1.0)
+    return replace(make_architecture(fields, name, layers), norm_offset=1.0)
 
 
 def _read_recurrence(fields: JsonFields) -> GatedDeltaSpec:
@@ -55,6 +56,10 @@ def _read_recurrence(fields: JsonFields) -> GatedDeltaSpec:
         value_dim=fields.integer("linear_value_head_dim", 128),
         kernel_size=kernel_size,
     )
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    return parse_hybrid(fields, FAMILY.architecture)
 
 
 FAMILY = Family(

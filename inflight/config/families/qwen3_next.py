@@ -1,0 +1,32 @@
+"""Qwen3-Next with dense layers: the layers of Qwen3.5, with projections whose rows are grouped by key heads. (Layers with experts
+are computed by transformers.)"""
+
+from __future__ import annotations
+
+from inflight.config.architecture import ModelArchitecture
+from inflight.config.families.family import Family
+from inflight.config.families.qwen3_5 import parse_hybrid
+from inflight.config.json_fields import JsonFields
+from inflight.errors import UnsupportedModelError
+
+
+def _is_dense(fields: JsonFields) -> bool:
+    return fields.values.get("num_experts") == 0
+
+
+def _parse(fields: JsonFields) -> ModelArchitecture:
+    if not _is_dense(fields):
+        raise UnsupportedModelError(
+            f"{fields.where}: layers with experts are not supported by Inflight's own code; use model_impl='transformers'"
+        )
+    return parse_hybrid(fields, FAMILY.architecture, is_grouped=True)
+
+
+FAMILY = Family(
+    architecture="Qwen3NextForCausalLM",
+    model_type="qwen3_next",
+    unread=("mtp.",),
+    parse=_parse,
+    takes=_is_dense,
+    reads=("partial_rotary_factor",),
+)
