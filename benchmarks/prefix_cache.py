@@ -1,9 +1,11 @@
 """How much sooner a prompt answers whose beginning is in the prefix cache.
 
     python -m benchmarks.prefix_cache [--model qwen3-0.6b] [--repeat 5] [--models FOLDER]
+    python -m benchmarks.prefix_cache --model qwen3.5-0.8b --prompt-len 1760 --cached-len 1700 --goal 4
 
 Each round draws a new beginning of 3,900 tokens and two ends of 100. The first prompt computes all of it, the second one finds
-the beginning. Goal: its first token comes at least 10 times sooner (medians).
+the beginning. Goal: its first token comes at least 10 times sooner (medians). At least 85 % of the beginning must be found.
+With recurrent layers (the second command), a cached beginning ends at a snapshot of their states.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.setting import parse_bytes
 
-GOAL = 10.0
+GOAL, LEAST_SHARE = 10.0, 0.85
 
 
 def first_token(engine: LLMEngine, name: str, token_ids: list[int]) -> tuple[float, RequestOutput]:
@@ -41,6 +43,7 @@ def main() -> None:
     add_model_arguments(parser, "qwen3-0.6b")
     parser.add_argument("--prompt-len", type=int, default=4000, help="[%(default)s]")
     parser.add_argument("--cached-len", type=int, default=3900, help="[%(default)s]")
+    parser.add_argument("--goal", type=float, default=GOAL, help="the least ratio [%(default)s]")
     parser.add_argument("--repeat", type=int, default=5, help="rounds [%(default)s]")
     parser.add_argument("--kv-cache-memory-bytes", type=parse_bytes, default=parse_bytes("2G"), help="[2G]")
     parser.add_argument("--num-threads", type=int, help="compute threads [one a core]")
@@ -72,10 +75,11 @@ def main() -> None:
                 prompt = beginning + draw(args.prompt_len - args.cached_len)
                 seconds, output = first_token(engine, f"{name}-{index}", prompt)
                 hit = output.num_cached_tokens
-                expected = 0 if name == "uncached" else args.cached_len // 128 * 128  # whole blocks, of any usual size
-                assert hit >= expected and (hit == 0) == (name == "uncached"), (name, hit)
+                share = hit / args.cached_len
+                assert (share == 0) if name == "uncached" else (LEAST_SHARE <= share <= 1), (name, hit)
                 times.append(seconds)
-                emit(benchmark="prefix_cache", round=index, prompt=name, cached_tokens=hit, seconds=round(seconds, 4))
+                fields = {"prompt": name, "cached_tokens": hit, "share": round(share, 3), "seconds": round(seconds, 4)}
+                emit(benchmark="prefix_cache", round=index, **fields)
     finally:
         engine.close()
     medians = [statistics.median(times) for times in (uncached, cached)]
@@ -85,7 +89,15 @@ def main() -> None:
     )
     print_table(
         ["first token", "uncached s", "cached s", "ratio", "goal"],
-        [["median", f"{medians[0]:.3f}", f"{medians[1]:.3f}", f"{ratio:.1f}", f">= {GOAL:g} {verdict(ratio >= GOAL)}"]],
+        [
+            [
+                "median",
+                f"{medians[0]:.3f}",
+                f"{medians[1]:.3f}",
+                f"{ratio:.1f}",
+                f">= {args.goal:g} {verdict(ratio >= args.goal)}",
+            ]
+        ],
     )
 
 

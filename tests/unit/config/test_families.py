@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inflight.config import families
 from inflight.config.architecture import (
     GELU_TANH,
     HEAD,
@@ -37,12 +40,25 @@ BASE: dict[str, Any] = {
 LONGROPE = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
+MODULES = {module.__name__.rpartition(".")[2]: module.FAMILY for module in families._MODULES}
+
+
 def parse(model_type: str, **fields: Any) -> ModelArchitecture:
     return parse_architecture({**BASE, "model_type": model_type, **fields})
 
 
 def windows(model: ModelArchitecture) -> list[int | None]:
     return [layer.mixer.window for layer in model.layers]
+
+
+def test_the_page_knows_each_family_and_its_lines() -> None:
+    row = re.compile(
+        r"^\| [^|]+\| `(\w+)`[^|]*\| \[(\d+)\]\(\.\./(inflight/config/families/\w+\.py)\) \|", re.MULTILINE
+    )
+    root = Path(__file__).parents[3]
+    written = {name: (int(lines), file) for name, lines, file in row.findall((root / "docs/models.md").read_text())}
+    files = {family.architecture: f"inflight/config/families/{module}.py" for module, family in MODULES.items()}
+    assert written == {name: (len((root / file).read_text().splitlines()), file) for name, file in files.items()}
 
 
 def test_every_family_is_in_the_zoo() -> None:
