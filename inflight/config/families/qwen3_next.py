@@ -1,5 +1,5 @@
-"""Qwen3-Next with dense layers: the layers of Qwen3.5, with projections whose rows are grouped by key heads. (Layers with experts
-are computed by transformers.)"""
+"""Qwen3-Next with dense layers: the layers of Qwen3.5, with projections whose rows are grouped by key heads. (Layers with
+experts are computed by transformers.)"""
 
 from __future__ import annotations
 
