@@ -19,7 +19,7 @@ from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, head_part
 from inflight.layers.norm import RMSNorm
-from inflight.layers.rotary import row_order
+from inflight.layers.rotary import repeat_order, row_order
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
@@ -37,25 +37,18 @@ class LatentAttention(Loadable):
         self.num_heads = heads.size
         order = row_order(spec.rope, latent.rope_dim)
         order = torch.arange(latent.rope_dim) if order is None else order
-        row = torch.cat((torch.arange(latent.rank), latent.rank + order))
-        kv_part = OutputPart(spec.head_dim, 0, spec.head_dim, order=row)
-        query = head_part(spec.num_heads, latent.nope_dim + latent.rope_dim, context.tp)
-        firsts = torch.arange(0, query.size, latent.nope_dim + latent.rope_dim)[:, None]
-        orders = {"nope": firsts + torch.arange(latent.nope_dim), "rope": firsts + latent.nope_dim + order}
-        source = "q_proj" if latent.query_rank is None else "q_b_proj"
-        queries = {
-            name: replace(query, size=rows.numel(), order=rows.flatten(), source=source)
-            for name, rows in orders.items()
-        }
+        inputs = {"kv_a_proj_with_mqa": _whole(spec.head_dim, _behind(latent.rank, order))}
+        head_order = _behind(latent.nope_dim, order)
+        query = head_part(spec.num_heads, len(head_order), context.tp)
+        query = replace(query, order=repeat_order(head_order, query.size))
         self.q_a_layernorm: RMSNorm | None = None
-        self.q_b_proj: ColumnParallelLinear | None = None
         if latent.query_rank is not None:
+            inputs["q_a_proj"] = _whole(latent.query_rank)
             self.q_a_layernorm = RMSNorm(latent.query_rank, eps, context)
-            self.q_b_proj = ColumnParallelLinear(latent.query_rank, queries, bias=False, context=context)
-            queries = {"q_a_proj": OutputPart(latent.query_rank, 0, latent.query_rank)}
-        self.in_proj = ColumnParallelLinear(
-            hidden_size, {**queries, "kv_a_proj_with_mqa": kv_part}, bias=spec.qkv_bias, context=context
-        )
+        name = "q_proj" if latent.query_rank is None else "q_b_proj"
+        query_size = latent.query_rank or hidden_size
+        self.q_proj = ColumnParallelLinear(query_size, {name: query}, bias=False, context=context)
+        self.in_proj = ColumnParallelLinear(hidden_size, inputs, bias=spec.qkv_bias, context=context)
         self.kv_a_layernorm = RMSNorm(latent.rank, eps, context)
         self.kv_b = head_part(spec.num_heads, latent.nope_dim + latent.value_dim, context.tp)
         rows = torch.empty(self.kv_b.size, latent.rank, dtype=context.dtype, device=context.weight_device)
@@ -98,16 +91,14 @@ class LatentAttention(Loadable):
         """hidden [num_tokens, hidden_size] -> [num_tokens, hidden_size]; with `rows`, only these tokens are in the result."""
         latent, rotation, num_heads = self.latent, rotations[self.rotation_index], self.num_heads
         projected = self.in_proj(hidden)
-        cached = projected[:, -latent.rank - latent.rope_dim :].unsqueeze(1)  # [num_tokens, 1, rank + rope_dim]
-        queries = projected[:, : -latent.rank - latent.rope_dim]
-        if self.q_b_proj is not None:
-            assert self.q_a_layernorm is not None
-            queries = self.q_b_proj(self.q_a_layernorm(queries))
-        plain = queries[:, : num_heads * latent.nope_dim].view(-1, num_heads, latent.nope_dim)
-        rotated = queries[:, num_heads * latent.nope_dim :].view(-1, num_heads, latent.rope_dim)
-        query = hidden.new_empty((len(hidden), num_heads, latent.rank + latent.rope_dim))
-        self.absorb_keys(plain, query[:, :, : latent.rank])
-        self.ops.copy_heads(rotation.apply(rotated, None), query[:, :, latent.rank :])
+        row_size = latent.rank + latent.rope_dim
+        if self.q_a_layernorm is not None:
+            hidden = self.q_a_layernorm(projected[:, row_size:])
+        queries = self.q_proj(hidden).view(-1, num_heads, latent.nope_dim + latent.rope_dim)
+        query = queries.new_empty((len(hidden), num_heads, row_size))
+        self.absorb_keys(queries[:, :, : latent.nope_dim], query[:, :, : latent.rank])
+        self.ops.copy_heads(rotation.apply(queries[:, :, latent.nope_dim :], None), query[:, :, latent.rank :])
+        cached = projected[:, :row_size].unsqueeze(1)
         self.ops.norm_heads(cached[:, :, : latent.rank], self.kv_a_layernorm.weight.unsqueeze(0), self.eps)
         key_rope = cached[:, :, latent.rank :]
         self.ops.copy_heads(rotation.apply(key_rope, None), key_rope)
@@ -118,3 +109,13 @@ class LatentAttention(Loadable):
         self.expand_values(attended.view(-1, num_heads, latent.rank), values.view(-1, num_heads, latent.value_dim))
         out: Tensor = self.o_proj(values)
         return out
+
+
+def _whole(size: int, order: Tensor | None = None) -> OutputPart:
+    """A projection of which every rank holds all rows."""
+    return OutputPart(size, 0, size, order=order)
+
+
+def _behind(num_rows: int, order: Tensor) -> Tensor:
+    """An order of rows: the first `num_rows` as they are, then the others in the order `order`."""
+    return torch.cat((torch.arange(num_rows), num_rows + order))

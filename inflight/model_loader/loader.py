@@ -141,6 +141,8 @@ def _check_batch_invariance(context: LayerContext, architecture: ModelArchitectu
     sizes = {architecture.hidden_size}
     for layer in architecture.layers:
         sizes |= {layer.mixer.rank_sizes(ranks)[1], layer.mlp.size // ranks}
+        if layer.attention is not None and (latent := layer.attention.latent) is not None:
+            sizes |= {latent.nope_dim, latent.rank, latent.query_rank or latent.rank}
     if not all(method.is_batch_invariant(size) for method in (context.linear, context.head) for size in sizes):
         raise refusal(
             "its linear layers are not computed by the C++ kernels (which need input features in multiples of 4)"

@@ -17,8 +17,8 @@ from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 
-# of each family, with a head_dim that the attention kernel takes: plain, with all biases, with windows, with QK-norm
-MODELS = [("llama", 0), ("llama", 6), ("mistral", 1), ("qwen2", 2), ("qwen3", 1), ("qwen3", 4)]
+# with a head_dim that the attention kernel takes: plain, all biases, windows, biases, QK-norm (two), latent attention
+MODELS = [("llama", 0), ("llama", 6), ("mistral", 1), ("qwen2", 2), ("qwen3", 1), ("qwen3", 4), ("deepseek_v2", 1)]
 NUM_PROMPTS = 8  # they finish at different times, so batches have 1 to 8 requests
 
 

@@ -97,16 +97,16 @@ void norm_and_rotate_head(T* x, const T* weight, const T* cos, const T* sin, int
 
 template <typename T>
 void norm_and_rotate(
-    T* heads, int64_t token_stride, const T* weight, const T* cos, const T* sin, int64_t num_tokens, int64_t num_heads,
-    int64_t head_dim, float eps) {
+    T* heads, int64_t token_stride, int64_t head_stride, const T* weight, const T* cos, const T* sin, int64_t num_tokens,
+    int64_t num_heads, int64_t head_dim, float eps) {
 #pragma omp parallel for schedule(static) if (num_tokens * num_heads * head_dim >= kParallelElements)
     for (int64_t token = 0; token < num_tokens; token++)
         for (int64_t head = 0; head < num_heads; head++)
             if (cos == nullptr)
-                norm_head(heads + token * token_stride + head * head_dim, weight + head * head_dim, head_dim, eps);
+                norm_head(heads + token * token_stride + head * head_stride, weight + head * head_dim, head_dim, eps);
             else
                 norm_and_rotate_head(
-                    heads + token * token_stride + head * head_dim,
+                    heads + token * token_stride + head * head_stride,
                     weight == nullptr ? nullptr : weight + head * head_dim, cos + token * head_dim, sin + token * head_dim,
                     head_dim, eps);
 }
@@ -165,16 +165,16 @@ void inflight_rms_norm(
 }
 
 void inflight_norm_and_rotate(
-    void* heads, int64_t token_stride, const void* weight, const void* cos, const void* sin, int64_t num_tokens,
-    int64_t num_heads, int64_t head_dim, float eps, int32_t dtype) {
+    void* heads, int64_t token_stride, int64_t head_stride, const void* weight, const void* cos, const void* sin,
+    int64_t num_tokens, int64_t num_heads, int64_t head_dim, float eps, int32_t dtype) {
     if (dtype == kFloat32)
         norm_and_rotate(
-            static_cast<float*>(heads), token_stride, static_cast<const float*>(weight), static_cast<const float*>(cos),
-            static_cast<const float*>(sin), num_tokens, num_heads, head_dim, eps);
+            static_cast<float*>(heads), token_stride, head_stride, static_cast<const float*>(weight),
+            static_cast<const float*>(cos), static_cast<const float*>(sin), num_tokens, num_heads, head_dim, eps);
     else
         norm_and_rotate(
-            static_cast<bf16*>(heads), token_stride, static_cast<const bf16*>(weight), static_cast<const bf16*>(cos),
-            static_cast<const bf16*>(sin), num_tokens, num_heads, head_dim, eps);
+            static_cast<bf16*>(heads), token_stride, head_stride, static_cast<const bf16*>(weight),
+            static_cast<const bf16*>(cos), static_cast<const bf16*>(sin), num_tokens, num_heads, head_dim, eps);
 }
 
 void inflight_multiply_activation(

@@ -123,8 +123,8 @@ INFLIGHT_EXPORT void inflight_rms_norm(
 // Changes the first `num_heads` heads of every token in place: RMSNorm with a weight row per head, if there is a weight; then,
 // if there are cos and sin, head = head * cos + (head with its halves swapped) * sin. cos and sin are [num_tokens, head_dim].
 INFLIGHT_EXPORT void inflight_norm_and_rotate(
-    void* heads, int64_t token_stride, const void* weight, const void* cos, const void* sin, int64_t num_tokens,
-    int64_t num_heads, int64_t head_dim, float eps, int32_t dtype);
+    void* heads, int64_t token_stride, int64_t head_stride, const void* weight, const void* cos, const void* sin,
+    int64_t num_tokens, int64_t num_heads, int64_t head_dim, float eps, int32_t dtype);
 
 // x *= activation(gate); 1: SiLU, 2: GELU, 3: sigmoid
 INFLIGHT_EXPORT void inflight_multiply_activation(

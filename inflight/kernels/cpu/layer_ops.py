@@ -52,10 +52,10 @@ class CpuLayerOps(LayerOps):
 
     def _change_heads(self, heads: Tensor, weight: Tensor | None, eps: float, cos: int | None, sin: int | None) -> None:
         num_tokens, num_heads, head_dim = heads.shape
-        assert heads.stride(2) == 1 and (num_heads == 1 or heads.stride(1) == head_dim)
+        assert heads.stride(2) == 1
         self.kernels.inflight_norm_and_rotate(
             heads.data_ptr(),
-            heads.stride(0),
+            *heads.stride()[:2],
             None if weight is None else weight.data_ptr(),
             cos,
             sin,

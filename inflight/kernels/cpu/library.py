@@ -162,7 +162,7 @@ _HEADS = (*_ROWS, c_int64)  # the same, and the stride of the heads
 SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
     "inflight_bind_threads": [POINTER(c_int32), c_int32],
     "inflight_rms_norm": [*_ROWS, *_ROWS, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32],
-    "inflight_norm_and_rotate": [*_ROWS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
+    "inflight_norm_and_rotate": [*_HEADS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
     "inflight_linear": [*_ROWS, c_int32, *_ROWS, c_int32, c_int64, POINTER(LinearWeight)],
     "inflight_linear_of_heads": [
         *(*_HEADS, *_HEADS, c_int32, c_int64, c_int64),
@@ -216,7 +216,7 @@ class Taped(NamedTuple):
 
 TAPED = {  # the functions that a tape may call, in the order of `kFunctions` in tape.cpp
     "inflight_rms_norm": Taped(rows=6, out=5),
-    "inflight_norm_and_rotate": Taped(rows=5, out=None),
+    "inflight_norm_and_rotate": Taped(rows=6, out=None),
     "inflight_linear": Taped(rows=6, out=3),
     "inflight_paged_attention": Taped(rows=None, out=6),
     "inflight_select_rows": Taped(rows=4, out=3),
