@@ -35,6 +35,7 @@ class HarmonyParser(ToolParser):
             is_thought = tag not in ("", *_ENDS) and (yield from self._begin_message(tag))
             if is_thought:
                 self._writer.begin_reasoning()
+                self._writer.reasoning("\n\n")  # between two messages of reasoning; dropped before the first
             write = self._writer.reasoning if is_thought else self._writer.content
             tag = yield from self._reader.until(write, *_STARTS, *_ENDS)
             if not tag:

@@ -422,6 +422,12 @@ HARMONY = [
     Case(None, CALL, content('{"s": "<|end"}'), "openai_gptoss"),
     Case("openai", CALL, content('{"s": "<|end"}'), "openai_gptoss", {"tools": None}),
     Case("openai", f"{CALL}{CALL}x", [*calls(("f", '{"s": "<|end"}')), *content("x")], None, {"max_tool_calls": 1}),
+    Case(
+        None,
+        f"{ANALYSIS}<|start|>assistant{ANALYSIS}{FINAL.replace('It', ' It')}",
+        [*thought("Let me think.\n\nLet me think."), *content("It <rains>.\n")],
+        "openai_gptoss",
+    ),
     Case("openai", CALL.replace("{", "["), content('["s": "<|end"}'), "openai_gptoss"),
     Case("openai", CALL.replace("functions.f", "python"), content('{"s": "<|end"}'), "openai_gptoss"),
     Case("openai", "<|channel|>analysis to=python code<|message|>1+1<|call|>", thought("1+1"), "openai_gptoss"),
