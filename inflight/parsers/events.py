@@ -16,7 +16,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of the reasoning, which comes before all content and calls."""
+    """More of the reasoning. It comes before all content and calls, but in gpt-oss it may come again later."""
 
     text: str
 

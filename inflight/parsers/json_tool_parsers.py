@@ -1,4 +1,4 @@
-"""Tool parsers for the families that write the arguments of a call as JSON: Hermes, Llama and Mistral."""
+"""Tool parsers for the families that write the arguments of a call as JSON: Hermes, Llama, Mistral and DeepSeek."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from inflight.parsers.tool_parser import ToolParser
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _NAME = re.compile(r"[^\s\[\]{}\"]+")
+_DEEPSEEK_NAME = re.compile(r"[^\s<>{}`]+")
 _CALL_ID = re.compile(r"[A-Za-z0-9]+")
 
 
@@ -85,9 +86,7 @@ class MistralToolParser(ToolParser):
             separator = yield from self._expect(",", "]")
 
     def _named_call(self) -> Steps[None]:
-        name = yield from self._hold_run(_NAME)
-        if not name.isprintable() or not name:
-            raise MalformedCallError
+        name = yield from self._name(_NAME)
         yield from self._hold_blanks()
         marker = yield from self._hold_literal("[CALL_ID]", "[ARGS]")
         if marker == "[CALL_ID]":
@@ -95,3 +94,49 @@ class MistralToolParser(ToolParser):
             yield from self._expect("[ARGS]")
         yield from self._hold_blanks()
         yield from self._arguments(name)
+
+
+class DeepSeekV31ToolParser(ToolParser):
+    """For DeepSeek-V3.1. All calls are in one block.
+
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+    """
+
+    marker = "<｜tool▁calls▁begin｜>"
+
+    def _marked_call(self) -> Steps[None]:
+        yield from self._hold_blanks()
+        tag = yield from self._expect("<｜tool▁call▁begin｜>")
+        while tag == "<｜tool▁call▁begin｜>":
+            yield from self._hold_blanks()
+            yield from self._block_call()
+            yield from self._hold_blanks()
+            yield from self._expect("<｜tool▁call▁end｜>")
+            yield from self._hold_blanks()
+            tag = yield from self._expect("<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>")
+
+    def _block_call(self) -> Steps[None]:
+        name = yield from self._name(_DEEPSEEK_NAME)
+        yield from self._expect("<｜tool▁sep｜>")
+        yield from self._hold_blanks()
+        yield from self._arguments(name)
+
+
+class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
+    """For DeepSeek-V3 and R1. A call in the block begins with its type, and its arguments are a block of Markdown.
+
+    <｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
+    ```json
+    {"city": "Paris"}
+    ```<｜tool▁call▁end｜>
+    """
+
+    def _block_call(self) -> Steps[None]:
+        yield from self._expect("function<｜tool▁sep｜>")
+        name = yield from self._name(_DEEPSEEK_NAME)
+        yield from self._hold_blanks()
+        yield from self._expect("```json")
+        yield from self._hold_blanks()
+        yield from self._arguments(name)
+        yield from self._hold_blanks()
+        yield from self._expect("```")

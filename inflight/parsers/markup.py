@@ -61,10 +61,30 @@ MARKUPS = (
     ToolMarkup("mistral", "[TOOL_CALLS]", '[TOOL_CALLS][{"name": "', '", "arguments": ', "", is_list=True),
     ToolMarkup("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", ""),
     ToolMarkup("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "", ""),
+    ToolMarkup(
+        "deepseek_v3",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        "\n```json\n",
+        "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    ToolMarkup(
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
 )
 # parser name -> pattern. If no markup above fits, but a rendered call matches, the parser can read the model's calls.
 _SIGNS = {
     "qwen3_coder": re.compile(f"<function={_NAME}>"),
+    "glm45": re.compile(rf"<tool_call>{_NAME}\s*<arg_key>"),
+    "minimax_m2": re.compile(rf'<minimax:tool_call>\s*<invoke name="{_NAME}">'),
+    "gemma4": re.compile(rf"<\|tool_call>call:{_NAME}\{{"),
+    "openai": re.compile(rf"to=functions\.{_NAME}\b"),
+    "deepseek_v3": re.compile(f"function<｜tool▁sep｜>{_NAME}"),
+    "deepseek_v31": re.compile(f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>"),
     "hermes": re.compile(rf'<tool_call>\s*\{{\s*"(name": "{_NAME}"|arguments": )'),
     "mistral": re.compile(rf"\[TOOL_CALLS\]\s*(\[\{{|{_NAME})"),
 }

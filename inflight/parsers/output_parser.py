@@ -19,12 +19,15 @@ class ReasoningMarkup:
     Attributes:
         needs_special_tokens: whether the tags are special tokens, so that the text must be decoded with special tokens.
         starts_inside: whether the text of the model begins with reasoning even without an opening tag.
+        whole_parser: if the family divides its whole text into messages, reads this text, with reasoning, content and calls. It
+            replaces the tool parser.
     """
 
     begin: str
     end: str
     needs_special_tokens: bool = False
     starts_inside: bool = False
+    whole_parser: type[ToolParser] | None = None
 
 
 class OutputParser:
@@ -102,5 +105,5 @@ class OutputParser:
         if not (yield from self._reader.literal(markup.begin)) and not self._starts_in_reasoning:
             return
         self._writer.begin_reasoning()
-        if (yield from self._reader.until(markup.end, self._writer.reasoning)):
+        if (yield from self._reader.until(self._writer.reasoning, markup.end)):
             self._writer.end_reasoning()

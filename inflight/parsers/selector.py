@@ -9,10 +9,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from inflight.errors import ConfigError, TokenizerError
-from inflight.parsers.json_tool_parsers import HermesToolParser, Llama3JsonToolParser, MistralToolParser
+from inflight.parsers.gemma4 import Gemma4ToolParser
+from inflight.parsers.harmony import HarmonyParser
+from inflight.parsers.json_tool_parsers import (
+    DeepSeekV3ToolParser,
+    DeepSeekV31ToolParser,
+    HermesToolParser,
+    Llama3JsonToolParser,
+    MistralToolParser,
+)
 from inflight.parsers.markup import ToolMarkup, default_markup, find_tool_markup, render_or_nothing
 from inflight.parsers.output_parser import OutputParser, ReasoningMarkup
-from inflight.parsers.qwen3_coder import Qwen3CoderToolParser
+from inflight.parsers.tagged_tool_parsers import Glm45ToolParser, MiniMaxM2ToolParser, Qwen3CoderToolParser
 from inflight.parsers.tool_parser import ToolParser
 from inflight.tokenizer.chat_template import ChatTemplate
 
@@ -21,15 +29,29 @@ _T = TypeVar("_T")
 AUTO, NONE = "auto", "none"
 
 _TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
+    "deepseek_v3": DeepSeekV3ToolParser,
+    "deepseek_v31": DeepSeekV31ToolParser,
+    "gemma4": Gemma4ToolParser,
+    "glm45": Glm45ToolParser,
     "hermes": HermesToolParser,
     "llama3_json": Llama3JsonToolParser,
+    "minimax_m2": MiniMaxM2ToolParser,
     "mistral": MistralToolParser,
+    "openai": HarmonyParser,
     "qwen3_coder": Qwen3CoderToolParser,
 }
+_THINK = ReasoningMarkup("<think>", "</think>")
 _REASONING: Mapping[str, ReasoningMarkup] = {
     "deepseek_r1": ReasoningMarkup("<think>", "</think>", starts_inside=True),
+    "deepseek_v3": _THINK,
+    "gemma4": ReasoningMarkup("<|channel>thought", "<channel|>", needs_special_tokens=True),
+    "glm45": _THINK,
+    "minimax_m2": _THINK,
     "mistral": ReasoningMarkup("[THINK]", "[/THINK]", needs_special_tokens=True),
-    "qwen3": ReasoningMarkup("<think>", "</think>"),
+    "openai_gptoss": ReasoningMarkup(
+        "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", whole_parser=HarmonyParser
+    ),
+    "qwen3": _THINK,
 }
 _THOUGHT, _ANSWER = "probed thought", "probed answer"
 
@@ -80,14 +102,22 @@ def create_output_parser(
     """
     tool_class = _look_up("tool_call_parser", tool_parser, _TOOL_PARSERS)
     reasoning = _look_up("reasoning_parser", reasoning_parser, _REASONING)
-    return OutputParser(
-        tool_class if tools else None,
+    if tool_class is None or not tools:
+        tool_class, tools = None, ()
+    begun = ""
+    if reasoning is not None and reasoning.whole_parser is not None:
+        begun = reasoning.begin if prompt_ends_in_reasoning else ""
+        tool_class, reasoning = reasoning.whole_parser, None
+    parser = OutputParser(
+        tool_class,
         reasoning,
-        tools=tools or (),
+        tools=tools,
         starts_in_reasoning=reasoning is not None and (prompt_ends_in_reasoning or reasoning.starts_inside),
         max_tool_calls=max_tool_calls,
         make_call_id=make_call_id,
     )
+    parser.push(begun)  # the part of the format that stands in the prompt
+    return parser
 
 
 def detect_parsers(template: ChatTemplate | None) -> DetectedParsers:
@@ -136,7 +166,7 @@ def _find_reasoning(template: ChatTemplate) -> str | None:
     opened = render_or_nothing(template, [question], add_generation_prompt=True).rstrip()
     thought = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
     written = render_or_nothing(template, [question, thought])
-    for name in ("qwen3", "mistral"):
+    for name in ("qwen3", "mistral", "gemma4", "openai_gptoss"):
         begin, end = _REASONING[name].begin, _REASONING[name].end
         if opened.endswith((begin, end)) or re.search(rf"{re.escape(begin)}\s*{_THOUGHT}", written):
             return name

@@ -58,18 +58,18 @@ class TextReader:
         found = run.match(self._text, self._position, end)
         return self.take(found.end() - self._position) if found else ""
 
-    def until(self, marker: str, write: Callable[[str], None]) -> Steps[bool]:
-        """Consume `marker` and the text before it, and write the text before it piece by piece. Returns whether the marker was
-        found. If not, the whole text has been consumed and written."""
-        plain = re.compile(f"[^{re.escape(marker[0])}]+")
+    def until(self, write: Callable[[str], None], *markers: str) -> Steps[str]:
+        """Consume the first of `markers` that comes and the text before it, and write the text before it piece by piece.
+        Returns the marker. If none comes, the whole text is consumed and written, and "" is returned."""
+        plain = re.compile(f"[^{re.escape(''.join(marker[0] for marker in markers))}]+")
         while (yield from self.peek()):
             if piece := (yield from self.piece(plain)):
                 write(piece)
-            elif (yield from self.literal(marker)):
-                return True
+            elif marker := (yield from self.literal(*markers)):
+                return marker
             else:
                 write(self.take(1))
-        return False
+        return ""
 
     def all(self, write: Callable[[str], None]) -> Steps[None]:
         """Consume the text up to its end, and write it piece by piece."""

@@ -54,7 +54,7 @@ class ToolParser:
 
     def run(self) -> Steps[None]:
         """Read content and calls up to the end of the text. By default each call begins with `marker`."""
-        while (yield from self._reader.until(self.marker, self._writer.content)):
+        while (yield from self._reader.until(self._writer.content, self.marker)):
             self._writer.hold(self.marker)
             try:
                 yield from self._marked_call()
@@ -79,6 +79,13 @@ class ToolParser:
             self._writer.hold(piece)
             pieces.append(piece)
         return "".join(pieces)
+
+    def _name(self, run: re.Pattern[str]) -> Steps[str]:
+        """Hold the name of a call, which is a run of these characters. White space around it is left out."""
+        name = (yield from self._hold_run(run)).strip()
+        if not name.isprintable() or len(name.split()) != 1:
+            raise MalformedCallError
+        return name
 
     def _hold_blanks(self) -> Steps[None]:
         yield from self._hold_run(BLANKS)

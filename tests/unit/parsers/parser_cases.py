@@ -245,6 +245,213 @@ CODER = [
 ]
 
 INSIDE = {"prompt_ends_in_reasoning": True}
+
+
+def glm(name: str, *arguments: tuple[str, str], nl: str = "\n") -> str:
+    body = "".join(f"<arg_key>{key}</arg_key>{nl}<arg_value>{value}</arg_value>{nl}" for key, value in arguments)
+    return f"<tool_call>{name}{nl}{body}</tool_call>"
+
+
+GLM = [
+    Case(
+        "glm45",
+        "So:\n" + glm("f", ("s", "a </tool_call>\n"), ("n", "3")) + "\n" + glm("g"),
+        [*content("So:"), *calls(("f", '{"s": "a </tool_call>\\n", "n": 3}'), ("g", "{}"))],
+    ),
+    Case("glm45", glm("f", ("o", '{"a": "<"}'), ("b", "two"), nl=""), calls(("f", '{"o": {"a": "<"}, "b": "two"}'))),
+    Case("glm45", glm("g", ("x", "1"), ("y", ""), nl=""), calls(("g", '{"x": "1", "y": ""}'))),
+    Case("glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>ab</arg", calls(("f", '{"s": "ab</arg'))),
+    Case("glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>ab</arg_value></tool", calls(("f", '{"s": "ab"'))),
+    *(
+        Case("glm45", text, content(text))
+        for text in (
+            "<tool_call>",
+            "a <tool_call> two words </tool_call> b",
+            "<tool_call>f\n<arg",
+            "<tool_call></tool_call>",
+            "<tool_call>f <b> </tool_call>",
+        )
+    ),
+    Case("glm45", f"<think>x</think>\n{glm('g')}", [*thought("x"), *calls(("g", "{}"))], "glm45"),
+]
+
+
+def minimax(*invokes: tuple[str, Sequence[tuple[str, str]]]) -> str:
+    body = "".join(
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in arguments)
+        + "</invoke>\n"
+        for name, arguments in invokes
+    )
+    return f"<minimax:tool_call>\n{body}</minimax:tool_call>"
+
+
+MINIMAX = [
+    Case(
+        "minimax_m2",
+        "Hm.</think>\nOK\n\n" + minimax(("f", [("s", '</invoke>\n"'), ("n", "3")]), ("g", [])) + "\n",
+        [*thought("Hm."), *content("OK"), *calls(("f", '{"s": "</invoke>\\n\\"", "n": 3}'), ("g", "{}"))],
+        "minimax_m2",
+        INSIDE,
+    ),
+    Case(
+        "minimax_m2",
+        f"{minimax(('g', []))}{minimax(('f', [('n', 'null'), ('b', '[1, 2]')]))} x",
+        [*calls(("g", "{}"), ("f", '{"n": null, "b": [1, 2]}')), *content(" x")],
+    ),
+    Case(
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="g"></invoke><invoke name=g>',
+        [*calls(("g", "{}")), *content("<invoke name=g>")],
+    ),
+    Case("minimax_m2", '<minimax:tool_call><invoke name="g"></invoke><invoke na', calls(("g", "{}"))),
+    *(
+        Case("minimax_m2", text, content(text))
+        for text in (
+            "<minimax:tool_call>\n</minimax:tool_call>",
+            '<minimax:tool_call><invoke name="">',
+            '<tool_call><invoke name="f"></invoke></tool_call>',
+            '<minimax:tool_call>\n<invoke name="f">\n<para',
+        )
+    ),
+]
+
+
+def deepseek(*bodies: str, between: str = "") -> str:
+    inner = between.join(f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>" for body in bodies)
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+def v3(name: str, arguments: str) -> str:
+    return f"function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
+
+
+DEEPSEEK = [
+    Case(
+        "deepseek_v31",
+        f"a</think>Look. {deepseek(f'f<｜tool▁sep｜>{TRICKY}', 'g<｜tool▁sep｜>{}')}",
+        [*thought("a"), *content("Look."), *calls(("f", TRICKY), ("g", "{}"))],
+        "deepseek_v3",
+        INSIDE,
+    ),
+    Case(
+        "deepseek_v3",
+        "a</think>Look.\n\n" + deepseek(v3("f", TRICKY), v3("g", "{}"), between="\n") + "\n",
+        [*thought("a"), *content("Look."), *calls(("f", TRICKY), ("g", "{}"))],
+        "deepseek_r1",
+    ),
+    *(
+        Case("deepseek_v31", f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{rest}", calls(("f", "{}")))
+        for rest in ("{}", "{}<｜tool▁call", "{}<｜tool▁call▁end｜>", "{}<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜")
+    ),
+    Case(
+        "deepseek_v31",
+        deepseek("f<｜tool▁sep｜>{}", "g"),
+        [
+            *calls(("f", "{}")),
+            *content("<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        ],
+    ),
+    *(
+        Case("deepseek_v3", deepseek(v3("f", "{}")).partition("```<")[0] + rest, calls(("f", "{}")))
+        for rest in ("", "``", "```", "```<｜tool▁call▁end｜><｜tool▁c")
+    ),
+    Case("deepseek_v3", deepseek("f<｜tool▁sep｜>{}"), content(deepseek("f<｜tool▁sep｜>{}"))),
+    Case("deepseek_v3", deepseek(v3("f", "[]")), content(deepseek(v3("f", "[]")))),
+    Case("deepseek_v31", deepseek(), content(deepseek())),
+    Case("deepseek_v31", deepseek("two words<｜tool▁sep｜>{}"), content(deepseek("two words<｜tool▁sep｜>{}"))),
+]
+
+GEMMA = [
+    Case(
+        "gemma4",
+        '<|channel>thought\nHm, <tool>\n<channel|>Wait.<|tool_call>call:f{b:[1,-2.5e3,<|"|>x<|"|>,{}],'
+        's:<|"|>a "b",}\n<\\<|"|>,o:{k:<|"|><|"|>,t:true,z:None}}<tool_call|><|tool_call>call:g{}<tool_call|>',
+        [
+            *thought("Hm, <tool>"),
+            *content("Wait."),
+            *calls(
+                ("f", '{"b": [1, -2.5e3, "x", {}], "s": "a \\"b\\",}\\n<\\\\", "o": {"k": "", "t": true, "z": null}}'),
+                ("g", "{}"),
+            ),
+        ],
+        "gemma4",
+    ),
+    Case("gemma4", "<|channel>thought\n<channel|>Hi", content("Hi"), "gemma4"),
+    Case("gemma4", "\nHm\n<channel|>Hi", [*thought("Hm"), *content("Hi")], "gemma4", INSIDE),
+    Case(
+        "gemma4",
+        "<|tool_call> call:f { a : yes sir , <k : < }",
+        content("<|tool_call> call:f { a : yes sir , <k : < }"),
+    ),
+    Case(
+        "gemma4", "<|tool_call> call:f{ a : yes sir , <k : < }<tool_call|>", calls(("f", '{"a": "yes sir", "<k": "<"}'))
+    ),
+    Case("gemma4", '<|tool_call>call:f{s:<|"|>a<|', calls(("f", '{"s": "a<|'))),
+    Case("gemma4", "<|tool_call>call:f{n:12", calls(("f", '{"n": 12'))),
+    Case("gemma4", "<|tool_call>call:f{n:tru", calls(("f", '{"n": tru'))),
+    Case("gemma4", "<|tool_call>call:f{n:1}<tool", calls(("f", '{"n": 1}'))),
+    Case("gemma4", "<|tool_call>call:f{n:1} x", [*calls(("f", '{"n": 1}')), *content(" x")]),
+    *(
+        Case("gemma4", text, content(text))
+        for text in ("<|tool_call>", "<|tool_call>call:{}<tool_call|>", "<|tool_call>f{}", "<|tool_call>call:f")
+    ),
+]
+
+ANALYSIS = "<|channel|>analysis<|message|>Let me think.\n<|end|>"
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "<|end"}<|call|>'
+FINAL = "<|start|>assistant<|channel|>final<|message|>It <rains>.\n"
+HARMONY = [
+    Case("openai", f"{ANALYSIS}{FINAL}", [*thought("Let me think."), *content("It <rains>.\n")], "openai_gptoss"),
+    Case("openai", f"{ANALYSIS}{FINAL}", [*thought("Let me think."), *content("It <rains>.\n")]),
+    Case(None, f"{ANALYSIS}{FINAL}<|return|>", [*thought("Let me think."), *content("It <rains>.\n")], "openai_gptoss"),
+    Case(
+        "openai",
+        f"{ANALYSIS}<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant{CALL}"
+        f" <|start|>assistant to=functions.g<|channel|>commentary json<|message|>{{}}",
+        [*thought("Let me think."), *content("Wait."), *calls(("f", '{"s": "<|end"}'), ("g", "{}"))],
+        "openai_gptoss",
+    ),
+    Case(
+        "openai",
+        f" to=functions.f<|channel|>commentary<|message|> {TRICKY}\n<|call|>{ANALYSIS}{FINAL}",
+        [*calls(("f", TRICKY)), *thought("Let me think."), *content("It <rains>.\n")],
+        "openai_gptoss",
+    ),
+    Case("openai", "<|channel|>analysis to=functions.f<|message|>{}<|call|>", calls(("f", "{}")), "openai_gptoss"),
+    Case(None, CALL, content('{"s": "<|end"}'), "openai_gptoss"),
+    Case("openai", CALL, content('{"s": "<|end"}'), "openai_gptoss", {"tools": None}),
+    Case("openai", f"{CALL}{CALL}x", [*calls(("f", '{"s": "<|end"}')), *content("x")], None, {"max_tool_calls": 1}),
+    Case(
+        None,
+        f"{ANALYSIS}<|start|>assistant{ANALYSIS}{FINAL.replace('It', ' It')}",
+        [*thought("Let me think.\n\nLet me think."), *content("It <rains>.\n")],
+        "openai_gptoss",
+    ),
+    Case("openai", CALL.replace("{", "["), content('["s": "<|end"}'), "openai_gptoss"),
+    Case("openai", CALL.replace("functions.f", "python"), content('{"s": "<|end"}'), "openai_gptoss"),
+    Case("openai", "<|channel|>analysis to=python code<|message|>1+1<|call|>", thought("1+1"), "openai_gptoss"),
+    Case("openai", f"b<|end|>{FINAL}", [*thought("b"), *content("It <rains>.\n")], "openai_gptoss", INSIDE),
+    Case("openai", "<|channel|>analysis<|message|>a <|channel|>final<|message|>b", [*thought("a"), *content("b")]),
+    Case("openai", "<|start|>assistant<|message|>Hi", content("Hi")),
+    *(
+        Case(None, f"{FINAL}<|end|><|start|>assistant{rest}", content("It <rains>.\n"), "openai_gptoss")
+        for rest in (
+            "",
+            "<|ch",
+            "<|channel|>",
+            "<|channel|>fin",
+            "<|channel|>final<|message|>",
+            "<|channel|>final <|con",
+        )
+    ),
+    Case("openai", '<|channel|>commentary to=functions.f<|message|>{"s": "a', calls(("f", '{"s": "a'))),
+    *(
+        Case("openai", text, content(text), "openai_gptoss")
+        for text in (" to you", " Hi\n", "<|channel|>two\nlines<|message|>", "<|start|>a<b<|message|>", "<|chan")
+    ),
+]
+
 REASONING = [
     Case(
         "hermes",
@@ -274,4 +481,4 @@ REASONING = [
     Case("hermes", "  \n ", content("  \n "), "qwen3"),
 ]
 
-CASES = [*HERMES, *LLAMA, *MISTRAL, *CODER, *REASONING]
+CASES = [*HERMES, *LLAMA, *MISTRAL, *CODER, *GLM, *MINIMAX, *DEEPSEEK, *GEMMA, *HARMONY, *REASONING]

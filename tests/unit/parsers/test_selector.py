@@ -55,8 +55,44 @@ CODER_CALLS = (
     "{{ '<parameter=' + k + '>\\n' + (v if v is string else v | tojson) + '\\n</parameter>\\n' }}{% endfor %}"
     "{{ '</function>\\n</tool_call>' }}{% endfor %}"
 )
+UNKNOWN_CALLS = "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}<key>a</key></call>{% endfor %}"
 GLM_CALLS = (
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}<arg_key>a</arg_key></tool_call>{% endfor %}"
+    "{% for c in m.tool_calls or [] %}{{ '\\n<tool_call>' + c.function.name }}BREAK"
+    "{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key>BREAK"
+    "<arg_value>{{ v if v is string else v | tojson }}</arg_value>BREAK{% endfor %}</tool_call>{% endfor %}"
+)
+MINIMAX_CALLS = (
+    "{% if m.tool_calls %}{{ '\\n<minimax:tool_call>\\n' }}{% for c in m.tool_calls %}"
+    "{{ '<invoke name=\"' + c.function.name + '\">\\n' }}{% for k, v in c.function.arguments.items() %}"
+    "{{ '<parameter name=\"' + k + '\">' + (v if v is string else v | tojson) + '</parameter>\\n' }}{% endfor %}"
+    "{{ '</invoke>\\n' }}{% endfor %}</minimax:tool_call>{% endif %}"
+)
+V3_CALLS = (
+    "{% if m.tool_calls %}<｜tool▁calls▁begin｜>{% for c in m.tool_calls %}{{ '' if loop.first else '\\n' }}"
+    "<｜tool▁call▁begin｜>{{ c.type + '<｜tool▁sep｜>' + c.function.name + '\\n```json\\n' + (c.function.arguments | tojson) }}"
+    "{{ '\\n```<｜tool▁call▁end｜>' }}{% endfor %}<｜tool▁calls▁end｜>{% endif %}"
+)
+V31_CALLS = (
+    "{% if m.tool_calls %}<｜tool▁calls▁begin｜>{% for c in m.tool_calls %}<｜tool▁call▁begin｜>{{ c.function.name }}"
+    "<｜tool▁sep｜>{{ c.function.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>{% endif %}"
+)
+GEMMA_CALLS = (
+    '{% macro show(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is boolean %}{{ v | lower }}'
+    "{% elif v is mapping %}{{ '{' }}{% for k, x in v.items() %}{{ k }}:{{ show(x) }}{{ '' if loop.last else ',' }}"
+    "{% endfor %}{{ '}' }}{% elif v is sequence %}[{% for x in v %}{{ show(x) }}{{ '' if loop.last else ',' }}"
+    "{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}"
+    "{{ '<|channel>thought\\n' + m.reasoning_content + '\\n<channel|>' }}{% endif %}{{ m.content.split('<channel|>')[-1] }}"
+    "{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name + show(c.function.arguments) }}<tool_call|>"
+    "{% endfor %}"
+)
+HARMONY_TURNS = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>{% else %}"
+    "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+    "{% if m.content %}<|start|>assistant<|channel|>CONTENT<|message|>{{ m.content }}<|end|>{% endif %}"
+    "{% for c in m.tool_calls or [] %}<|start|>assistant to=functions.{{ c.function.name }}<|channel|>commentary json"
+    "<|message|>{{ c.function.arguments | tojson }}<|call|>{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 QWEN_THOUGHT = (
     "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content and loop.last %}"
@@ -89,7 +125,22 @@ TEMPLATES: dict[str, tuple[str, DetectedParsers]] = {
     "r1": (R1_THOUGHT + END.replace("<assistant>", "<assistant><think>\\n"), DetectedParsers(None, "qwen3", None)),
     "r1, old": (R1_THOUGHT + END, DetectedParsers(None, "qwen3", None)),
     "v3.1": (TURN + END.replace("<assistant>", "<assistant></think>"), DetectedParsers(None, "qwen3", None)),
-    "glm": (TURN + GLM_CALLS + END, DetectedParsers(None, None, None)),
+    "unknown": (TURN + UNKNOWN_CALLS + END, DetectedParsers(None, None, None)),
+    "glm": (QWEN_THOUGHT + GLM_CALLS.replace("BREAK", "\n") + END, DetectedParsers("glm45", "qwen3", None)),
+    "glm 4.7": (TURN + GLM_CALLS.replace("BREAK", "") + END, DetectedParsers("glm45", None, None)),
+    "minimax": (QWEN_THOUGHT + MINIMAX_CALLS + END, DetectedParsers("minimax_m2", "qwen3", None)),
+    "deepseek v3": (TURN + V3_CALLS + END, DetectedParsers("deepseek_v3", None, MARKUPS[6])),
+    "deepseek v3, no end": (
+        TURN + V3_CALLS.replace("<｜tool▁calls▁end｜>", "") + END,
+        DetectedParsers("deepseek_v3", None, None),
+    ),
+    "deepseek v3.1": (QWEN_THOUGHT + V31_CALLS + END, DetectedParsers("deepseek_v31", "qwen3", MARKUPS[7])),
+    "gemma 4": (GEMMA_CALLS + END, DetectedParsers("gemma4", "gemma4", None)),
+    "gpt-oss": (HARMONY_TURNS.replace("CONTENT", "final"), DetectedParsers("openai", "openai_gptoss", None)),
+    "gpt-oss, preamble": (
+        HARMONY_TURNS.replace("CONTENT", "commentary"),
+        DetectedParsers("openai", "openai_gptoss", None),
+    ),
     "plain": (TURN + END, DetectedParsers(None, None, None)),
     "refuses all": ("{{ raise_exception('no') }}", DetectedParsers(None, None, None)),
     "says how": ('Call as <tool_call>\n{"name": ...} <think>' + TURN + END, DetectedParsers(None, None, None)),
@@ -162,7 +213,9 @@ def test_settings_are_resolved() -> None:
         assert resolve_parsers(name, "none", None).tool == name
     for name in _REASONING:
         assert resolve_parsers("none", name, None).reasoning == name
-    with pytest.raises(ConfigError, match="tool_call_parser='x' is unknown; allowed are auto, none, hermes"):
+    with pytest.raises(
+        ConfigError, match="tool_call_parser='x' is unknown; allowed are auto, none, deepseek_v3, deepseek_v31"
+    ):
         resolve_parsers("x", "auto", template)
     with pytest.raises(ConfigError, match="reasoning_parser='x' is unknown; allowed are auto, none, deepseek_r1"):
         resolve_parsers("auto", "x", template)
@@ -175,3 +228,4 @@ def test_a_prompt_that_opens_the_reasoning() -> None:
     assert not prompt_ends_in_reasoning("<assistant><think>\n\n</think>\n\n", "qwen3")
     assert not prompt_ends_in_reasoning("<think>", None)
     assert (reasoning_end("deepseek_r1"), reasoning_end("mistral"), reasoning_end(None)) == ("</think>", "[/THINK]", "")
+    assert reasoning_end("openai_gptoss") == "<|channel|>final<|message|>"

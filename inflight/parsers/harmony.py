@@ -1,0 +1,76 @@
+"""The parser of Harmony, the format of gpt-oss. It divides the whole text of the model into messages.
+
+    <|channel|>analysis<|message|>The user wants...<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+    <|start|>assistant<|channel|>final<|message|>It rains.<|return|>
+
+A message has a header, the tag `<|message|>`, and a body. (There are no line breaks between messages.) The first message has no
+`<|start|>assistant`, because the prompt ends with it. The receiver `to=...` may also stand before `<|channel|>`.
+
+If the receiver is a function and the request has tools, the body is a call. Otherwise the body is reasoning in the channel
+"analysis" and content in all other channels. No header is content. If the text ends within a header, the header is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+
+from inflight.parsers.event_writer import MalformedCallError
+from inflight.parsers.text_reader import Steps
+from inflight.parsers.tool_parser import ToolParser
+
+_STARTS = ("<|start|>", "<|channel|>")
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_PLAIN = re.compile(r"[^<\n]+")
+_FUNCTION = re.compile(r"to=functions\.([^\s<]+)")
+
+
+class HarmonyParser(ToolParser):
+    def run(self) -> Steps[None]:
+        yield from self._hold_blanks()
+        tag = yield from self._hold_literal("to=", *_STARTS)
+        if not tag:
+            self._writer.reject()
+        while True:
+            is_thought = tag not in ("", *_ENDS) and (yield from self._begin_message(tag))
+            if is_thought:
+                self._writer.begin_reasoning()
+                self._writer.reasoning("\n\n")  # between two messages of reasoning; dropped before the first
+            write = self._writer.reasoning if is_thought else self._writer.content
+            tag = yield from self._reader.until(write, *_STARTS, *_ENDS)
+            if not tag:
+                return
+            if is_thought:
+                self._writer.end_reasoning()
+            if tag in _STARTS:
+                self._writer.hold(tag)
+
+    def _begin_message(self, tag: str) -> Steps[bool]:
+        """Read the rest of a header, which began with `tag`, and the call if the body is one. Returns whether the rest of the
+        body is reasoning."""
+        try:
+            header = yield from self._rest_of_header(tag)
+        except MalformedCallError:
+            if not (yield from self._reader.peek()):  # the text has ended within the header
+                self._writer.accept()
+            self._writer.reject()
+            return False
+        self._writer.accept()
+        function = _FUNCTION.search(header)
+        if function and function[1].isprintable() and self._tools:
+            try:
+                yield from self._hold_blanks()
+                yield from self._arguments(function[1])
+                self._writer.end_call()
+            except MalformedCallError:
+                self._writer.reject()
+            return False
+        return "<|channel|>analysis" in header
+
+    def _rest_of_header(self, tag: str) -> Steps[str]:
+        pieces = [tag]
+        while tag != "<|message|>":
+            pieces.append((yield from self._hold_run(_PLAIN)))
+            tag = yield from self._expect("<|channel|>", "<|constrain|>", "<|message|>")
+            pieces.append(tag)
+        return "".join(pieces)
