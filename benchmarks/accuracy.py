@@ -33,7 +33,7 @@ from inflight.config.architecture import SILU
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.workloads import Workload
 from inflight.hub import EMBEDDED_MODEL
-from inflight.kernels.reference import multiply_gate
+from inflight.kernels.gate import multiply_gate
 from inflight.models.causal_lm import CausalLM
 from inflight.sampling_params import SamplingParams
 from scripts.demo.evaluate import held_out_samples

@@ -15,11 +15,11 @@ from inflight.attention.triton_paged import TritonPagedBackend
 from inflight.config.architecture import SILU
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
-from inflight.kernels import reference
 from inflight.kernels.triton.rotary_kv import rotary_kv
 from inflight.layers.gpu_linear import GpuLinear
 from inflight.sample.device_sampler import DeviceSampler
 from inflight.sampling_params import SamplingParams
+from tests import kernel_reference as reference
 from tests.unit.sample.batch import Row, tokens_of
 from tests.unit.sample.device_batch import columns_of, is_close_call, positions_of
 

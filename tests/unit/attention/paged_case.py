@@ -1,6 +1,6 @@
 """A drawn world for attention backends: sequences that grow step by step in a shuffled, poisoned arena.
 
-Keys and values come from float64 sequences kept here; the truth is `kernels/reference.py` over caches laid out from
+Keys and values come from float64 sequences kept here; the truth is `tests/kernel_reference.py` over caches laid out from
 them, so that nothing the backend writes or reads can reach it.
 """
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionParams
 from inflight.interface.kv_cache import KVCacheSpec
-from inflight.kernels import reference
+from tests import kernel_reference as reference
 
 
 @dataclass(frozen=True, kw_only=True)

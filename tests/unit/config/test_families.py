@@ -40,9 +40,6 @@ BASE: dict[str, Any] = {
 LONGROPE = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
-MODULES = {module.__name__.rpartition(".")[2]: module.FAMILY for module in families._MODULES}
-
-
 def parse(model_type: str, **fields: Any) -> ModelArchitecture:
     return parse_architecture({**BASE, "model_type": model_type, **fields})
 
@@ -57,7 +54,10 @@ def test_the_page_knows_each_family_and_its_lines() -> None:
     )
     root = Path(__file__).parents[3]
     written = {name: (int(lines), file) for name, lines, file in row.findall((root / "docs/models.md").read_text())}
-    files = {family.architecture: f"inflight/config/families/{module}.py" for module, family in MODULES.items()}
+    files = {
+        family.architecture: f"inflight/config/families/{module}.py"
+        for module, family in zip(families.NAMES, FAMILIES, strict=True)
+    }
     assert written == {name: (len((root / file).read_text().splitlines()), file) for name, file in files.items()}
 
 

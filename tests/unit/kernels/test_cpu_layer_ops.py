@@ -10,11 +10,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inflight.kernels import reference
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.gate import ACTIVATIONS
 from inflight.kernels.layer_ops import LayerOps, TorchLayerOps
+from tests import kernel_reference as reference
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])

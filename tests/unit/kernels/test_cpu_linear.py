@@ -14,8 +14,8 @@ from inflight.config.architecture import GELU_TANH, SILU
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.cpu.linear import HugePages, PackedLinear, pack_float, pack_integers, quantize_rows
 from inflight.kernels.quantized_weight import QuantizedWeight
-from inflight.kernels.reference import multiply_gate
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.kernel_reference import multiply_gate
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 NAMES = st.sampled_from(INSTRUCTION_SETS_HERE)

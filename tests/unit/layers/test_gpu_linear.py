@@ -15,7 +15,6 @@ from triton.runtime.errors import OutOfResources
 from inflight.config.architecture import GELU_TANH, SILU
 from inflight.errors import ConfigError
 from inflight.kernels.quantized_weight import QuantizedWeight, quantize_rows
-from inflight.kernels.reference import multiply_gate
 from inflight.kernels.triton.layer_ops import LARGEST
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
 from inflight.layers import gpu_linear, linear_tuner
@@ -23,6 +22,7 @@ from inflight.layers.context import select_linear_method
 from inflight.layers.gpu_linear import GpuLinear
 from inflight.layers.linear_method import LinearChoice
 from inflight.layers.linear_tuner import GpuWeight, TunedLinear, tune
+from tests.kernel_reference import multiply_gate
 from tests.triton_inputs import DEVICE, IS_INTERPRETED, drawn
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter: exp(-gate) overflows

@@ -11,11 +11,11 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
 from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
-from inflight.kernels.reference import multiply_gate
 from inflight.layers.context import select_linear_method
 from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, head_part
 from inflight.layers.linear_method import KernelLinear, PlainLinear
 from inflight.layers.weights import WeightSlot
+from tests.kernel_reference import multiply_gate
 from tests.unit.layers.contexts import layer_context
 
 CPU = torch.device("cpu")

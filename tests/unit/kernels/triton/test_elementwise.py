@@ -10,9 +10,9 @@ import torch
 from hypothesis import strategies as st
 
 from inflight.config.architecture import GELU_TANH, SILU
-from inflight.kernels import reference
 from inflight.kernels.layer_ops import TorchLayerOps
 from inflight.kernels.triton.layer_ops import LARGEST, TritonLayerOps, multiply_gate, quantize_rows_fp8
+from tests import kernel_reference as reference
 from tests.triton_inputs import DEVICE, IS_INTERPRETED, ROUNDING, assert_close, drawn, padding_of, strided
 
 OPS = TritonLayerOps()

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from inflight.config.architecture import GELU_TANH, SILU
 from inflight.kernels.quantized_weight import QuantizedWeight, quantize_rows
-from inflight.kernels.reference import multiply_gate
 from inflight.kernels.triton.linear import library_linear, linear, linear_configs, split_counts
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m
 from inflight.kernels.triton.weight_only import (
@@ -24,6 +23,7 @@ from inflight.kernels.triton.weight_only import (
     weight_only_configs,
     weight_only_linear,
 )
+from tests.kernel_reference import multiply_gate
 from tests.triton_inputs import DEVICE, assert_close, drawn, padding_of, strided
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
