@@ -144,11 +144,7 @@ def padding(options: argparse.Namespace) -> None:
     print_table(["output tokens/s", "padded", "ragged", "ratio"], rows)
 
 
-RELATIONS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "pipeline": pipeline,
-    "batch": batch,
-    "padding": padding,
-}
+RELATIONS: dict[str, Callable[[argparse.Namespace], None]] = {"pipeline": pipeline, "batch": batch, "padding": padding}
 
 
 def main() -> None:

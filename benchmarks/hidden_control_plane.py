@@ -267,10 +267,7 @@ def measure(case: Case, folder: Path, depth: int, num_steps: int) -> Measured:
 def processor_seconds(worker_pid: int) -> dict[str, float]:
     """Used so far, of both processes. Linux only."""
     fields = Path(f"/proc/{worker_pid}/stat").read_text().rpartition(")")[2].split()
-    return {
-        "engine": time.process_time(),
-        "worker": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
-    }
+    return {"engine": time.process_time(), "worker": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")}
 
 
 def replay(executor: Executor, plans: Sequence[SchedulerOutput]) -> dict[str, list[Event]]:
@@ -313,8 +310,7 @@ def codec_us(plans: Sequence[SchedulerOutput]) -> dict[str, tuple[float, float]]
     for plan in plans[:200]:
         add("worker: decode the plan", partial(decoder.decode, encode(ExecuteModel(epoch=0, scheduler_output=plan))))
         output = ModelRunnerOutput(
-            step_id=plan.step_id,
-            sampled_token_ids=np.arange(int(plan.samples.sum()), dtype=np.int32),
+            step_id=plan.step_id, sampled_token_ids=np.arange(int(plan.samples.sum()), dtype=np.int32)
         )
         reply = StepReply(epoch=0, step_id=plan.step_id, rank=0, output=output)
         add("engine: decode it", partial(decoder.decode, add("worker: encode the answer", partial(encode, reply))))

@@ -21,12 +21,7 @@ from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 
 BATCH, NUM_GRAMMARS = 48, 16
 SHOWN_STEPS = 4
-ITEMS = {
-    "type": "array",
-    "minItems": 40,
-    "maxItems": 60,
-    "items": {"type": "string", "minLength": 1, "maxLength": 30},
-}
+ITEMS = {"type": "array", "minItems": 40, "maxItems": 60, "items": {"type": "string", "minLength": 1, "maxLength": 30}}
 
 
 def main() -> None:

@@ -19,12 +19,7 @@ from inflight.worker.worker import Worker
 class StandInModel(CausalLM):
     """`forward` and `compute_logits` are the benchmark's. The attention layers never compute."""
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        context: LayerContext,
-        stage: PipelineStage,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
         super().__init__(architecture, context, stage)
         self._layers = {
             f"layers.{index}": Attention(

@@ -25,13 +25,7 @@ class FullContextAttention:
     attend = AttentionBackend.attend
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        metadata: object,
-        params: AttentionParams,
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: object, params: AttentionParams
     ) -> Tensor:
         num_tokens, num_heads, _ = query.shape
         if key.shape[1]:  # otherwise the cache is another layer's

@@ -19,13 +19,7 @@ def _listening_hosts(pid: int) -> Iterator[str]:
     own = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            (
-                _,
-                local,
-                _,
-                state,
-                *_,
-            ) = fields = line.split()
+            (_, local, _, state, *_) = fields = line.split()
             if state == _LISTENS and f"socket:[{fields[9]}]" in own:
                 yield str(_address(local.partition(":")[0]))
 

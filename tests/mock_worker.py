@@ -14,12 +14,7 @@ import numpy as np
 
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheSpec
 from inflight.interface.request import LogprobsColumns
-from inflight.interface.step import (
-    GrammarOutput,
-    ModelRunnerOutput,
-    PromptLogprobs,
-    SchedulerOutput,
-)
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from inflight.interface.worker import WorkerBase
 from inflight.worker.input_batch import InputBatch
 from tests.toy_grammar import EOS, allowed_tokens

@@ -79,12 +79,7 @@ _LLAMA3_ROPE = {
 _MSCALE_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 _MSCALE_ROPE |= {"mscale": 0.7, "mscale_all_dim": 1.2}
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
-_YARN_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 256,
-}
+_YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
 
 
 _LONGROPE = {

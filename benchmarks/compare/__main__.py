@@ -98,10 +98,7 @@ class Comparison:
         read_into_page_cache(model)
         engine_args = json.loads(self._args.engine_args) if engine.name == OURS else {}
         settings = Settings(
-            folder=str(model.resolve()),
-            weight_format=engine.weight_format,
-            engine_args=engine_args,
-            **self._settings,
+            folder=str(model.resolve()), weight_format=engine.weight_format, engine_args=engine_args, **self._settings
         )
         process = EngineProcess(engine, settings)
         emit(benchmark="compare", engine=engine.label, startup_s=round(process.startup.total, 2))

@@ -78,8 +78,4 @@ def _tests(name: str, *paths: str) -> Part:
 def _formats(device: str) -> dict[str, dict[str, Any]]:  # Any: arguments of the engine
     if device == "cpu":
         return {"int8": {"quantization": "int8"}, "int4": {"quantization": "int4"}}
-    return {
-        "fp8": {"quantization": "fp8"},
-        "int4": {"quantization": "int4"},
-        "kv-fp8": {"kv_cache_dtype": "fp8"},
-    }
+    return {"fp8": {"quantization": "fp8"}, "int4": {"quantization": "int4"}, "kv-fp8": {"kv_cache_dtype": "fp8"}}

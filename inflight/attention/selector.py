@@ -7,12 +7,7 @@ from collections.abc import Collection
 import torch
 
 from inflight.attention.backend import AttentionBackend
-from inflight.attention.cpu_paged import (
-    BLOCK_SIZE_MULTIPLE,
-    HEAD_DIM_MULTIPLE,
-    MAX_INT8_HEAD_DIM,
-    CpuPagedBackend,
-)
+from inflight.attention.cpu_paged import BLOCK_SIZE_MULTIPLE, HEAD_DIM_MULTIPLE, MAX_INT8_HEAD_DIM, CpuPagedBackend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.errors import ConfigError
 from inflight.kernels.cpu.library import load_kernels

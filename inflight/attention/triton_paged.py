@@ -59,11 +59,7 @@ class TritonPagedBackend(AttentionBackend):
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        *,
-        num_multiprocessors: int,
-        max_shared_bytes: int = LEAST_SHARED_BYTES,
+        self, device: torch.device, *, num_multiprocessors: int, max_shared_bytes: int = LEAST_SHARED_BYTES
     ) -> None:
         self._device = device
         self._num_multiprocessors, self._max_shared_bytes = num_multiprocessors, max_shared_bytes
@@ -106,13 +102,7 @@ class TritonPagedBackend(AttentionBackend):
         params: AttentionParams,
     ) -> Tensor:
         return self.attend(
-            torch.cat((query, key, value), dim=1),
-            None,
-            None,
-            kv_cache,
-            metadata,
-            params,
-            num_heads=query.shape[1],
+            torch.cat((query, key, value), dim=1), None, None, kv_cache, metadata, params, num_heads=query.shape[1]
         )
 
     def attend(

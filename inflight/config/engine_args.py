@@ -144,9 +144,7 @@ class EngineArgs:
         **_COUNT,
     )
     long_prefill_token_threshold: int = _engine(
-        0,
-        "A prompt with more tokens to compute is long. 0: 4 % of --max-model-len, at least 256.",
-        bounds=(0, 2**24),
+        0, "A prompt with more tokens to compute is long. 0: 4 % of --max-model-len, at least 256.", bounds=(0, 2**24)
     )
     scheduling_policy: str = _engine(
         "fcfs", "Order of requests: by arrival, or by priority.", choices=("fcfs", "priority")

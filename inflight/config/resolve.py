@@ -280,12 +280,7 @@ def _default_block_size(architecture: ModelArchitecture, dtype: str, kv_cache_dt
 
 
 def resolve_cache(
-    args: EngineArgs,
-    *,
-    max_model_len: int,
-    dtype: str,
-    machine: Machine,
-    default_block_size: int = DEFAULT_BLOCK_SIZE,
+    args: EngineArgs, *, max_model_len: int, dtype: str, machine: Machine, default_block_size: int = DEFAULT_BLOCK_SIZE
 ) -> CacheConfig:
     """`dtype`: the dtype of keys and values."""
     is_sized_by_user = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization is not None

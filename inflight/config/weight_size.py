@@ -109,12 +109,7 @@ def _layer_bytes(
 ) -> int:
     mixer, mlp = layer.mixer, layer.mlp
     (width, inner), mlp_size = mixer.rank_sizes(tp_size), mlp.size // tp_size
-    products = [
-        (width, hidden_size),
-        (hidden_size, inner),
-        (2 * mlp_size, hidden_size),
-        (hidden_size, mlp_size),
-    ]
+    products = [(width, hidden_size), (hidden_size, inner), (2 * mlp_size, hidden_size), (hidden_size, mlp_size)]
     if input_size:
         products += [(input_size, hidden_size), (hidden_size, input_size)]
     total = sum(_linear_bytes(*shape, quantization, group_size, itemsize) for shape in products)

@@ -73,11 +73,7 @@ class AsyncFrontEnd:
         return await self._on_thread(partial(self.tokenizer.decode, token_ids, skip_special_tokens))
 
     async def process(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        **options: Unpack[RequestOptions],
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> ProcessedRequest:
         """Check and tokenise a request without starting it. `InputProcessor.process` describes the arguments.
 

@@ -76,10 +76,7 @@ class EngineProcess:
         finally:
             theirs.close()
         start = StartEngine(
-            config=config,
-            tokenizer=args.tokenizer,
-            skip_tokenizer_init=args.skip_tokenizer_init,
-            is_spare=is_spare,
+            config=config, tokenizer=args.tokenizer, skip_tokenizer_init=args.skip_tokenizer_init, is_spare=is_spare
         )
         try:
             BlockingStream(self._control).send(start)

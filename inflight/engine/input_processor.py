@@ -292,9 +292,7 @@ def _make_children(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
             parent,
             request_id=f"{index}_{parent.request_id}",
             sampling=dataclasses.replace(
-                parent.sampling,
-                params=params if index == 0 else without_prompt_logprobs,
-                seed=derive_seed(seed, index),
+                parent.sampling, params=params if index == 0 else without_prompt_logprobs, seed=derive_seed(seed, index)
             ),
             prompt_leader=None if index == 0 else leader,
         )

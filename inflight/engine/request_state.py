@@ -172,11 +172,7 @@ class Completion:
     """
 
     def __init__(
-        self,
-        index: int,
-        tokenizer: Tokenizer | None,
-        request: ProcessedRequest,
-        stop_strings: StopStrings | None,
+        self, index: int, tokenizer: Tokenizer | None, request: ProcessedRequest, stop_strings: StopStrings | None
     ) -> None:
         params = request.params
         self.index = index

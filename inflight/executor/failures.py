@@ -55,9 +55,5 @@ def start_up_error(rank: int, failure: WorkerFailure, num_ranks: int) -> Infligh
         return error
     message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
     return WorkerDiedError(
-        message,
-        rank=rank,
-        worker_traceback=failure.traceback,
-        is_echo=failure.is_echo,
-        lost_ranks=failure.lost_ranks,
+        message, rank=rank, worker_traceback=failure.traceback, is_echo=failure.is_echo, lost_ranks=failure.lost_ranks
     )

@@ -85,11 +85,7 @@ class MultiprocExecutor(Executor):
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        worker_class: str = WORKER_CLASS,
-        *,
-        max_join_seconds: float = MAX_JOIN_SECONDS,
+        self, config: EngineConfig, worker_class: str = WORKER_CLASS, *, max_join_seconds: float = MAX_JOIN_SECONDS
     ) -> None:
         super().__init__(config)
         self._worker_class = worker_class

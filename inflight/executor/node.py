@@ -93,11 +93,7 @@ class _Node:
 
     def start(self, rank: int, max_seconds: float) -> None:
         hello = Hello(
-            token=self._token,
-            schema=schema_digest(),
-            rank=rank,
-            world_size=self.world_size,
-            nnodes=self._args.nnodes,
+            token=self._token, schema=schema_digest(), rank=rank, world_size=self.world_size, nnodes=self._args.nnodes
         )
         address = self._args.master_addr, self._args.master_port
         with connect(address, hello, max_seconds=max_seconds) as connected:

@@ -112,9 +112,7 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
                 limits.note()
             executor.join_epoch(deadline)
             return RecoveryResult(
-                epoch=executor.meeting.epoch,
-                replaced=tuple(sorted(replaced)),
-                cut_off=tuple(sorted(links.replaced)),
+                epoch=executor.meeting.epoch, replaced=tuple(sorted(replaced)), cut_off=tuple(sorted(links.replaced))
             )
         except EngineClosedError:
             raise

@@ -60,11 +60,7 @@ class Attention(nn.Module):
             reader.bind(kv_cache, group_index)
 
     def forward(
-        self,
-        heads: Tensor,
-        rotation: Rotation,
-        norm: HeadNorm | None,
-        attn_metadata: tuple[AttentionMetadata, ...],
+        self, heads: Tensor, rotation: Rotation, norm: HeadNorm | None, attn_metadata: tuple[AttentionMetadata, ...]
     ) -> Tensor:
         """heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim], queries first -> [num_tokens, num_heads, head_dim]. If
         the cache is another layer's, `heads` has only the queries, and `num_kv_heads` is still the number in the cache.
@@ -74,13 +70,7 @@ class Attention(nn.Module):
         """
         assert self.kv_cache is not None, f"{self.layer_name} has no KV cache yet"
         return self.backend.attend(
-            heads,
-            rotation,
-            norm,
-            self.kv_cache,
-            attn_metadata[self.group_index],
-            self.params,
-            num_heads=self.num_heads,
+            heads, rotation, norm, self.kv_cache, attn_metadata[self.group_index], self.params, num_heads=self.num_heads
         )
 
     def forward_latent(self, query: Tensor, key: Tensor, attn_metadata: tuple[AttentionMetadata, ...]) -> Tensor:

@@ -71,10 +71,7 @@ class GatedDeltaMixer(RecurrentMixer):
             )
             offset += part.size
         for name, values in (("A_log", self.log_rates.data), ("dt_bias", self.step_bias.data)):
-            yield (
-                f"{prefix}.{name}",
-                WeightSlot(shape=(self.head.total,), destination=values, start=self.head.start),
-            )
+            yield (f"{prefix}.{name}", WeightSlot(shape=(self.head.total,), destination=values, start=self.head.start))
         weight = self.norm.data
         yield f"{prefix}.norm.weight", WeightSlot(shape=tuple(weight.shape), destination=weight, is_scale=True)
 

@@ -42,10 +42,7 @@ class ShortConvMixer(RecurrentMixer):
         for name, values in (("weight", self.weight), ("bias", self.bias)):
             if values is not None:
                 shape = self.part.total, *values.shape[1:]
-                yield (
-                    f"{prefix}.conv.{name}",
-                    WeightSlot(shape=shape, destination=values.data, start=self.part.start),
-                )
+                yield (f"{prefix}.conv.{name}", WeightSlot(shape=shape, destination=values.data, start=self.part.start))
 
     def finish_loading(self) -> None:
         super().finish_loading()

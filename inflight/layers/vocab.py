@@ -60,12 +60,7 @@ class LogitsHead(Loadable):
     """
 
     def __init__(
-        self,
-        vocab_size: int,
-        hidden_size: int,
-        *,
-        tied_embedding: VocabParallelEmbedding | None,
-        context: LayerContext,
+        self, vocab_size: int, hidden_size: int, *, tied_embedding: VocabParallelEmbedding | None, context: LayerContext
     ) -> None:
         super().__init__()
         self.vocab_size, self.hidden_size, self.tp = vocab_size, hidden_size, context.tp

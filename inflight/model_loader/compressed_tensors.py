@@ -19,15 +19,7 @@ import torch
 from torch import Tensor
 
 from inflight.kernels.quantized_weight import QuantizedWeight
-from inflight.model_loader.packing import (
-    ALL,
-    FLOATS,
-    PackedLayout,
-    ReadTensor,
-    check,
-    make_weight,
-    unpack_words,
-)
+from inflight.model_loader.packing import ALL, FLOATS, PackedLayout, ReadTensor, check, make_weight, unpack_words
 from inflight.model_loader.weight_source import StoredTensor
 
 

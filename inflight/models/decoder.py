@@ -19,14 +19,7 @@ from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
 from inflight.layers.gated_delta import GatedDeltaMixer
 from inflight.layers.latent_attention import LatentAttention
-from inflight.layers.linear import (
-    ColumnParallelLinear,
-    OutputPart,
-    RowParallelLinear,
-    even_part,
-    fused,
-    head_part,
-)
+from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, fused, head_part
 from inflight.layers.norm import QKNorm, RMSNorm, WholeQKNorm
 from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.rotary import RotaryEmbedding, repeat_order, row_order
@@ -332,12 +325,7 @@ class DecoderForCausalLM(CausalLM):
             last_result: tuple[Tensor, Tensor] = last(*result, rotations, attn_metadata, token_inputs, rows)
             return last_result
 
-        inputs = (
-            residual,
-            delta,
-            token_inputs,
-            *(tensor for rotation in rotations for tensor in rotation.tensors),
-        )
+        inputs = (residual, delta, token_inputs, *(tensor for rotation in rotations for tensor in rotation.tensors))
         delta, residual = compute() if layers is not None else self.taped(compute, inputs, rows, attn_metadata)
         if not self.stage.is_last:
             return IntermediateTensors(delta, residual)

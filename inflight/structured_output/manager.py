@@ -155,12 +155,7 @@ class StructuredOutputManager:
     """
 
     def __init__(
-        self,
-        create_backend: Callable[[], GrammarBackend],
-        vocab_size: int,
-        *,
-        num_buffers: int,
-        num_threads: int = 2,
+        self, create_backend: Callable[[], GrammarBackend], vocab_size: int, *, num_buffers: int, num_threads: int = 2
     ) -> None:
         self._cache = GrammarCache(
             create_backend, num_threads=num_threads, max_count=MAX_CACHED_GRAMMARS, max_bytes=MAX_CACHED_BYTES

@@ -39,10 +39,7 @@ class MemoryBudget:
             )
         if cache.memory_bytes is not None:
             check_kv_cache_fits(
-                cache.memory_bytes,
-                weight_bytes=num_bytes,
-                num_sharing=self._num_sharing,
-                free_bytes=self._free_bytes,
+                cache.memory_bytes, weight_bytes=num_bytes, num_sharing=self._num_sharing, free_bytes=self._free_bytes
             )
 
     @torch.inference_mode()

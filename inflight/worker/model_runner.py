@@ -23,13 +23,7 @@ from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.request import Int32Array, ResolvedSampling
-from inflight.interface.step import (
-    GrammarOutput,
-    ModelRunnerOutput,
-    NewRequestData,
-    PromptLogprobs,
-    SchedulerOutput,
-)
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, NewRequestData, PromptLogprobs, SchedulerOutput
 from inflight.models.causal_lm import CausalLM
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput

@@ -146,13 +146,7 @@ class Worker(WorkerBase):
             backend = model.backend
         make_runner = _runner_class(device, self._config)
         self._runner = make_runner(
-            self._config,
-            model,
-            backend,
-            device,
-            self._timeline,
-            tp=self._tp,
-            pipeline=self._pipeline,
+            self._config, model, backend, device, self._timeline, tp=self._tp, pipeline=self._pipeline
         )
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:

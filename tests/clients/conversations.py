@@ -27,11 +27,7 @@ WEATHER_PARAMETERS: dict[str, Any] = {
 }
 WEATHER_TOOL: dict[str, Any] = {
     "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather in a city",
-        "parameters": WEATHER_PARAMETERS,
-    },
+    "function": {"name": "get_weather", "description": "Get the weather in a city", "parameters": WEATHER_PARAMETERS},
 }
 STRICT_WEATHER_TOOL: dict[str, Any] = {"type": "function", "function": {**WEATHER_TOOL["function"], "strict": True}}
 

@@ -128,10 +128,7 @@ def test_check_health_and_dummy_batches_have_the_budget_of_a_step(
 
 
 def forged(step_id: int, token: int) -> ModelRunnerOutput:
-    return ModelRunnerOutput(
-        step_id=step_id,
-        sampled_token_ids=np.array([token], dtype=np.int32),
-    )
+    return ModelRunnerOutput(step_id=step_id, sampled_token_ids=np.array([token], dtype=np.int32))
 
 
 def deliver_to_all(executor: Executor, reply: StepReply) -> None:

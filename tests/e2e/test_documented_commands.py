@@ -36,10 +36,7 @@ from tests.documented_commands import (
 )
 
 # Repositories of the hub that the pages name; each holds the embedded model, as safetensors or in the GGUF files named.
-HUB = {
-    "Qwen/Qwen3-0.6B": [],
-    "Qwen/Qwen3-0.6B-GGUF": ["Qwen3-0.6B-Q8_0.gguf"],
-}
+HUB = {"Qwen/Qwen3-0.6B": [], "Qwen/Qwen3-0.6B-GGUF": ["Qwen3-0.6B-Q8_0.gguf"]}
 SECONDS = 120.0
 RUN = [(page, block) for page in PAGES for block in blocks_of(page) if block.language in ("sh", "python")]
 PAGES_WITH_COMMANDS = [page for page in PAGES if any(each is page and not block.not_run for each, block in RUN)]
@@ -201,11 +198,7 @@ def test_a_benchmark_takes_the_arguments(
 
 def test_commands_are_cut_where_bash_would() -> None:
     text = "a b \\\n  c\n\nd 'e\nf'  # g\ncat > x <<'E'\nline\nE\n"
-    assert commands_of(Block("x.md", 1, "sh", text)) == [
-        "a b \\\n  c",
-        "d 'e\nf'  # g",
-        "cat > x <<'E'\nline\nE",
-    ]
+    assert commands_of(Block("x.md", 1, "sh", text)) == ["a b \\\n  c", "d 'e\nf'  # g", "cat > x <<'E'\nline\nE"]
     assert serves("inflight serve ./my-model --port 9000")
     assert serves("A=b inflight serve")
     assert not serves("inflight serve --config serve.yaml --check")

@@ -16,15 +16,7 @@ import pytest
 
 from benchmarks.mock_executor import NAME
 from tests.certificates import make_certificate, needs_openssl
-from tests.e2e.serve_process import (
-    MODEL,
-    ServeProcess,
-    Stream,
-    assert_nothing_left,
-    events_of,
-    serving,
-    tree_of,
-)
+from tests.e2e.serve_process import MODEL, ServeProcess, Stream, assert_nothing_left, events_of, serving, tree_of
 
 TITLES = {"engine", "front end 0", "front end 1"}
 LONG = 1500  # tokens, 5 ms each

@@ -18,9 +18,7 @@ def parse_glm(fields: JsonFields, name: str, norms: NormNames) -> ModelArchitect
     attention = read_attention(fields, head_dim=128, partial_rotary_factor=partial)
     assert attention.rope is not None
     attention = replace(
-        attention,
-        rope=replace(attention.rope, interleaved=True),
-        qkv_bias=fields.boolean("attention_bias", True),
+        attention, rope=replace(attention.rope, interleaved=True), qkv_bias=fields.boolean("attention_bias", True)
     )
     layer = LayerSpec(attention=attention, mlp=read_mlp(fields, is_fused=True), norms=norms)
     return make_architecture(fields, name, (layer,) * fields.integer("num_hidden_layers"), eps=1.5625e-7)

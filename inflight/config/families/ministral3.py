@@ -43,9 +43,5 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
 
 
 FAMILY = Family(
-    architecture="Ministral3ForCausalLM",
-    model_type="ministral3",
-    wrapper=WRAPPER,
-    unread=UNREAD,
-    parse=_parse,
+    architecture="Ministral3ForCausalLM", model_type="ministral3", wrapper=WRAPPER, unread=UNREAD, parse=_parse
 )

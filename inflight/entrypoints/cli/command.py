@@ -40,8 +40,7 @@ GENERAL = "Options"
 
 Command = Callable[..., None]  # its parameters are read by typer
 Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", "-v", help="Log what happens, and show tracebacks. Also: INFLIGHT_LOG_LEVEL=DEBUG."),
+    bool, typer.Option("--verbose", "-v", help="Log what happens, and show tracebacks. Also: INFLIGHT_LOG_LEVEL=DEBUG.")
 ]
 
 

@@ -66,10 +66,7 @@ def make_report() -> Report:
         "memory": _memory(_read(Path("/proc/meminfo"))),
         "gpu": gpu_facts(read_cuda_facts),
         "torch": _torch(),
-        "models": {
-            "families": list(SUPPORTED_ARCHITECTURES),
-            "embedded": (EMBEDDED_MODEL / "config.json").is_file(),
-        },
+        "models": {"families": list(SUPPORTED_ARCHITECTURES), "embedded": (EMBEDDED_MODEL / "config.json").is_file()},
         "environment": environment(os.environ.items()),
     }
 

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.cli.batch import (
-    GivenSampling,
-    RequestMaker,
-    check_sampling,
-    row_key,
-    run_batch,
-    to_json,
-)
+from inflight.entrypoints.cli.batch import GivenSampling, RequestMaker, check_sampling, row_key, run_batch, to_json
 from inflight.entrypoints.cli.command import Verbose, command, start_engine
 from inflight.entrypoints.cli.result_file import ResultFile
 from inflight.entrypoints.cli.rows import STANDARD_STREAM, Row, count_rows, open_input, read_rows

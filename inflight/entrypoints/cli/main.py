@@ -71,8 +71,7 @@ def _print_version(wanted: bool) -> None:
 @command
 def inflight_options(
     version: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
     verbose: Verbose = False,
 ) -> None:

@@ -239,12 +239,7 @@ class GenerationFields(StrictModel):
     ] = None
 
     def sampling_params(
-        self,
-        defaults: SamplingParams,
-        *,
-        max_tokens: int | None,
-        logprobs: int | None,
-        prompt_logprobs: int | None,
+        self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> SamplingParams:
         """Returns the model's `defaults` with the values of the fields that the request gives.
 

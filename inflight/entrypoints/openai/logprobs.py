@@ -80,11 +80,7 @@ def prompt_logprobs(rows: Sequence[Row | None]) -> PromptLogprobs:
         None
         if row is None
         else {
-            str(token_id): {
-                "logprob": finite(found.logprob),
-                "rank": found.rank,
-                "decoded_token": found.decoded_token,
-            }
+            str(token_id): {"logprob": finite(found.logprob), "rank": found.rank, "decoded_token": found.decoded_token}
             for token_id, found in row.items()
         }
         for row in rows

@@ -122,8 +122,7 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
         for i, token in enumerate(body.tokens):
             if token >= engine.model.vocab_size:
                 raise FieldError(
-                    f"tokens[{i}]",
-                    f"tokens[{i}]={token} is outside the vocabulary of {engine.model.vocab_size} tokens",
+                    f"tokens[{i}]", f"tokens[{i}]={token} is outside the vocabulary of {engine.model.vocab_size} tokens"
                 )
 
         async def make() -> bytes:

@@ -20,13 +20,7 @@ SENT_METHOD = "sent_method"  # key in scope["state"]: the method that the client
 
 
 async def send_error(
-    send: Send,
-    status: int,
-    message: str,
-    *,
-    kind: str,
-    code: str,
-    headers: Iterable[tuple[bytes, bytes]] = (),
+    send: Send, status: int, message: str, *, kind: str, code: str, headers: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
     """Send an error object as OpenAI defines it, with the type `kind`. With status 503, `Retry-After` is sent, too."""
     error = {"message": message, "type": kind, "param": None, "code": code}

@@ -68,11 +68,7 @@ class HeadLayout(ctypes.Structure):
 class AttentionParams(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointer alive."""
 
-    _fields_ = (
-        ("scale", c_float),
-        ("soft_cap", c_float),
-        ("sinks", c_void_p),
-    )
+    _fields_ = (("scale", c_float), ("soft_cap", c_float), ("sinks", c_void_p))
 
 
 class LinearWeight(ctypes.Structure):
@@ -164,10 +160,7 @@ SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
     "inflight_rms_norm": [*_ROWS, *_ROWS, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32],
     "inflight_norm_and_rotate": [*_HEADS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
     "inflight_linear": [*_ROWS, c_int32, *_ROWS, c_int32, c_int64, POINTER(LinearWeight)],
-    "inflight_linear_of_heads": [
-        *(*_HEADS, *_HEADS, c_int32, c_int64, c_int64),
-        POINTER(LinearWeight),
-    ],
+    "inflight_linear_of_heads": [*(*_HEADS, *_HEADS, c_int32, c_int64, c_int64), POINTER(LinearWeight)],
     "inflight_copy_heads": [*_HEADS, *_HEADS, c_int64, c_int64, c_int64, c_int32],
     "inflight_packed_size": [POINTER(LinearWeight), POINTER(c_int64), POINTER(c_int64)],
     "inflight_packed_features": [POINTER(LinearWeight), c_void_p],

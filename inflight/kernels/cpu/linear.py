@@ -155,12 +155,7 @@ def pack_float(
 
 
 def pack_integers(
-    kernels: ctypes.CDLL,
-    memory: HugePages,
-    weight: QuantizedWeight,
-    bias: Tensor | None,
-    *,
-    gate: str | None,
+    kernels: ctypes.CDLL, memory: HugePages, weight: QuantizedWeight, bias: Tensor | None, *, gate: str | None
 ) -> PackedLinear:
     """Packs integers. The kernels store the scales and offsets of groups in float16. To fit, they are divided by a power of
     two."""

@@ -43,16 +43,7 @@ class TritonLayerOps(TorchLayerOps):
 
 @triton.jit
 def rms_norm_kernel(
-    x,
-    residual,
-    weight,
-    out,
-    x_stride,
-    residual_stride,
-    size,
-    eps,
-    HAS_RESIDUAL: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x, residual, weight, out, x_stride, residual_stride, size, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Each program computes a row. If there is a residual, the program adds it first. `BLOCK`: a power of two, at least
     `size`."""
@@ -192,14 +183,6 @@ def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     if num_rows > 0:
         block = triton.next_power_of_2(size)
         quantize_rows_kernel[(num_rows,)](
-            x,
-            out,
-            scales,
-            x.stride(0),
-            size,
-            LARGEST=LARGEST,
-            LEAST=_LEAST,
-            BLOCK=block,
-            num_warps=num_warps(block),
+            x, out, scales, x.stride(0), size, LARGEST=LARGEST, LEAST=_LEAST, BLOCK=block, num_warps=num_warps(block)
         )
     return out, scales

@@ -64,11 +64,7 @@ def cases(draw: st.DrawFn) -> Case:
         window=draw(st.one_of(st.none(), st.integers(1, 40))),
         num_layers=draw(st.integers(1, 3)),
         padding=draw(st.sampled_from([0, 4, 64, 100])),
-        steps=tuple(
-            draw(
-                st.lists(st.tuples(*[lengths] * num_sequences).filter(any), min_size=1, max_size=4),
-            )
-        ),
+        steps=tuple(draw(st.lists(st.tuples(*[lengths] * num_sequences).filter(any), min_size=1, max_size=4))),
         seed=draw(st.integers(0, 2**31)),
     )
 

@@ -128,12 +128,7 @@ def test_qwen_windows() -> None:
         assert windows(family(name, use_sliding_window=True, sliding_window=None)) == (None,) * 4
 
 
-LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def test_both_spellings_of_rope() -> None:

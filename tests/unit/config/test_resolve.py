@@ -61,11 +61,7 @@ def test_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("stored", "wanted", "served"),
-    [
-        ("float32", "auto", "float32"),
-        ("float16", "auto", "bfloat16"),
-        ("bfloat16", "float32", "float32"),
-    ],
+    [("float32", "auto", "float32"), ("float16", "auto", "bfloat16"), ("bfloat16", "float32", "float32")],
 )
 def test_dtype(stored: str, wanted: str, served: str) -> None:
     assert resolved(replace(ARCHITECTURE, dtype=stored), dtype=wanted).model.dtype == served

@@ -192,11 +192,7 @@ def run_schedule(seed: int) -> None:
         delays = schedule.delays(next(salts))
         return DelayedChannel(channel, delays, delays)
 
-    links = make_links(
-        worlds,
-        spec(schedule.layout.tensor_parallel_size),
-        wrap,
-    )
+    links = make_links(worlds, spec(schedule.layout.tensor_parallel_size), wrap)
     ranks = [Rank(schedule, worlds, rank, link, 200 + rank) for rank, link in enumerate(links)]
     for rank in ranks:
         rank.start()

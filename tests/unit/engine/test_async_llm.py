@@ -26,16 +26,7 @@ from inflight.errors import (
     RequestTimeoutError,
 )
 from inflight.sampling_params import SamplingParams
-from tests.unit.engine.serving import (
-    EMBEDDED,
-    endless,
-    mock_engine,
-    read,
-    reasons_of,
-    submit,
-    text_of,
-    tokens_of,
-)
+from tests.unit.engine.serving import EMBEDDED, endless, mock_engine, read, reasons_of, submit, text_of, tokens_of
 
 PROMPTS = ["Hello", "The capital of France is", "once", [5, 6, 7]]
 

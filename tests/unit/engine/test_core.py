@@ -64,10 +64,7 @@ def engines(draw: st.DrawFn) -> MockEngine:
 
 # few distinct beginnings, so that prompts share blocks
 PROMPTS = st.builds(
-    lambda a, b, tail: [a] * b + tail,
-    st.integers(0, 2),
-    st.integers(1, 30),
-    st.lists(st.integers(0, 3), max_size=20),
+    lambda a, b, tail: [a] * b + tail, st.integers(0, 2), st.integers(1, 30), st.lists(st.integers(0, 3), max_size=20)
 )
 EVENTS = st.lists(
     st.tuples(

@@ -15,12 +15,7 @@ from inflight.engine.control_socket import FrontEndLink
 from inflight.engine.core_client import CoreClient
 from inflight.engine.core_process import CoreServer
 from inflight.engine.engine_sockets import EngineSockets
-from inflight.errors import (
-    EngineDeadError,
-    EngineError,
-    OutOfMemoryError,
-    StepError,
-)
+from inflight.errors import EngineDeadError, EngineError, OutOfMemoryError, StepError
 from inflight.executor.failures import failure_of
 from inflight.executor.transport import BlockingStream
 from inflight.interface.serving import AbortRequests, EngineDied, EngineReady, EngineStartFailed

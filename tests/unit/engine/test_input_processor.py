@@ -229,8 +229,7 @@ def test_fields_that_replace_those_of_generation_config(uses_file: bool, expecte
 
 
 @pytest.mark.parametrize(
-    "params",
-    [{"stop_token_ids": [3, 259]}, {"allowed_token_ids": [259]}, {"logit_bias": {259: 1.0}}],
+    "params", [{"stop_token_ids": [3, 259]}, {"allowed_token_ids": [259]}, {"logit_bias": {259: 1.0}}]
 )
 def test_token_ids_in_parameters(params: dict[str, Any]) -> None:
     with pytest.raises(

@@ -94,12 +94,7 @@ def test_the_log_says_how_large_it_is_and_why() -> None:
         block_size=16, dtype="float32", enable_prefix_caching=True, memory_bytes=None, memory_utilization=0.5
     )
     scheduler = SchedulerConfig(
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        enable_chunked_prefill=True,
-        policy="fcfs",
-        depth=1,
-        stagger=1,
+        max_num_seqs=8, max_num_batched_tokens=64, enable_chunked_prefill=True, policy="fcfs", depth=1, stagger=1
     )
     size, flag = "the KV cache of a rank is 25.00 GiB, 384 tokens, ", "--kv-cache-memory-bytes"
     usual = replace(cache, usual_sequence_len=48)

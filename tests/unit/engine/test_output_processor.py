@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from inflight.engine.request_state import RequestOutputKind
 from inflight.errors import InvalidRequestError
-from inflight.interface.request import (
-    FinishReason,
-)
+from inflight.interface.request import FinishReason
 from inflight.interface.statistics import SchedulerStats
 from inflight.metrics.observer import EngineObserver, FinishedRequest
 from inflight.outputs import RequestOutput

@@ -7,11 +7,7 @@ import pytest
 
 from inflight.engine.output_processor import OutputProcessor
 from inflight.engine.request_state import RequestOutputKind
-from inflight.interface.request import (
-    EngineCoreOutput,
-    FinishReason,
-    LogprobsColumns,
-)
+from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
 from inflight.outputs import Logprob
 from tests.fakes_tokenizer import byte_tokenizer
 from tests.unit.engine.output_cases import CUMULATIVE, DELTA, FINAL_ONLY, Processor, columns, output, request

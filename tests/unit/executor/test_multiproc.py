@@ -22,13 +22,7 @@ from inflight.interface.start_up import BeginEpoch
 from inflight.interface.step import NewRequestData
 from inflight.sampling_params import SamplingParams
 from tests.conformance.configs import engine_config, plan
-from tests.unit.executor.processes import (
-    SCRIPTED,
-    exists,
-    have_ended,
-    pids_of,
-    scripted_executor,
-)
+from tests.unit.executor.processes import SCRIPTED, exists, have_ended, pids_of, scripted_executor
 
 
 @pytest.mark.parametrize("rank", [0, 1])

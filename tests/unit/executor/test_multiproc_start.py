@@ -15,10 +15,7 @@ from inflight.errors import ConfigError, WorkerDiedError
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.process import WorkerProcess, wait_for_end
 from tests.conformance.configs import engine_config
-from tests.unit.executor.processes import (
-    pids_of,
-    scripted_executor,
-)
+from tests.unit.executor.processes import pids_of, scripted_executor
 
 
 def test_the_garbage_collector_of_a_rank_is_on_and_visits_no_libraries(executor: MultiprocExecutor) -> None:

@@ -14,12 +14,7 @@ from inflight.layers.rotary import RotaryEmbedding, inverse_frequencies
 from tests.unit.layers.contexts import layer_context
 
 CPU = torch.device("cpu")
-LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 KINDS: list[dict[str, Any]] = [
     {"rope_theta": 10000.0},

@@ -286,11 +286,7 @@ def write_pair(tmp_path: Path, quantization: dict[str, Any], pack: Pack, **drawi
     ids=["gptq", "awq", "compressed int4", "W8A8"],
 )
 def test_a_quantized_model_is_that_of_its_weights(
-    tmp_path: Path,
-    quantization: dict[str, Any],
-    pack: Pack,
-    drawing: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, quantization: dict[str, Any], pack: Pack, drawing: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, quantized = write_pair(tmp_path, quantization, pack, **drawing)
     truth = run_prompt(load(plain), PROMPT)

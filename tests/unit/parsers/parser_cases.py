@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from inflight.parsers.events import (
-    ContentDelta,
-    Event,
-    ReasoningDelta,
-    ToolArgumentsDelta,
-    ToolCallStart,
-    join_deltas,
-)
+from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.selector import create_output_parser
 
@@ -224,11 +217,7 @@ CODER = [
         "<tool_call>\n<function=f>\n<parameter=s>\nab\n</para",
         calls(("f", '{"s": "ab\n</para'.replace("\n", "\\n"))),
     ),
-    Case(
-        "qwen3_coder",
-        "<tool_call>\n<function=f>\n<parameter=n>\n12",
-        calls(("f", '{"n": 12')),
-    ),
+    Case("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=n>\n12", calls(("f", '{"n": 12'))),
     *(
         Case(
             "qwen3_coder", f"<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n{end}", calls(("f", arguments))

@@ -12,14 +12,7 @@ from hypothesis import example, given
 
 from inflight.errors import ConfigError
 from inflight.parsers.event_writer import MAX_HELD
-from inflight.parsers.events import (
-    ContentDelta,
-    Event,
-    ReasoningDelta,
-    ToolArgumentsDelta,
-    ToolCallStart,
-    join_deltas,
-)
+from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
 from inflight.parsers.selector import _REASONING, _TOOL_PARSERS, create_output_parser
 from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse
 
@@ -252,8 +245,7 @@ def test_what_waits_is_bounded_and_then_content_in_any_split(tool: str, start: s
 
 
 @pytest.mark.parametrize(
-    ("tool", "start"),
-    [("gemma4", "<|tool_call>call:f{n:"), ("qwen3_coder", "<tool_call><function=f><parameter=n>")],
+    ("tool", "start"), [("gemma4", "<|tool_call>call:f{n:"), ("qwen3_coder", "<tool_call><function=f><parameter=n>")]
 )
 def test_a_value_that_is_too_long_to_hold_becomes_content_in_full(tool: str, start: str) -> None:
     events = parse(Case(tool, "", []).parser(), [start + "1" * (MAX_HELD + 1000)])

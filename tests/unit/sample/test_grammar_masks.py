@@ -30,8 +30,7 @@ def masks_of(admitted: dict[int, set[int]]) -> GrammarMasks:
         bits[i, list(tokens)] = 1
         bits[i, VOCAB_SIZE:] = i % 2  # counts for nothing
     return GrammarMasks(
-        rows=np.array(list(admitted), dtype=np.int64),
-        masks=np.packbits(bits, axis=1, bitorder="little").view(np.int32),
+        rows=np.array(list(admitted), dtype=np.int64), masks=np.packbits(bits, axis=1, bitorder="little").view(np.int32)
     )
 
 

@@ -130,10 +130,7 @@ def test_the_path_names_the_fields_and_no_branches(model: type[BaseModel], body:
             "response_format: the type 'json' is none of 'text', 'json_object', 'json_schema', 'structural_tag'",
         ),
         ({"messages": HELLO, "response_format": {}}, 'response_format: the field "type" is required'),
-        (
-            {"messages": HELLO, "tools": [{"type": "custom", "custom": {}}]},
-            "tools[0].type: input should be 'function'",
-        ),
+        ({"messages": HELLO, "tools": [{"type": "custom", "custom": {}}]}, "tools[0].type: input should be 'function'"),
         (
             {"messages": HELLO, "tools": [{"type": "custom", "custom": {}}], "n": "a"},
             "tools[0].type: input should be 'function'; n: input should be a valid integer",

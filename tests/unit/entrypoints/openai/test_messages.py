@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from inflight.entrypoints.openai.messages import (
-    ChatMessage,
-    malformed_calls,
-    read_arguments,
-    template_messages,
-)
+from inflight.entrypoints.openai.messages import ChatMessage, malformed_calls, read_arguments, template_messages
 from inflight.entrypoints.openai.rendering import _render_calls
 from inflight.tokenizer.chat_template import ChatTemplate
 

@@ -55,10 +55,7 @@ def make_app(request_timeout: float | None, encode_seconds: float = 0.0) -> Fast
     )
     settings = SimpleNamespace(request_timeout=request_timeout)
     server: Any = SimpleNamespace(
-        engine=engine,
-        settings=settings,
-        check_model=lambda name: name,
-        ignored_fields=IgnoredFields(is_strict=False),
+        engine=engine, settings=settings, check_model=lambda name: name, ignored_fields=IgnoredFields(is_strict=False)
     )
     app = FastAPI()
     app.router.route_class = JsonRoute

@@ -79,11 +79,7 @@ def test_they_are_taken_out_at_every_level() -> None:
 
 @pytest.mark.parametrize(
     ("model", "body"),
-    [
-        (CompletionRequest, {"prompt": "x"}),
-        (TokenizeRequest, {"prompt": "x"}),
-        (DetokenizeRequest, {"tokens": [1]}),
-    ],
+    [(CompletionRequest, {"prompt": "x"}), (TokenizeRequest, {"prompt": "x"}), (DetokenizeRequest, {"tokens": [1]})],
 )
 def test_every_endpoint_has_them(model: Any, body: dict[str, Any]) -> None:
     assert IgnoredFields(is_strict=False).take_out(model.model_validate({**body, "odd": 1, "null": None})) == ["odd"]

@@ -227,13 +227,7 @@ def test_weight_only(
     data=st.data(),
 )
 def test_dequantize(
-    kind: str,
-    dtype: torch.dtype,
-    out_features: int,
-    num_groups: int,
-    group_size: int,
-    seed: int,
-    data: st.DataObject,
+    kind: str, dtype: torch.dtype, out_features: int, num_groups: int, group_size: int, seed: int, data: st.DataObject
 ) -> None:
     stored = quantized(kind, out_features, num_groups, group_size, seed)
     weight = packed(stored, dtype)
