@@ -10,7 +10,17 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    Olmo2Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 from tests.gguf_files import Number, Stored, floats, quantized, write_gguf
 from tests.model_zoo import write_model
@@ -34,6 +44,11 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "gemma3": Gemma3TextConfig(
         **{**_COMMON, "num_hidden_layers": 7}, head_dim=64, query_pre_attn_scalar=64, sliding_window=9
     ),
+    "olmo2": Olmo2Config(**_COMMON),
+    "smollm3": SmolLM3Config(**{**_COMMON, "num_hidden_layers": 4, "pad_token_id": None}),
+    "granite": GraniteConfig(
+        **_COMMON, attention_multiplier=0.0625, logits_scaling=2.0, embedding_multiplier=0.5, residual_multiplier=0.5
+    ),
 }
 # Every type is there; a mixture like this is what files called Q4_K_M hold.
 TYPES = {
@@ -54,6 +69,8 @@ NAMES = {
     "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
     "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down",
 }  # fmt: skip
+THETAS = {"gemma3": 1e6, "smollm3": 2e6}
+INTERLEAVED = ("llama", "smollm3", "granite")
 NAMES_OF_GEMMA = {
     **NAMES,
     "post_attention_layernorm": "post_attention_norm",
@@ -71,14 +88,19 @@ def metadata_of(architecture: str, config: PreTrainedConfig) -> dict[str, Any]:
         "attention.head_count": Number("I", config.num_attention_heads),
         "attention.head_count_kv": Number("I", config.num_key_value_heads),
         "attention.layer_norm_rms_epsilon": Number("f", config.rms_norm_eps),
-        "rope.freq_base": Number("f", 1e6 if architecture == "gemma3" else 10000.0),
+        "rope.freq_base": Number("f", THETAS.get(architecture, 10000.0)),
     }
     if architecture.startswith("gemma"):
         fields["attention.sliding_window"] = Number("I", config.sliding_window)
     if architecture == "gemma2":
         fields |= {f"{name}_logit_softcapping": Number("f", value) for name, value in (("attn", 50.0), ("final", 30.0))}
-    if architecture == "llama":
+    if architecture in INTERLEAVED:
         fields["rope.dimension_count"] = Number("I", config.hidden_size // config.num_attention_heads)
+    if architecture == "granite":
+        multipliers = {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}
+        multipliers |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
+        fields |= {name: Number("f", value) for name, value in multipliers.items()}
+    if architecture == "llama":
         fields["vocab_size"] = Number("I", config.vocab_size)
     if architecture in ("qwen3", "gemma2", "gemma3"):
         fields |= {f"attention.{name}_length": Number("I", config.head_dim) for name in ("key", "value")}
@@ -104,9 +126,9 @@ def write_pair(
         *_, module, suffix = name.split(".")
         layer = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
         is_gemma = architecture.startswith("gemma")
-        stem = (NAMES_OF_GEMMA if is_gemma else NAMES)[module]
+        stem = (NAMES_OF_GEMMA if is_gemma or architecture == "olmo2" else NAMES)[module]
         kind = types.get(stem, "F32") if weight.dim() == 2 else "F32"
-        is_interleaved = architecture == "llama" and module in ("q_proj", "k_proj")
+        is_interleaved = architecture in INTERLEAVED and module in ("q_proj", "k_proj")
         as_stored = interleave(weight, 64) if is_interleaved else weight
         if is_gemma and stem.endswith("norm"):
             as_stored = weight + 1

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp, with_residual_scale
 from inflight.config.json_fields import JsonFields
+
+_GGUF_FIELDS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
@@ -27,9 +35,17 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     )
 
 
+def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    return {name: given[key] for key, name in _GGUF_FIELDS.items() if key in given}
+
+
 FAMILY = Family(
     architecture="GraniteForCausalLM",
     model_type="granite",
+    gguf_name="granite",
+    gguf_fields=_from_gguf,
+    gguf_keys=tuple(_GGUF_FIELDS),
+    gguf_interleaves_heads=True,
     parse=_parse,
     reads=("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
 )

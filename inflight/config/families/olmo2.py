@@ -24,4 +24,4 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     return make_architecture(fields, FAMILY.architecture, (layer,) * fields.integer("num_hidden_layers"), eps=1e-5)
 
 
-FAMILY = Family(architecture="Olmo2ForCausalLM", model_type="olmo2", parse=_parse)
+FAMILY = Family(architecture="Olmo2ForCausalLM", model_type="olmo2", gguf_name="olmo2", parse=_parse)

@@ -47,4 +47,11 @@ def _layers_with_rope(fields: JsonFields) -> list[bool]:
     return [each == 1 for each in given[:num_layers]]
 
 
-FAMILY = Family(architecture="SmolLM3ForCausalLM", model_type="smollm3", parse=_parse, reads=("no_rope_layers",))
+FAMILY = Family(
+    architecture="SmolLM3ForCausalLM",
+    model_type="smollm3",
+    gguf_name="smollm3",
+    gguf_interleaves_heads=True,
+    parse=_parse,
+    reads=("no_rope_layers",),
+)
