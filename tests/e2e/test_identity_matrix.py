@@ -47,6 +47,7 @@ FEATURES = st.builds(
     chunk=st.sampled_from([None, 5, 16]),
     tight=st.booleans(),
     max_num_seqs=st.sampled_from([2, 5]),
+    num_drafts=st.sampled_from([0, 3]),
 )
 PROMPTS = st.builds(
     lambda base, length, tail: [3 + base] * length + tail,
