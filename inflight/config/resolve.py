@@ -185,9 +185,7 @@ def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitect
         return
     num_kv_heads = architecture.attentions[0].num_kv_heads
     problem = (
-        f"pipeline_parallel_size={args.pipeline_parallel_size}"
-        if args.pipeline_parallel_size > 1
-        else "batch_invariant=True"
+        "batch_invariant=True"
         if args.batch_invariant
         else "a GGUF file"
         if _is_gguf(folder)

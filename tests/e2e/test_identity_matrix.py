@@ -38,6 +38,7 @@ MODELS = {
     "latent attention, C++": ("deepseek_v2", 1, 16),
     "latent attention": ("deepseek_v2", 2, 4),
     "transformers, experts": ("qwen3_moe", 0, 16),
+    "transformers, recurrent layers": ("falcon_h1", 0, 16),
 }
 
 
