@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from transformers import CONFIG_MAPPING
 
 from inflight.config import families
@@ -166,7 +165,7 @@ def test_what_is_absent_has_the_value_that_transformers_gives_it(family: Family)
 
 
 # What families call a field, if not as most do.
-ACTIVATIONS = {name: "hidden_activation" for name in ("gemma2", "gemma3_text", "gemma4_text")}
+ACTIVATIONS = dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation")
 NO_BIAS = ("mistral", "qwen2", "phi3", "ministral", "ministral3", "lfm2")  # they have no field `attention_bias`
 ONE_BIAS = ("glm", "glm4")  # on queries, keys and values only
 MLP_BIAS = ("llama", "granite", "smollm3", "minicpm3")

@@ -115,7 +115,7 @@ def test_requests_that_fail_their_steps_end_alone_and_the_others_go_on(depth: in
             if output.finish_reason is FinishReason.ERROR:
                 errors[output.request_id] = output.engine_failed, output.error
     engine.run()
-    assert errors == {name: (True, "the engine failed: poisoned") for name in ("bad", "worse")}
+    assert errors == dict.fromkeys(("bad", "worse"), (True, "the engine failed: poisoned"))
     assert [set(failed) for failed in poison.failed[:MAX_FAULTS]] == [{"a", "bad", "b", "worse"}] * MAX_FAULTS
     assert poison.failed[MAX_FAULTS:] == [("bad",), ("worse",)]  # each alone, once
     assert [engine.finished[name] for name in ("a", "b")] == [FinishReason.LENGTH] * 2
