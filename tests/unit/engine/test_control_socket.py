@@ -1,4 +1,4 @@
-"""The control socket: what `EngineProcess` says at one end, `ControlSocket` understands at the other, and the other way round."""
+"""The control socket: what `EngineProcess` says, `ControlSocket` understands, and the other way round."""
 
 from __future__ import annotations
 

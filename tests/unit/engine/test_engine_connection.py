@@ -190,19 +190,23 @@ def test_closing_tells_the_end_once(is_lost: bool) -> None:
     run(test)
 
 
-def test_the_owner_of_the_process_says_why_the_engine_was_given_up() -> None:
+@pytest.mark.parametrize("is_told", [False, True])
+def test_the_reason_for_giving_up_is_that_of_the_last_process(is_told: bool) -> None:
+    """If the last process told why it could not start, this is the reason. Otherwise the owner of the process says it."""
+
     async def test() -> None:
         played = Played()
         engine = await played.open()
         engine.close()
         await played.has("lost")
-        # this one tells why it cannot start; the next one only dies, so its end counts
         failed = EngineStartFailed(failure=failure_of(OutOfMemoryError("it does not fit")))
         played.new_process(failed).close()
-        played.new_process().close()
+        if not is_told:
+            played.new_process().close()  # this one only dies
         played.sockets.fail(EngineDeadError("no more recoveries"))
         await played.has("end")
-        assert played.events[2:] == [("faults", ("failed", "")), ("end", "no more recoveries")]
+        reason = "it does not fit" if is_told else "no more recoveries"
+        assert played.events[2:] == [("faults", ("failed", "")), ("end", reason)]
         assert played.connection.lost_because == ""
         await played.close()
 

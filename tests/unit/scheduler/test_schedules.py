@@ -79,6 +79,7 @@ def test_whatever_happens_the_tokens_and_the_counters_are_right(seed: int) -> No
         engine.run()
         plans, stats = engine.executor.plans, engine.scheduler.stats
         assert [plan.step_id for plan in plans] == list(range(len(plans)))
+        assert not engine.scheduler.limits._in_flight  # of void steps, too, no prediction is kept
         num_told = sum(map(len, engine.outputs.values()))
         num_added = stats.num_sampled_tokens + stats.num_forced_tokens
         assert num_added == num_told if not engine.aborted else num_added >= num_told
@@ -247,3 +248,18 @@ def test_the_measured_time_of_a_step_reaches_the_model_of_step_times(monkeypatch
     engine.run()
     assert observed == [0.25, 0.5, 0.75]
     assert engine.scheduler.limits.last_step == (1.5, 0.75)
+
+
+def test_a_request_that_has_grown_long_waits_as_a_long_one() -> None:
+    """After a preemption its tokens are computed again as a prompt."""
+    engine = MockEngine()
+    engine.limit_times(ErraticTimes(0), long_prefill_token_threshold=8)
+    engine.add("a", [1] * 5, 20)
+    request = engine.scheduler._requests["a"]
+    for num_tokens in range(5, 12):
+        assert request.num_tokens == num_tokens
+        engine.step()
+    assert not request.is_long
+    engine.scheduler._requeue(request)
+    assert request.is_long
+    engine.run()
