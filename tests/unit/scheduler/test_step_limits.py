@@ -375,3 +375,16 @@ def test_a_prompt_that_yielded_to_another_one_is_still_limited_in_the_next_step(
     assert len(plans_with(engine, "high")) == 1
     for plan in plans_with(engine, "low"):
         assert seconds_of(plan) <= 0.030 * 1.001
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_so_many_prompts_may_be_computed_in_part(most: int) -> None:
+    """The long prompt leaves the short one 8 tokens of a step, but the short one has 12."""
+    engine = limited(target_seconds=0.030, max_num_partial_prefills=most)
+    decoding(engine)
+    engine.add("long", [7] * 60, 1)
+    engine.step()
+    engine.add("short", [9] * 12, 1)
+    engine.run()
+    shorts, last_long = plans_with(engine, "short"), plans_with(engine, "long")[-1]
+    assert (shorts[0].step_id < last_long.step_id) == (most == 2)
