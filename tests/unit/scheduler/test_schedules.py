@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from inflight.errors import StepError
-from inflight.interface.request import FinishReason
+from inflight.interface.request import EngineCoreRequest, FinishReason, ResolvedSampling
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.sampling_params import SamplingParams
+from inflight.scheduler.scheduler import Scheduler
 from inflight.scheduler.suspects import MAX_FAULTS
 from tests.erratic_times import ErraticTimes
 from tests.mock_engine import MAX_MODEL_LEN, MockEngine
@@ -263,3 +266,15 @@ def test_a_request_that_has_grown_long_waits_as_a_long_one() -> None:
     engine.scheduler._requeue(request)
     assert request.is_long
     engine.run()
+
+
+def test_the_first_plan_has_the_step_id_that_it_is_given() -> None:
+    """Steps that were measured at the start have the ids before it."""
+    scheduler = MockEngine().scheduler
+    first = Scheduler(scheduler._config, scheduler._kv_cache, max_model_len=MAX_MODEL_LEN, first_step_id=7)
+    sampling = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=3)
+    first.add_request(
+        EngineCoreRequest(request_id="a", prompt_token_ids=np.ones(3, np.int32), sampling=sampling, arrival_time=0.0)
+    )
+    plan = first.schedule()
+    assert plan is not None and plan.step_id == 7

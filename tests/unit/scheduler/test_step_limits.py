@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from typing import Any
 
 import pytest
 
 from inflight.interface.step import SchedulerOutput
 from inflight.scheduler.scheduler import Scheduler
-from inflight.scheduler.step_limits import StepBudget, StepLimits
-from inflight.scheduler.step_time import StepTimeModel, load_of
+from inflight.scheduler.step_limits import Prompt, StepBudget, StepLimits
+from inflight.scheduler.step_time import StepLoad, StepTimeModel, load_of
 from tests.mock_engine import MockEngine
 
 FIXED, PER_TOKEN = 0.010, 0.001
@@ -388,3 +389,17 @@ def test_so_many_prompts_may_be_computed_in_part(most: int) -> None:
     engine.run()
     shorts, last_long = plans_with(engine, "short"), plans_with(engine, "long")[-1]
     assert (shorts[0].step_id < last_long.step_id) == (most == 2)
+
+
+def test_a_short_prompt_that_is_left_in_part_lets_a_long_one_start() -> None:
+    """Only long prompts count as long ones of which at most so many are computed in part."""
+    budget = StepBudget(100, 4, None, math.inf, StepLoad(), 0)
+    budget.add_prompt(Prompt(context=0, wanted=10, is_long=False, priority=0), 4)
+    assert (budget.num_partial, budget.num_long_partial, budget.num_tokens) == (1, 0, 96)
+    budget.add_prompt(Prompt(context=0, wanted=50, is_long=True, priority=0), 0)  # skipped, but not complete
+    assert (budget.num_partial, budget.num_long_partial, budget.num_tokens) == (2, 1, 96)
+    assert budget.leaves_prompts
+    budget.waiting_priority = 1
+    budget.add_prompt(Prompt(context=0, wanted=50, is_long=True, priority=3), 4)
+    budget.add_prompt(Prompt(context=0, wanted=50, is_long=True, priority=2), 4)
+    assert (budget.num_partial, budget.yielding_priority) == (2, 2)
