@@ -362,3 +362,22 @@ def test_a_refusal_names_the_field(family: str, fields: dict[str, Any], words: s
     with pytest.raises(UnsupportedModelError) as caught:
         parse(family, **fields)
     assert words in str(caught.value)
+
+
+def test_weights_of_norms_and_their_places() -> None:
+    """Gemma 2 and 3 and Qwen3.5 store the weight of a norm minus 1. Gemma 4 does not."""
+    offsets = {family.model_type: parse(family.model_type, **sizes(family)).norm_offset for family in FAMILIES}
+    assert {name for name, offset in offsets.items() if offset == 1.0} == {
+        "gemma2",
+        "gemma3_text",
+        "qwen3_5_text",
+        "qwen3_next",
+    }
+    assert {*offsets.values()} == {0.0, 1.0}
+    after = NormNames(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
+    assert [parse(name).layers[0].norms for name in ("glm", "glm4")] == [NormNames(), after]
+
+
+def test_phi3_without_a_length_before_scaling_has_the_one_of_its_first_release() -> None:
+    model = parse("phi3", rope_scaling=LONGROPE, max_position_embeddings=131072)
+    assert model.default_max_model_len == 4096
