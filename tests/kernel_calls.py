@@ -190,9 +190,14 @@ def recurrent(kernels: Kernels) -> Iterator[Call]:
             yield convolve(kernels, dtype, num_channels, 3)
 
 
-def steps_of(kernels: Kernels, block_size: int) -> Iterator[tuple[int, int, AttentionStep]]:
-    """Steps of one row and of three, of which one computes nothing: the number of tokens and of blocks, and the struct."""
-    for rows in ([(0, 1)], [(0, 3 * block_size + 1), (block_size, 0), (block_size - 1, 40)]):
+def steps_of(kernels: Kernels, block_size: int, state_bytes: int) -> Iterator[tuple[int, Tensor, AttentionStep]]:
+    """Steps of one row, of three rows of which one computes nothing, and of drafts: the number of tokens, the states, and the
+    struct."""
+    for num_states, rows in (
+        (1, [(0, 1)]),
+        (1, [(0, 3 * block_size + 1), (block_size, 0), (block_size - 1, 40)]),
+        (4, [(block_size - 2, 4), (3, 2), (0, 9)]),
+    ):
         counts = [-(-(computed + new) // block_size) for computed, new in rows]
         table, first = torch.zeros(len(rows), max(counts), dtype=torch.int32), 1
         for row, count in enumerate(counts):
@@ -202,7 +207,9 @@ def steps_of(kernels: Kernels, block_size: int) -> Iterator[tuple[int, int, Atte
         tensors = starts, torch.tensor(rows).sum(1), torch.tensor(rows)[:, 0], table
         guarded = [kernels.memory.copy(x.int()) for x in tensors]
         pointers = (x.data_ptr() for x in guarded)
-        yield int(starts[-1]), first, AttentionStep(len(rows), block_size, 2, table.shape[1], *pointers)
+        states = kernels.memory.zeros(first, num_states * state_bytes, dtype=torch.uint8)
+        step = AttentionStep(len(rows), block_size, 2, table.shape[1], *pointers, state_bytes, num_states)
+        yield int(starts[-1]), states, step
         del guarded
 
 
@@ -219,8 +226,7 @@ def delta(kernels: Kernels, dtype: torch.dtype, *, key_dim: int, value_dim: int,
         kernel = CpuGatedDelta(kernels.library, shape, weights)
         matrix_bytes = 4 * key_dim * value_dim * 4
         num_bytes = matrix_bytes + (kernel_size - 1) * shape.num_channels * dtype.itemsize
-        for num_tokens, num_blocks, step in steps_of(kernels, 16):
-            states = memory.zeros(num_blocks, num_bytes, dtype=torch.uint8)
+        for num_tokens, states, step in steps_of(kernels, 16, num_bytes):
             rows = memory.normal(num_tokens, sum(shape.row_parts), dtype=dtype)
             kernel(rows, states, [0, matrix_bytes, num_bytes], step)
 
@@ -234,9 +240,8 @@ def convolve(kernels: Kernels, dtype: torch.dtype, num_channels: int, kernel_siz
     def run() -> None:
         for bias in (None, memory.normal(num_channels)):
             kernel = CpuShortConv(kernels.library, memory.normal(kernel_size, num_channels), bias)
-            for num_tokens, num_blocks, step in steps_of(kernels, 16):
-                size = (kernel_size - 1) * num_channels * dtype.itemsize
-                states = memory.zeros(num_blocks, size, dtype=torch.uint8)
+            size = (kernel_size - 1) * num_channels * dtype.itemsize
+            for num_tokens, states, step in steps_of(kernels, 16, size):
                 kernel(memory.normal(num_tokens, 3 * num_channels, dtype=dtype), states, [0, size], step)
 
     is_supported = num_channels % 16 == 0 and 1 <= kernel_size <= 8

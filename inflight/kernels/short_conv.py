@@ -67,7 +67,7 @@ class CpuShortConv:
         kernel_size, num_channels = self._weight.shape
         fits = rows.stride(1) == 1 and rows.shape[1] == 3 * num_channels and rows.dtype in DTYPES
         require(fits, f"short_conv needs rows in float32 or bfloat16 of 3 * {num_channels} numbers", rows)
-        require_states(states, offsets, [(kernel_size - 1, num_channels)], [rows.dtype])
+        require_states(states, offsets, [(kernel_size - 1, num_channels)], [rows.dtype], step)
         bias = None if self._bias is None else self._bias.data_ptr()
         layer = ShortConv(
             num_channels, kernel_size, states.stride(0), self._weight.data_ptr(), bias, DTYPES[rows.dtype]

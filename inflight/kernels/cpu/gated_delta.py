@@ -49,7 +49,7 @@ class CpuGatedDelta:
         shape, weights = self._shape, self._weights
         fits = rows.stride(1) == 1 and rows.shape[1] == sum(shape.row_parts) and rows.dtype in DTYPES
         require(fits, f"gated_delta needs rows in float32 or bfloat16 with the parts {shape.row_parts}", rows)
-        require_states(states, offsets, shape.state_shapes, (torch.float32, rows.dtype))
+        require_states(states, offsets, shape.state_shapes, (torch.float32, rows.dtype), step)
         layer = GatedDelta(
             shape.num_key_heads,
             shape.num_value_heads,

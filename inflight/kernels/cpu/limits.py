@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from inflight.errors import ConfigError
-from inflight.kernels.cpu.library import DTYPES
+from inflight.kernels.cpu.library import DTYPES, AttentionStep
 from inflight.kernels.gated_delta import GatedDeltaShape
 from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE
 
@@ -77,18 +77,23 @@ def require_rows(rows: Tensor, num_rows: int) -> None:
 
 
 def require_states(
-    states: Tensor, offsets: Sequence[int], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]
+    states: Tensor,
+    offsets: Sequence[int],
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[torch.dtype],
+    step: AttentionStep,
 ) -> None:
-    """Requires that blocks of states, uint8 [num_blocks, bytes], have room for tensors that begin at `offsets`."""
+    """Requires that a state has room for tensors that begin at `offsets`, and a block for the states of `step`. `states`: uint8
+    [num_blocks, bytes]."""
     ends = [
-        offset + math.prod(shape) * dtype.itemsize
-        for offset, shape, dtype in zip(offsets, shapes, dtypes, strict=False)
+        start + math.prod(shape) * dtype.itemsize for start, shape, dtype in zip(offsets, shapes, dtypes, strict=False)
     ]
+    limits = *offsets[1 : len(ends)], step.state_bytes
     fits = states.dtype == torch.uint8 and states.stride(1) == 1 and offsets[0] == 0
-    fits = fits and all(
-        end <= limit for end, limit in zip(ends, [*offsets[1 : len(ends)], states.shape[1]], strict=True)
-    )
-    require(fits, "a recurrent layer needs states that lie one behind the other in a block", states, offsets, shapes)
+    fits = fits and all(end <= limit for end, limit in zip(ends, limits, strict=True))
+    fits = fits and step.num_states > 0 and step.num_states * step.state_bytes <= states.shape[1]
+    given = states, offsets, shapes, step.state_bytes, step.num_states
+    require(fits, "a recurrent layer needs states that lie one behind the other in a block", *given)
 
 
 def attention_problem(

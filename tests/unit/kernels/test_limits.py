@@ -5,7 +5,6 @@ The wrappers get a library that computes nothing. A call that is not refused end
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from inflight.attention.backend import AttentionInputs, AttentionParams
 from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.config import unknown_family
 from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectives
 from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
@@ -58,7 +58,6 @@ class NoLibrary:
 
 LIBRARY: Any = NoLibrary()
 OPS = CpuLayerOps(LIBRARY)
-STEP = AttentionStep()
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -229,12 +228,12 @@ def test_a_gated_delta_needs_the_weights_of_its_shape(name: str) -> None:
 def test_a_gated_delta_needs_rows_and_states_of_its_shape() -> None:
     kernel, width = CpuGatedDelta(LIBRARY, SHAPE, gated_delta_weights(SHAPE)), sum(SHAPE.row_parts)
     rows, states = zeros(3, width), zeros(2, MATRIX_BYTES + 3 * SHAPE.num_channels * 4, dtype=torch.uint8)
-    offsets = [0, MATRIX_BYTES, states.shape[1]]
+    offsets, step = [0, MATRIX_BYTES, states.shape[1]], AttentionStep(state_bytes=states.shape[1], num_states=1)
     with pytest.raises(CalledError):
-        kernel(rows, states, offsets, STEP)
+        kernel(rows, states, offsets, step)
     for wrong_rows in (rows[:, 1:], rows.to(torch.float16), zeros(3, 2 * width)[:, ::2]):
         with pytest.raises(AssertionError, match="gated_delta needs rows"):
-            kernel(wrong_rows, states, offsets, STEP)
+            kernel(wrong_rows, states, offsets, step)
     for wrong_states, at in (
         (states[:, :-1], MATRIX_BYTES),
         (states, MATRIX_BYTES + 1),
@@ -243,7 +242,10 @@ def test_a_gated_delta_needs_rows_and_states_of_its_shape() -> None:
         (zeros(2, 2 * states.shape[1], dtype=torch.uint8)[:, ::2], MATRIX_BYTES),
     ):
         with pytest.raises(AssertionError, match="needs states that lie one behind the other"):
-            kernel(rows, wrong_states, [0, at, states.shape[1]], STEP)
+            kernel(rows, wrong_states, [0, at, states.shape[1]], step)
+    for state_bytes, num_states in ((states.shape[1], 0), (states.shape[1], 2), (states.shape[1] - 1, 1)):
+        with pytest.raises(AssertionError, match="needs states that lie one behind the other"):
+            kernel(rows, states, offsets, AttentionStep(state_bytes=state_bytes, num_states=num_states))
 
 
 @pytest.mark.parametrize(("kernel_size", "num_channels"), [(4, 24), (9, 32), (0, 32), (4, 0)])
@@ -267,13 +269,16 @@ def test_a_short_convolution_needs_weights_rows_and_states_of_its_shape() -> Non
             CpuShortConv(LIBRARY, weight, bias)
     kernel = CpuShortConv(LIBRARY, zeros(3, 32), zeros(32))
     rows, states = zeros(5, 96), zeros(2, 2 * 32 * 4, dtype=torch.uint8)
+    step = AttentionStep(state_bytes=256, num_states=1)
     with pytest.raises(CalledError):
-        kernel(rows, states, [0], STEP)
+        kernel(rows, states, [0], step)
     for wrong in (rows[:, 1:], rows.half(), zeros(5, 192)[:, ::2]):
         with pytest.raises(AssertionError, match="short_conv needs rows"):
-            kernel(wrong, states, [0], STEP)
+            kernel(wrong, states, [0], step)
     with pytest.raises(AssertionError, match="needs states"):
-        kernel(rows, states[:, 1:], [0], STEP)
+        kernel(rows, states[:, 1:], [0], step)
+    with pytest.raises(AssertionError, match="needs states"):
+        kernel(rows, states, [0], AttentionStep(state_bytes=256))
 
 
 # -- linear layers -----------------------------------------------------------------------------------------------------
@@ -506,4 +511,4 @@ def test_the_limits_are_those_of_the_sources() -> None:
     assert limits.HEAD_DIM_MULTIPLE == limits.KEY_DIM_MULTIPLE == limits.CHANNEL_MULTIPLE == 16
     assert "kTile = 2 * kLanes;" in sources and limits.VALUE_DIM_MULTIPLE == 2 * 16
     assert PIECE_BYTES % 64 == 0
-    assert ctypes.sizeof(ctypes.c_float) == 4
+    assert unknown_family._HEAD_DIM_MULTIPLE == limits.HEAD_DIM_MULTIPLE, "config/ cannot import kernels/"
