@@ -13,13 +13,18 @@ from torch import Tensor
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import AttentionStep, load_kernels
 from inflight.kernels.cpu.tape import Recorder, Tape
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 
 SIZE = 64
 WEIGHT = torch.linspace(0.5, 2, SIZE)
 Compute = Callable[[CpuLayerOps, Tensor, Tensor], Any]  # Any: the tests return tensors or tuples of tensors
+
+
+@pytest.fixture(params=ONE_SET_OR_ALL, autouse=True)
+def _instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", request.param)
 
 
 def draw(*shape: int) -> Tensor:
