@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernel
 ROOT = Path(__file__).parents[3]
 SOURCES = Path(library.__file__).parent
 COMPILER = shutil.which("g++")
-SANITIZE = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+SANITIZE = ["-O0", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
 class Calls:
@@ -82,4 +82,4 @@ def test_under_the_address_sanitizer(name: str, tmp_path: Path) -> None:
     assert calls.end_of(name) == ["sanitized: a tape", "exit code 0"], calls.errors
     for side in ("behind", "before"):
         assert calls.end_of(f"{name} {side} a buffer") == ["sanitized: one element too many", "exit code 1"]
-    assert calls.errors.count("AddressSanitizer: heap-buffer-overflow") == 2, "the calls that were to go wrong"
+    assert calls.errors.count("ERROR: AddressSanitizer: heap-buffer-overflow") == 2, "the calls that were to go wrong"
