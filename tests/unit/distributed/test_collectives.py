@@ -35,6 +35,7 @@ from inflight.errors import LostPeerError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.kernels.cpu.library import load_kernels
 from inflight.sockets import listen
+from tests.instruction_sets import ONE_SET_OR_ALL
 from tests.python_process import PythonProcess
 
 T = TypeVar("T")
@@ -71,6 +72,11 @@ def share(connected: Sequence[Exchange], kernels: Sequence[ctypes.CDLL | None]) 
     return at_once(connected, lambda exchange: share_memory(exchange, kernels[exchange.rank]))
 
 
+@pytest.fixture(params=ONE_SET_OR_ALL)
+def _instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", request.param)
+
+
 @pytest.fixture
 def make() -> Iterator[Callable[..., list[Collectives]]]:
     made: list[Collectives] = []
@@ -98,6 +104,7 @@ def make() -> Iterator[Callable[..., list[Collectives]]]:
 SHAPES = [(1,), (0, 8), (3, 5), (1, 1024), (37, 1021), (PIECE_BYTES // 2 + 1,), (70, 1024)]
 
 
+@pytest.mark.usefixtures("_instruction_set")
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("kind", [*KINDS, "threads"])
 def test_values(kind: str, size: int, make: Callable[..., list[Collectives]]) -> None:
@@ -119,6 +126,7 @@ def test_values(kind: str, size: int, make: Callable[..., list[Collectives]]) ->
                 assert torch.equal(copied, inputs[0]), (dtype, shape)
 
 
+@pytest.mark.usefixtures("_instruction_set")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_sum_alone_and_in_a_batch(kind: str, make: Callable[..., list[Collectives]]) -> None:
     ranks = make(kind, 4)
