@@ -54,11 +54,13 @@ clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find inflight tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Set-up, run again only when pyproject.toml, constraints.txt or the kernels change. pip's output is in .venv/setup.log. torch comes
-# first and alone: together with the rest the resolver may take a CUDA build of it where a CPU build is offered. xgrammar is tested
-# without triton, which it asks for and only imports on a GPU.
+# Set-up, run again only when pyproject.toml, constraints.txt or the kernels change. Its output is in .venv/setup.log. torch comes
+# first, alone, and from pip: together with the rest the resolver may take a CUDA build of it where a CPU build is offered, and uv
+# does not see every place where pip finds one. xgrammar is tested without triton, which it asks for and only imports on a GPU.
 
-PIP := scripts/quietly .venv/setup.log $(BIN)/pip install --disable-pip-version-check
+LOGGED := scripts/quietly .venv/setup.log
+PIP := $(LOGGED) $(BIN)/pip install --disable-pip-version-check -c constraints.txt
+INSTALL := $(LOGGED) scripts/install -c constraints.txt
 
 .venv/.stamp-torch: constraints.txt
 	@echo "Set-up of .venv: torch (the largest package)"
@@ -67,14 +69,14 @@ PIP := scripts/quietly .venv/setup.log $(BIN)/pip install --disable-pip-version-
 	@touch $@
 
 .venv/.stamp-runtime: .venv/.stamp-torch pyproject.toml constraints.txt $(KERNELS)
-	@echo "Set-up of .venv: Inflight, with its C++ kernels (about two minutes)"
-	@$(PIP) -c constraints.txt -e .
+	@echo "Set-up of .venv: Inflight, with its C++ kernels (about half a minute)"
+	@$(INSTALL) -e .
 	@touch $@
 
 .venv/.stamp-dev: .venv/.stamp-torch pyproject.toml constraints.txt $(KERNELS)
-	@echo "Set-up of .venv: Inflight, with its C++ kernels, and the packages of the tests (about three minutes)"
-	@$(PIP) -c constraints.txt -e '.[dev]'
-	@$(PIP) -c constraints.txt --no-deps xgrammar apache-tvm-ffi
+	@echo "Set-up of .venv: Inflight, with its C++ kernels, and the packages of the tests (about a minute)"
+	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) --no-deps xgrammar apache-tvm-ffi
 	@touch .venv/.stamp-runtime $@
 
 # The environments of the clients. They are made again when their list of packages changes. The lists are complete, hence
