@@ -14,11 +14,12 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist 
 CLIENTS := .venv-clients
 NODE_STAMP := $(if $(and $(shell command -v node),$(shell command -v npm)),$(CLIENTS)/node/.stamp)
 
-.PHONY: help demo test test-full test-clients check clean
+.PHONY: help demo test test-quick test-full test-clients check clean
 
 help:
 	@echo "make demo          generate text with the embedded model"
 	@echo "make test          scripts/check and all tests except those of test-clients"
+	@echo "make test-quick    scripts/check and the unit tests of what is not committed; SINCE=main: since the branch left main"
 	@echo "make test-full     the same with big counts"
 	@echo "make test-clients  real clients against inflight serve; installs about 3 GB into .venv-clients"
 	@echo "make check         formatting, lint, types, architecture"
@@ -39,6 +40,10 @@ demo: .venv/.stamp-runtime
 # `check` has run the architecture tests.
 test: check
 	$(PYTEST) --ignore=tests/architecture
+
+# Before each commit. SINCE: a commit; without it, what is not committed, or on a clean tree the last commit.
+test-quick: check
+	@tests=$$($(BIN)/python scripts/changed_tests.py $(SINCE)) && if [ -n "$$tests" ]; then $(PYTEST) $$tests; fi
 
 test-full: check
 	INFLIGHT_TEST_FULL=1 $(PYTEST) --ignore=tests/architecture
