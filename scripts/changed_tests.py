@@ -134,7 +134,7 @@ class ImportGraph:
 
 def nearest_tests(graph: ImportGraph, changed: list[str]) -> list[Chosen]:
     """The tests of the changed files, each once: those that have changed, those that are named after a changed file, those that
-    import one, and those that are named after a file that imports one.
+    import one, those that are named after a file that imports one, and those of the same folder that import such a file.
     """
     sources = [source for path in changed for source in graph.sources(path) if not is_test(path)]
     users = {source: graph.users(source) for source in sources}
@@ -153,6 +153,14 @@ def nearest_tests(graph: ImportGraph, changed: list[str]) -> list[Chosen]:
         for user in users[source]
         if user.startswith(f"{PACKAGE}/")
         for test in graph.mirrors(user)
+    ]
+    found += [
+        Chosen(test, f"imports {user}, which imports {source}")
+        for source in sources
+        for user in users[source]
+        if user.startswith(f"{PACKAGE}/")
+        for test in graph.users(user)
+        if is_test(test) and test.startswith(UNIT_TESTS) and folder_of(test) == folder_of(source)
     ]
     first: dict[str, Chosen] = {}
     for chosen in found:
