@@ -245,7 +245,7 @@ def test_any_error_of_a_rank_leads_to_another_try(clock: Clock) -> None:
 
 def test_a_link_that_stays_broken_costs_a_rank(clock: Clock) -> None:
     """Also if the recovery goes on afterwards, the result names this rank."""
-    ranks, counts = Ranks(clock, links={epoch: ((0, 3), (1, 3)) for epoch in range(1, 40)}), limits()
+    ranks, counts = Ranks(clock, links=dict.fromkeys(range(1, 40), ((0, 3), (1, 3)))), limits()
     assert recovered(ranks, counts) == RecoveryResult(epoch=40, replaced=(3,), cut_off=(3,))
     assert [line for line in ranks.log if line.startswith("replace")] == ["replace 3"]
     assert len(counts.times) == 1
