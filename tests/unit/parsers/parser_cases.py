@@ -423,6 +423,15 @@ HARMONY = [
     Case("openai", f"b<|end|>{FINAL}", [*thought("b"), *content("It <rains>.\n")], "openai_gptoss", INSIDE),
     Case("openai", "<|channel|>analysis<|message|>a <|channel|>final<|message|>b", [*thought("a"), *content("b")]),
     Case("openai", "<|start|>assistant<|message|>Hi", content("Hi")),
+    # a receiver that is named like a channel, and one whose name cannot be shown
+    Case(
+        "openai",
+        "<|channel|>commentary to=functions.analysis<|message|>{}<|call|>",
+        content("{}"),
+        "openai_gptoss",
+        {"tools": None},
+    ),
+    Case("openai", "<|channel|>commentary to=functions.f\x07<|message|>{}<|call|>", content("{}"), "openai_gptoss"),
     *(
         Case(None, f"{FINAL}<|end|><|start|>assistant{rest}", content("It <rains>.\n"), "openai_gptoss")
         for rest in (
