@@ -35,6 +35,8 @@ def test_the_layer_is_that_of_transformers(family: str, index: int, tmp_path: Pa
     for layer, other in zip(ours.layers, theirs.layers, strict=True):
         attention = layer.self_attn
         assert isinstance(attention, LatentAttention)
+        cached = attention.attn.kv_cache_spec(16, torch.float32)
+        assert (cached.num_kv_heads, cached.has_values) == (1, False), "all heads share one row of the cache"
         turned = theirs.rotary_emb(hidden[None], position_ids=positions[None])
         truth = other.self_attn(hidden[None], attention_mask=mask, position_embeddings=turned)[0][0]
         assert_equal(attention(hidden.clone(), rotations, (None,), None), truth)

@@ -249,6 +249,14 @@ GLM = [
     ),
     Case("glm45", glm("f", ("o", '{"a": "<"}'), ("b", "two"), nl=""), calls(("f", '{"o": {"a": "<"}, "b": "two"}'))),
     Case("glm45", glm("g", ("x", "1"), ("y", ""), nl=""), calls(("g", '{"x": "1", "y": ""}'))),
+    Case("glm45", glm("f", (" n ", "1"), (" s\n", "1"), nl=""), calls(("f", '{"n": 1, "s": "1"}'))),
+    # a tool whose fields are not in an object "function"
+    Case(
+        "glm45",
+        glm("f", ("n", "1"), ("s", "1"), nl=""),
+        calls(("f", '{"n": 1, "s": "1"}')),
+        options={"tools": [TOOLS[0]["function"]]},
+    ),
     Case("glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>ab</arg", calls(("f", '{"s": "ab</arg'))),
     Case("glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>ab</arg_value></tool", calls(("f", '{"s": "ab"'))),
     *(
@@ -376,6 +384,7 @@ GEMMA = [
     Case(
         "gemma4", "<|tool_call> call:f{ a : yes sir , <k : < }<tool_call|>", calls(("f", '{"a": "yes sir", "<k": "<"}'))
     ),
+    Case("gemma4", "<|tool_call>call:f{é:ü, :1} \n<tool_call|> x", [*calls(("f", '{"é": "ü", : 1}')), *content(" x")]),
     Case("gemma4", '<|tool_call>call:f{s:<|"|>a<|', calls(("f", '{"s": "a<|'))),
     Case("gemma4", "<|tool_call>call:f{n:12", calls(("f", '{"n": 12'))),
     Case("gemma4", "<|tool_call>call:f{n:tru", calls(("f", '{"n": tru'))),
