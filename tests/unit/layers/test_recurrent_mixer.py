@@ -12,9 +12,15 @@ from torch import Tensor
 
 from inflight.attention.backend import AttentionInputs, StateMetadata
 from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.config.architecture import GatedDeltaSpec
+from inflight.config.parse_architecture import parse_architecture
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.kernels.cpu.library import load_kernels
+from inflight.layers.gated_delta import GatedDeltaMixer
 from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.recurrent_state import RecurrentState
+from tests.model_zoo import FAMILY_CONFIGS
+from tests.unit.layers.contexts import layer_context
 from tests.unit.layers.zoo_layers import HIDDEN_SIZE, assert_equal, both_models, drawn
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 12
@@ -99,6 +105,21 @@ def test_rows_are_selected_after_the_recurrence(tmp_path: Path) -> None:
     )
     metadata = StateMetadata(num_tokens=9, inputs=inputs, block_size=BLOCK_SIZE)
     assert_equal(mixer(hidden, (metadata,), rows), other(hidden[None])[0][rows])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_rank_keeps_the_matrices_of_its_heads_in_float32(num_ranks: int) -> None:
+    architecture = parse_architecture(FAMILY_CONFIGS["qwen3_5"][0].to_dict())
+    spec = architecture.layers[0].recurrence
+    assert isinstance(spec, GatedDeltaSpec)
+    context = layer_context(torch.bfloat16, TensorParallelGroup(num_ranks, num_ranks - 1))
+    mixer = GatedDeltaMixer(HIDDEN_SIZE, 1e-6, spec, 0, context)
+    num_heads, num_key_heads = 4 // num_ranks, 2 // num_ranks
+    assert (mixer.shape.num_value_heads, mixer.shape.num_key_heads) == (num_heads, num_key_heads)
+    num_channels = 2 * num_key_heads * 16 + num_heads * 32
+    found = mixer.state.kv_cache_spec(BLOCK_SIZE, torch.bfloat16)
+    assert found.is_state
+    assert found.state_bytes == num_heads * 16 * 32 * 4 + (spec.kernel_size - 1) * num_channels * 2
 
 
 def test_the_tensors_of_a_state_lie_apart_and_aligned() -> None:
