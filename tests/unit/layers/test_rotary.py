@@ -114,3 +114,13 @@ def test_queries_beyond_the_original_length_are_scaled() -> None:
     assert scale is not None
     wanted = [1 + 0.5 * math.log(1 + periods) for periods in (0, 0, 1, 2, 3)]
     torch.testing.assert_close(scale, torch.tensor(wanted)[:, None])
+
+
+def test_longrope_divides_each_frequency_by_its_factor() -> None:
+    rope = RopeConfig(kind="longrope", theta=100.0, factors=(1.0, 4.0))
+    torch.testing.assert_close(inverse_frequencies(rope, 4), torch.tensor([1.0, 0.1 / 4]))
+
+
+def test_yarn_with_an_empty_range_of_correction_is_finite() -> None:
+    rope = RopeConfig(kind="yarn", factor=4.0, original_max_position_embeddings=4, beta_fast=2.0, beta_slow=1.0)
+    assert inverse_frequencies(rope, 8).isfinite().all()

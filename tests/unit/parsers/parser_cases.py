@@ -267,6 +267,7 @@ GLM = [
             "<tool_call>f\n<arg",
             "<tool_call></tool_call>",
             "<tool_call>f <b> </tool_call>",
+            "<tool_call>f\x07</tool_call>",
         )
     ),
     Case("glm45", f"<think>x</think>\n{glm('g')}", [*thought("x"), *calls(("g", "{}"))], "glm45"),
