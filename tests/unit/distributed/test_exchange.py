@@ -87,7 +87,7 @@ def test_a_rank_that_leaves_ends_a_wait_for_another_rank(make: Make, pool: Threa
     assert not second.is_waiting
     with pytest.raises(ConnectionError, match="lost rank 12"):
         receive(second, 0)  # the reason is still the first one
-    with pytest.raises(LostPeerError, match="lost rank 1[12]"):
+    with pytest.raises(LostPeerError, match=r"lost rank 1[12]"):
         receive(first, 1, 2)
 
 
