@@ -78,6 +78,18 @@ HERMES = [
         content(" plain <b>text</b> < tool_call> <<tool_cal \n"),
     ),
     Case("hermes", hermes("f", "{}"), calls(("f", "{}"))),
+    *(
+        Case("hermes", text, content(text))
+        for text in (
+            '<tool_call>{"name": "f", "name": "g", "arguments": {}}</tool_call>',
+            '<tool_call>{"name": "f", "kind": "g", "arguments": {}}</tool_call>',
+        )
+    ),
+    Case(
+        "hermes",
+        '<tool_call>{"type": "function", "id": "x", "name": "f", "arguments": {}}</tool_call>',
+        calls(("f", "{}")),
+    ),
     Case("hermes", hermes("f", TRICKY), calls(("f", TRICKY))),
     Case(
         "hermes",
