@@ -199,7 +199,14 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     ],
     "lfm2": [
         _lfm2(layer_types=["conv", "full_attention", "conv"]),
-        _lfm2(conv_bias=True, conv_L_cache=4, full_attn_idxs=[2], tie_word_embeddings=False, hidden_size=96),
+        _lfm2(
+            conv_bias=True,
+            conv_L_cache=4,
+            full_attn_idxs=[2],
+            tie_word_embeddings=False,
+            hidden_size=96,
+            num_attention_heads=6,
+        ),
         _lfm2(
             full_attn_idxs=[0], hidden_size=72, num_attention_heads=6, block_auto_adjust_ff_dim=False
         ),  # not for the kernel
