@@ -237,6 +237,10 @@ def test_sums_are_rounded_once() -> None:
     parts = [torch.tensor([256.0], dtype=torch.bfloat16), *[torch.tensor([0.75], dtype=torch.bfloat16)] * 2]
     assert sum_in_rank_order(parts).item() == 258.0  # rounded after each addition, the sum would be 256
     assert parts[0].item() == 256.0
+    for dtype in (torch.float32, torch.int64):
+        own, other = torch.tensor([1], dtype=dtype), torch.tensor([2], dtype=dtype)
+        assert sum_in_rank_order([own, other]).item() == 3
+        assert own.item() == 1  # not reused, unless the caller allows it
 
 
 # -- ranks that are processes --------------------------------------------------------------------------------------

@@ -57,7 +57,9 @@ class Session:
         )  # fmt: skip
         self.dtype = getattr(torch, dtype)
         self.backend = get_backend("cpu", architecture.head_dims, BLOCK_SIZE, self.dtype, self.dtype)
-        assert isinstance(self.backend, CpuPagedBackend), f"the kernels do not support heads of {architecture.head_dims}"
+        assert isinstance(self.backend, CpuPagedBackend), (
+            f"the kernels do not support heads of {architecture.head_dims}"
+        )
         model = load_model(config, device=torch.device("cpu"), backend=self.backend, tp=tp or TensorParallelGroup())
         assert isinstance(model, DecoderForCausalLM)
         self.model = model

@@ -172,3 +172,14 @@ def test_a_chunk_that_draws_nothing_is_not_waited_for() -> None:
     assert batch.num_prompt_tokens[1] == 3
     last = batch.step_inputs(plan(ints(1), ints(2), ints(4), [True], step_id=5))
     assert (last.input_ids.tolist(), last.drawn_tokens.tolist(), last.drawn_in_step) == ([7, 8, 9, 0], [3], 0)
+
+
+def test_a_step_behind_a_chunk_of_one_token_does_not_continue_it() -> None:
+    """The chunk has drawn nothing, so the next token is one of the prompt."""
+    batch = InputBatch(max_num_seqs=2, max_model_len=16, block_size=4, num_groups=1)
+    prompts = (new(0, ints(5), ints(3)), new(1, ints(7, 8), ints(4)))
+    first = plan(ints(0, 1), ints(0, 0), ints(1, 1), [True, False], new_requests=prompts)
+    batch.apply(first)
+    batch.step_inputs(first)
+    inputs = batch.step_inputs(decodes(1, 1, ints(0, 1)))
+    assert (inputs.continues, inputs.input_ids.tolist(), inputs.drawn_tokens.tolist()) == (NO_STEP, [0, 8], [0])
