@@ -192,7 +192,7 @@ def test_the_memory_must_be_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @NO_KERNELS
-@pytest.mark.parametrize("fault", ["none", "no kernels", "another's memory", "a rank leaves"])
+@pytest.mark.parametrize("fault", ["none", "no kernels", "another's memory", "a process has ended", "a rank leaves"])
 def test_no_descriptor_is_left(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the ranks can share memory or not."""
     kernels = load_kernels()
@@ -200,6 +200,16 @@ def test_no_descriptor_is_left(fault: str, monkeypatch: pytest.MonkeyPatch) -> N
     connected = exchanges(2)
     if fault == "another's memory":
         monkeypatch.setattr(shared_collectives, "_make_memory", lambda size, mark: _make_memory(size, bytes(len(mark))))
+    if fault == "a process has ended":  # the second one, for each rank
+        counts, pidfd_open = threading.local(), os.pidfd_open
+
+        def refuse(process_id: int) -> int:
+            counts.calls = getattr(counts, "calls", 0) + 1
+            if counts.calls == 2:
+                raise ProcessLookupError("no such process")
+            return pidfd_open(process_id)
+
+        monkeypatch.setattr(os, "pidfd_open", refuse)
     if fault == "a rank leaves":  # after it has opened the memory
         swaps = iter([connected[0].swap_records])
         monkeypatch.setattr(connected[0], "swap_records", lambda record: next(swaps, leave)(record))
