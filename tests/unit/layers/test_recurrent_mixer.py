@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionInputs, StateMetadata
+from inflight.attention.backend import AttentionInputs, StateMetadata, StatePlace
 from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.config.architecture import GatedDeltaSpec
 from inflight.config.parse_architecture import parse_architecture
@@ -62,7 +62,7 @@ def run(mixer: RecurrentMixer, rows: list[Tensor], *, in_torch: bool) -> list[Te
             num_computed_tokens=before,
             block_table=TABLES[chosen],
         )
-        metadata: Any = StateMetadata(num_tokens=int(sizes.sum()), inputs=inputs, block_size=BLOCK_SIZE)
+        metadata: Any = StateMetadata(num_tokens=int(sizes.sum()), inputs=inputs, num_states=1, block_size=BLOCK_SIZE)
         if not in_torch:
             assert kernels is not None
             metadata = CpuPagedBackend(kernels).layer_metadata(inputs, spec)
@@ -103,7 +103,7 @@ def test_rows_are_selected_after_the_recurrence(tmp_path: Path) -> None:
         num_computed_tokens=np.zeros(1, dtype=np.int32),
         block_table=np.ones((1, 1), dtype=np.int32),
     )
-    metadata = StateMetadata(num_tokens=9, inputs=inputs, block_size=BLOCK_SIZE)
+    metadata = StateMetadata(num_tokens=9, inputs=inputs, num_states=1, block_size=BLOCK_SIZE)
     assert_equal(mixer(hidden, (metadata,), rows), other(hidden[None])[0][rows])
 
 
@@ -127,15 +127,16 @@ def test_the_tensors_of_a_state_lie_apart_and_aligned() -> None:
     state = RecurrentState("layer", [(3, 5), (7,), (2, 2)], [torch.float32, torch.bfloat16, torch.float32], backend)
     assert state.offsets == [0, 64, 128, 192]
     assert state.kv_cache_spec(16, torch.bfloat16).state_bytes == 192
-    arena = torch.zeros(3, 192, dtype=torch.uint8)
+    assert state.kv_cache_spec(16, torch.bfloat16, 2).block_bytes == 384
+    arena = torch.zeros(3, 384, dtype=torch.uint8)
     state.bind(arena, 4)
     assert state.group_index == 4
-    for block in range(3):
-        for number, tensor in enumerate(state.tensors(block)):
-            tensor.fill_(10 * block + number)
-    for block in range(3):
-        shapes = [tuple(tensor.shape) for tensor in state.tensors(block)]
-        assert shapes == [(3, 5), (7,), (2, 2)]
-        assert [tensor.unique().tolist() for tensor in state.tensors(block)] == [[10 * block + i] for i in range(3)]
+    places = [StatePlace(block, number) for block in range(3) for number in range(2)]
+    for first, place in enumerate(places):
+        for number, tensor in enumerate(state.tensors(place)):
+            tensor.fill_(10 * first + number)
+    for first, place in enumerate(places):
+        assert [tuple(tensor.shape) for tensor in state.tensors(place)] == [(3, 5), (7,), (2, 2)]
+        assert [tensor.unique().tolist() for tensor in state.tensors(place)] == [[10 * first + i] for i in range(3)]
     large = RecurrentState("layer", [(17,), (1,)], [torch.float32, torch.float32], backend)
     assert large.offsets == [0, 128, 192]
