@@ -6,9 +6,10 @@ BIN := .venv/bin
 KERNELS := setup.py inflight/kernels/cpu/compile_flags.py $(wildcard inflight/kernels/cpu/*.cpp inflight/kernels/cpu/*.h)
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-# Two processes for the tests, one compute thread in each: the machine is used and not oversubscribed.
-PYTEST_WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+# Twice as many processes as cores, with one compute thread in each: half of the tests' time is waiting for processes. With worksteal
+# a test that crashes its process costs no other test (tests/conftest.py).
+PYTEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 # The environments of `make test-clients`. Without node and npm the Node tests are skipped.
 CLIENTS := .venv-clients
