@@ -49,7 +49,8 @@ from typing import NoReturn
 MODULE = "inflight.executor.fork_server"
 MAX_REQUEST_BYTES = 128 << 10  # a packet of a Unix socket has at least this room
 MAX_DESCRIPTORS = 32
-MAX_ANSWER_SECONDS = 60.0  # the imports included
+MAX_ANSWER_SECONDS = 60.0
+READY = b"ready"
 TITLE_ROOM = 4096  # bytes of the server's own command line, in which `ps` shows that of a forked process
 READ_BY_IMPORTS = (
     *("PYTHON", "ATEN_", "GOMP_", "HF_", "HUGGINGFACE_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
@@ -127,8 +128,10 @@ class ForkServer:
         pid: of the server's process.
     """
 
-    def __init__(self, control: socket.socket, pid: int, environment: Mapping[str, str]) -> None:
-        self._control, self.pid = control, pid
+    def __init__(
+        self, control: socket.socket, pid: int, environment: Mapping[str, str], *, is_ready: bool = False
+    ) -> None:
+        self._control, self.pid, self._is_ready = control, pid, is_ready
         control.settimeout(MAX_ANSWER_SECONDS)
         self._imported = _read_by_imports(environment)
         self._lock = threading.Lock()
@@ -136,7 +139,7 @@ class ForkServer:
 
     @classmethod
     def spawn(cls, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> ForkServer:
-        """Start a server that imports `modules`, in this order. It takes requests at once, and serves them afterwards.
+        """Start a server that imports `modules`, in this order.
 
         Call it in the main thread: the kernel kills the server when the thread that started it ends.
         """
@@ -153,8 +156,22 @@ class ForkServer:
         return server
 
     def can_start(self, environment: Mapping[str, str]) -> bool:
-        """Whether a process with this environment may come from this server."""
-        return _read_by_imports(environment) == self._imported
+        """Whether this server has done its imports, and a process with this environment may come from it. Never waits."""
+        return self.is_ready and _read_by_imports(environment) == self._imported
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server has done its imports."""
+        return self._is_ready or self.wait_until_ready(0.0)
+
+    def wait_until_ready(self, seconds: float) -> bool:
+        """Wait for the server's imports, but at most `seconds`. Returns whether they are done."""
+        with self._lock:
+            if not self._is_ready and self._control.fileno() >= 0 and wait([self._control], seconds):
+                self._is_ready = self._control.recv(len(READY)) == READY
+                if not self._is_ready:  # an import has failed
+                    self._control.close()
+            return self._is_ready
 
     def start(
         self,
@@ -167,7 +184,7 @@ class ForkServer:
         has_server: bool = True,
         is_new_session: bool = False,
     ) -> ForkedProcess:
-        """Fork a process. The arguments are the attributes of `ForkRequest`.
+        """Fork a process. The server must be ready. The arguments are the attributes of `ForkRequest`.
 
         Args:
             descriptors: number of a descriptor in the process -> descriptor of this process.
@@ -255,6 +272,7 @@ def main() -> NoReturn:
     gc.collect()
     gc.freeze()  # no collection visits what is shared, so it stays shared
     gc.enable()
+    control.send(READY)
     request, descriptors = _serve(control)
     while request.has_server and (copy := _fork_own_server()) is not None:
         request, descriptors = _serve(copy)  # this is a process that the copy has forked
@@ -303,7 +321,7 @@ def _fork_own_server() -> socket.socket | None:
     pid = os.fork()
     if pid:
         theirs.close()
-        use_fork_server(ForkServer(ours, pid, os.environ))
+        use_fork_server(ForkServer(ours, pid, os.environ, is_ready=True))
         return None
     _die_with_parent(parent)
     kept = theirs.detach()

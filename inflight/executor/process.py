@@ -68,6 +68,7 @@ class ChildProcess:
         stream_fds: the descriptors of the program's byte streams, passed as arguments. The caller closes its copies.
         keeps_secrets: whether the process gets the cluster's token (INFLIGHT_CLUSTER_TOKEN).
         variables: further environment variables of the process.
+        starts_processes: whether the process may start processes of its own.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ChildProcess:
         *,
         keeps_secrets: bool = False,
         variables: Mapping[str, str] | None = None,
+        starts_processes: bool = True,
     ) -> None:
         command = ["-P", "-m", module, title, *map(str, stream_fds)]
         environment = _environment({**os.environ, **(variables or {})}, sys.path)
@@ -86,7 +88,7 @@ class ChildProcess:
         self.title = title
         self._popen: subprocess.Popen[bytes] | ForkedProcess
         self._num_stopped = 0  # how many calls of `stays_stopped` in a row found the process stopped
-        forked = _fork(command, stream_fds, environment)
+        forked = _fork(command, stream_fds, environment, starts_processes)
         if forked is not None:
             self._popen, self.pid, self.pidfd = forked, forked.pid, forked.pidfd
             return
@@ -183,19 +185,21 @@ class WorkerProcess(ChildProcess):
             "inflight.executor.worker_main",
             [stream_fd],
             variables={"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "=lo")} if is_one_node else None,
+            starts_processes=False,
         )
 
 
-def _fork(command: Sequence[str], stream_fds: Sequence[int], environment: Mapping[str, str]) -> ForkedProcess | None:
+def _fork(
+    command: Sequence[str], stream_fds: Sequence[int], environment: Mapping[str, str], has_server: bool
+) -> ForkedProcess | None:
     """Start the command by the fork server of this process. Returns None if there is none that can."""
     server = current_fork_server()
     if server is None or not server.can_start(environment):
         return None
     try:
         with open(os.devnull, "rb") as nothing:
-            return server.start(
-                command, {0: nothing.fileno(), 1: 1, 2: 2, **{fd: fd for fd in stream_fds}}, environment
-            )
+            descriptors = {0: nothing.fileno(), 1: 1, 2: 2, **{fd: fd for fd in stream_fds}}
+            return server.start(command, descriptors, environment, has_server=has_server)
     except OSError as error:
         logger.warning("a new interpreter starts, because of the fork server: %s", error)
         return None

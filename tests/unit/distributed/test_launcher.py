@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,6 +38,12 @@ class Launch:
     def stored(self) -> str:
         store = reach_store("127.0.0.1", self.port, 5.0, asked="a stranger", where="the store")
         return " ".join(store.get(key).decode() for key in store.list_keys())
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests meet at the same time."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def own_token_folders() -> list[Path]:

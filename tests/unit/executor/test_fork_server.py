@@ -23,6 +23,7 @@ SECONDS = 30.0
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
     server = ForkServer.spawn(["json", "tempfile"])
+    assert server.wait_until_ready(SECONDS)
     yield server
     server.close()
 
@@ -179,7 +180,8 @@ def test_signals_reach_it_until_it_has_ended(server: ForkServer) -> None:
 
 def test_without_its_server_a_process_goes_on_and_no_other_starts() -> None:
     server = ForkServer.spawn([])
-    process, reading = start(server, "import sys; print('runs', flush=True); input()", has_server=False)
+    assert server.wait_until_ready(SECONDS)
+    process, reading = start(server, "import time; print('runs', flush=True); time.sleep(60)", has_server=False)
     with open(reading, encoding="utf-8") as stream:
         assert stream.readline() == "runs\n"
         os.kill(server.pid, signal.SIGKILL)
@@ -190,6 +192,16 @@ def test_without_its_server_a_process_goes_on_and_no_other_starts() -> None:
         assert process.poll() is None
         process.kill()
         assert process.wait(SECONDS) == -signal.SIGKILL, "the code is unknown"
+    server.close()
+
+
+def test_a_server_that_is_not_ready_starts_nothing_and_does_not_let_others_wait() -> None:
+    server = ForkServer.spawn(["torch"])
+    assert not server.can_start(os.environ), "it cannot have imported torch yet"
+    server.close()
+    server = ForkServer.spawn(["no_such_module"])
+    assert not server.wait_until_ready(SECONDS)
+    assert not server.can_start(os.environ)
     server.close()
 
 
@@ -208,6 +220,7 @@ def test_variables_that_imports_read_must_be_equal(server: ForkServer) -> None:
 def test_child_processes_come_from_the_server_of_this_process() -> None:
     server = current_fork_server()
     assert server is not None, "tests/conftest.py has started it"
+    assert server.wait_until_ready(SECONDS)
     reading, writing = os.pipe()
     process = ChildProcess("inflight: test", "inflight.executor.worker_main", [reading])
     assert server.pid == int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])

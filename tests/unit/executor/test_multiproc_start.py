@@ -78,6 +78,7 @@ def test_ranks_are_told_where_to_meet(executor: MultiprocExecutor) -> None:
     alone.shutdown()
 
 
+@pytest.mark.usefixtures("new_interpreters")  # /proc shows the environment with which an interpreter began
 @pytest.mark.parametrize(
     ("chosen", "is_one_node", "given"), [("", True, "=lo"), ("eth7", True, "eth7"), ("", False, "")]
 )
