@@ -58,6 +58,24 @@ _SMALL: dict[str, Any] = {  # Any: values of config.json
     **dict.fromkeys(("eos_token_id",), 2),
     **dict.fromkeys(("pad_token_id",), 0),
     "num_kv_shared_layers": 0,
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"), 4),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_dt_rank": 8, "attention_head_dim": 32}
+_HYBRID = {"layers_block_type": ["linear_attention", "hybrid"], "hybrid_layer_ids": [1]}
+# What the small models of some types need besides.
+_BY_TYPE: dict[str, dict[str, Any]] = {
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "bailing_hybrid": {"linear_head_dim": 16, "linear_num_heads": 4},
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128},
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention"]},
+    "jamba": {**_MAMBA, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {"linear_head_dim": 16, "linear_num_heads": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16},
+    "zamba": {**_MAMBA, **_HYBRID, "n_mamba_heads": 2},
+    "zamba2": {**_MAMBA, **_HYBRID, "n_mamba_heads": 8, "mamba_headdim": 16},
 }
 # If no model can be made, further values are tried.
 _VARIANTS: tuple[dict[str, Any], ...] = (
@@ -79,7 +97,7 @@ def small_config(model_type: str) -> Any:  # Any: a configuration of transformer
     problems: list[Exception] = []
     for more in _VARIANTS:
         try:
-            config = config_class(**_small_fields(default, more))
+            config = config_class(**{**_small_fields(default, more), **_BY_TYPE.get(model_type, {})})
             with torch.device("meta"):
                 AutoModelForCausalLM.from_config(config)
             return config
@@ -168,12 +186,12 @@ def _compare(truth: Any, folder: Path) -> dict[str, str]:
             max_model_len=MAX_MODEL_LEN,
             max_num_batched_tokens=32,
             max_num_seqs=8,
-            kv_cache_memory_bytes=1 << 24,
+            kv_cache_memory_bytes=1 << 26,
             num_threads=1,
         ) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
     except InflightError as error:
-        return {"result": "refused", "why": _reason(error)}
+        return {"result": "refused", "why": _reason(error).replace(f"{folder}/", "")}
     except Exception as error:
         return {"result": "wrong", "why": f"not refused by name: {_reason(error)}"}
     for output in outputs:

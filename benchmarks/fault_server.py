@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.served_process import ServedProcess
+from inflight.executor import fork_server
 
 END_SECONDS = 60.0
 POLL_SECONDS = 0.005
@@ -135,14 +136,21 @@ class FaultServer(ServedProcess):
 
 
 def descendants(pid: int) -> list[int]:
-    """Returns the process ids of all processes below `pid`, and of `pid`."""
-    found = [pid]
+    """Returns the process ids of all processes below `pid`, and of `pid`, but not those of fork servers: they belong to the
+    way in which a process is started, and end with the process that uses them."""
+    found = [] if _is_fork_server(pid) else [pid]
     with contextlib.suppress(OSError):  # it has just ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has just ended
                 for child in (task / "children").read_text().split():
                     found += descendants(int(child))
     return found
+
+
+def _is_fork_server(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return f"-m\0{fork_server.MODULE}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def _is_zombie(pid: int) -> bool:

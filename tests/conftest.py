@@ -14,6 +14,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests import python_process
+from tests.python_process import shared_imports
 from tests.triton_interpreter import mend_triton_interpreter
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
@@ -58,6 +60,19 @@ def pytest_collection_finish() -> None:
     if XDIST_WORKER and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     mend_triton_interpreter()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_imports() -> Iterator[None]:
+    with shared_imports():
+        yield
+
+
+@pytest.fixture
+def new_interpreters() -> Iterator[None]:
+    """For tests of how processes start: they start as users' processes do."""
+    with python_process.new_interpreters():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -87,5 +87,5 @@ def run_prompt(model: CausalLM, token_ids: Tensor) -> Tensor:
         block_table=np.ones((1, 1), dtype=np.int32),
     )
     # attention reads nothing of it
-    metadata = (StateMetadata(num_tokens=num_tokens, inputs=inputs, block_size=num_tokens),)
+    metadata = (StateMetadata(num_tokens=num_tokens, inputs=inputs, num_states=1, block_size=num_tokens),)
     return model.compute_logits(model(token_ids, torch.arange(len(token_ids)), metadata))

@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    FalconH1Config,
+    FalconMambaConfig,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -33,6 +35,7 @@ from transformers import (
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoHybridConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -199,7 +202,14 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     ],
     "lfm2": [
         _lfm2(layer_types=["conv", "full_attention", "conv"]),
-        _lfm2(conv_bias=True, conv_L_cache=4, full_attn_idxs=[2], tie_word_embeddings=False, hidden_size=96),
+        _lfm2(
+            conv_bias=True,
+            conv_L_cache=4,
+            full_attn_idxs=[2],
+            tie_word_embeddings=False,
+            hidden_size=96,
+            num_attention_heads=6,
+        ),
         _lfm2(
             full_attn_idxs=[0], hidden_size=72, num_attention_heads=6, block_auto_adjust_ff_dim=False
         ),  # not for the kernel
@@ -303,6 +313,22 @@ FALLBACK_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     "gpt_oss": [
         GptOssConfig(**_COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=11)
     ],  # sinks
+    "falcon_mamba": [
+        FalconMambaConfig(
+            vocab_size=VOCAB_SIZE, hidden_size=64, num_hidden_layers=2, state_size=8, time_step_rank=8, eos_token_id=2
+        )
+    ],  # a state, and no attention
+    "falcon_h1": [  # attention and a recurrent layer side by side
+        FalconH1Config(**_COMMON, mamba_d_ssm=128, mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16)
+    ],
+    "olmo_hybrid": [
+        OlmoHybridConfig(
+            **_COMMON,
+            layer_types=["linear_attention", "full_attention"],
+            **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+            **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
+        )
+    ],
 }
 
 

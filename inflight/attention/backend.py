@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -46,31 +47,48 @@ class StateMetadata(AttentionMetadata):
 
     inputs: AttentionInputs
     block_size: int
+    num_states: int
 
     def pieces(self) -> Iterator[StatePiece]:
-        """The pieces of the step's rows, in order. A row is cut after each block that keeps a state."""
+        """The pieces of the step's rows, in order. A row is cut after each block that keeps a state, and after each token if a
+        block has room for the states after all tokens of the row: they may be drafts."""
         inputs, size = self.inputs, self.block_size
+
         for row, table in enumerate(inputs.block_table):
             first, position, end = (
                 int(array[row]) for array in (inputs.query_start_loc, inputs.num_computed_tokens, inputs.seq_lens)
             )
-            source = int(table[(position - 1) // size]) if position else None
-            start = position
+            places = partial(_state_place, table, size, self.num_states)
+            source = places(position) if position else None
+            start, keeps_each = position, 1 < end - position <= self.num_states
             while position < end:
-                position = min(end, (position // size + 1) * size)
-                target = int(table[(position - 1) // size])
-                if position == end or target != DUMMY_BLOCK:
+                position = position + 1 if keeps_each else min(end, (position // size + 1) * size)
+                target = places(position)
+                if position == end or keeps_each or target.block != DUMMY_BLOCK:
                     yield StatePiece(slice(first, first + position - start), source, target)
                     first, start, source = first + position - start, position, target
 
 
+def _state_place(table: Int32Array, block_size: int, num_states: int, num_tokens: int) -> StatePlace:
+    """Where the state after the tokens [0, num_tokens) of a row is."""
+    last = num_tokens - 1
+    return StatePlace(int(table[last // block_size]), last % num_states)
+
+
+class StatePlace(NamedTuple):
+    """Where a state is: its block, and its number in the block."""
+
+    block: int
+    number: int
+
+
 class StatePiece(NamedTuple):
-    """Tokens of one sequence in the flat batch. The state before them is in the block `source` (None: they are the first ones),
-    and the state after them goes to the block `target`."""
+    """Tokens of one sequence in the flat batch. The state before them is at `source` (None: they are the first ones), and the
+    state after them goes to `target`."""
 
     tokens: slice
-    source: int | None
-    target: int
+    source: StatePlace | None
+    target: StatePlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +197,9 @@ class AttentionBackend(ABC):
     def build_state_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> StateMetadata:
         """The same as `build_metadata`, for recurrent layers."""
         num_tokens = int(inputs.query_start_loc[-1])
-        return StateMetadata(num_tokens=num_tokens, inputs=copied(inputs), block_size=spec.block_size)
+        return StateMetadata(
+            num_tokens=num_tokens, inputs=copied(inputs), block_size=spec.block_size, num_states=spec.num_states
+        )
 
     @abstractmethod
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:

@@ -97,6 +97,7 @@ class CpuPagedBackend(AttentionBackend):
             num_tokens=int(inputs.query_start_loc[-1]),
             inputs=inputs,
             block_size=spec.block_size,
+            num_states=spec.num_states,
             step=_step_struct(inputs, spec),
         )
 
@@ -145,4 +146,6 @@ def _step_struct(inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionStep:
         spec.sliding_window or 0,
         inputs.block_table.shape[1],
         *(array.ctypes.data for array in arrays),
+        spec.state_bytes,
+        spec.num_states,
     )

@@ -60,7 +60,7 @@ class CacheConfig:
     need.
 
     `dtype` is the dtype of keys and values: the model's dtype, "int8" or "float8_e4m3fn". Of recurrent layers, the prefix cache
-    has the state after every `state_checkpoint_tokens` tokens.
+    has the state after every `state_checkpoint_tokens` tokens. `num_states`: how many states a block of a recurrent layer has.
     """
 
     block_size: int
@@ -70,6 +70,7 @@ class CacheConfig:
     memory_utilization: float
     usual_sequence_len: int | None = None
     state_checkpoint_tokens: int = 512
+    num_states: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Keys and tensor names are those of https://github.com/ggml-org/ggml/blob/master/
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,8 @@ _OTHER_FIELDS = (
     "tensor_data_layout",
 )
 ROPE_FACTORS = "rope_freqs.weight"
+_LONG_FACTORS = ("rope_factors_long", "rope_factors_short")
+FACTORS = (ROPE_FACTORS, *(f"{name}.weight" for name in _LONG_FACTORS))
 # The rotary embedding of Llama 3.1 and later. A GGUF file does not contain these numbers. It contains one divisor for each
 # frequency, which its converter has computed from these numbers and the scaling factor.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -85,7 +87,11 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
             f"{file.path}: general.architecture={architecture!r} is not supported; supported are {', '.join(_FAMILIES)}"
         )
     prefix = f"{architecture}."
-    given = {key.removeprefix(prefix): _plain(file, key) for key in file.metadata if key.startswith(prefix)}
+    per_layer = {f"{prefix}{key}" for key in family.gguf_keys}
+    given = {key.removeprefix(prefix): _plain(file, key, per_layer) for key in file.metadata if key.startswith(prefix)}
+    given |= {
+        name: _factors(file, name, family.gguf_keys) for name in _LONG_FACTORS if f"{name}.weight" in file.tensors
+    }
     unread = {key: value for key, value in given.items() if key not in family.gguf_keys}
     _refuse_unserved_fields(file, prefix, unread, given.get("context_length"))
     config = {name: given[key] for key, name in _FIELDS.items() if key in given}
@@ -98,16 +104,26 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
         "dtype": _dtype(file),
         "eos_token_id": _eos_token_ids(file),
     }
-    _check_head_dim(file, prefix, given, config)
+    _check_head_dim(file, prefix, unread, config)
     config["rope_scaling"] = _rope_scaling(file, prefix, given, config)
     return config | family.gguf_fields({**given, "attention.key_length": config["head_dim"]})
 
 
-def _plain(file: GgufFile, key: str) -> object:
-    """The value of a key as JSON. An array of equal numbers, one for each layer, becomes one number."""
+def _factors(file: GgufFile, name: str, keys: tuple[str, ...]) -> list[float]:
+    if name not in keys or file.tensors[f"{name}.weight"].type.name != "F32":
+        raise UnsupportedModelError(f"{file.path}: {name}.weight is not supported; it could change the result")
+    values: list[float] = file.map_tensor(f"{name}.weight")[0].view("<f4").tolist()
+    return values
+
+
+def _plain(file: GgufFile, key: str, per_layer: Collection[str]) -> object:
+    """The value of a key as JSON. An array of equal numbers, one for each layer, becomes one number. Those of `per_layer` may
+    have different numbers."""
     value = file.metadata[key]
     if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
         return value[0].item()
+    if isinstance(value, np.ndarray) and key in per_layer:
+        return value.tolist()
     if isinstance(value, np.ndarray | GgufStrings):
         raise UnsupportedModelError(f"{file.path}: {key} is an array of different values, which is not supported")
     return value
@@ -146,9 +162,9 @@ def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], co
 
 
 def _dtype(file: GgufFile) -> str:
-    """The dtype of the first layer's query projection. If this is quantized: bfloat16, the usual dtype of a model before its
-    quantization."""
-    tensor = file.tensors.get("blk.0.attn_q.weight")
+    """The dtype of the first layer's query projection, or MLP. If this is quantized: bfloat16, the usual dtype of a model
+    before its quantization."""
+    tensor = file.tensors.get("blk.0.attn_q.weight") or file.tensors.get("blk.0.ffn_down.weight")
     return {"F32": "float32", "F16": "float16"}.get(tensor.type.name if tensor else "", "bfloat16")
 
 

@@ -71,6 +71,9 @@ def resolve(
     kv_cache_dtype = resolve_kv_cache_dtype(args.kv_cache_dtype, dtype, machine)
     scheduler = _resolve_scheduler(args, max_model_len, machine)
     _check_device_state(args, max_model_len, machine)
+    speculative = resolve_speculative(args.speculative_config)
+    may_have_states = architecture.recurrences or architecture.implementation == TRANSFORMERS
+    num_states = 1 if speculative is None or not may_have_states else 1 + speculative.num_speculative_tokens
     weights_seed = 0 if args.seed is None else args.seed
     fingerprint = _fingerprint(folder, architecture, dtype, kv_cache_dtype, load_format, weights_seed, quantization)
     return EngineConfig(
@@ -94,7 +97,10 @@ def resolve(
             max_model_len=max_model_len,
             dtype=kv_cache_dtype,
             machine=machine,
-            default_block_size=_default_block_size(architecture, dtype, kv_cache_dtype, args.tensor_parallel_size),
+            default_block_size=_default_block_size(
+                architecture, dtype, kv_cache_dtype, args.tensor_parallel_size, num_states
+            ),
+            num_states=num_states,
         ),
         scheduler=scheduler,
         parallel=parallel,
@@ -104,7 +110,7 @@ def resolve(
         structured_outputs=StructuredOutputsConfig(
             backend=args.structured_outputs_backend, reasoning_end=args.reasoning_end
         ),
-        speculative=resolve_speculative(args.speculative_config),
+        speculative=speculative,
         execute_model_timeout_seconds=timeout_seconds,
         fault_tolerance=resolve_fault_tolerance(args.enable_fault_tolerance, args.fault_tolerance_config),
     )
@@ -179,9 +185,7 @@ def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitect
         return
     num_kv_heads = architecture.attentions[0].num_kv_heads
     problem = (
-        f"pipeline_parallel_size={args.pipeline_parallel_size}"
-        if args.pipeline_parallel_size > 1
-        else "batch_invariant=True"
+        "batch_invariant=True"
         if args.batch_invariant
         else "a GGUF file"
         if _is_gguf(folder)
@@ -208,15 +212,8 @@ def _check_mixers(args: EngineArgs, architecture: ModelArchitecture, machine: Ma
         )
     if not architecture.recurrences:
         return
-    problem = (
-        "device='cuda': they run on CPUs only so far; use device='cpu'"
-        if machine.device == "cuda"
-        else "speculative_config: a rejected draft would stay in their states; leave it out"
-        if args.speculative_config is not None
-        else None
-    )
-    if problem is not None:
-        raise ConfigError(f"{architecture.name} has recurrent layers, which do not go with {problem}")
+    if machine.device == "cuda":
+        raise ConfigError(f"{architecture.name} has recurrent layers, which run on CPUs only so far; use device='cpu'")
 
 
 def _resolve_max_model_len(args: EngineArgs, architecture: ModelArchitecture) -> int:
@@ -263,33 +260,54 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
     )
 
 
-def _default_block_size(architecture: ModelArchitecture, dtype: str, kv_cache_dtype: str, tp_size: int) -> int:
-    """The state of a recurrent layer is in one block. So the blocks of such a model are so large that in a block of the same
-    size the keys and values of all layers with attention have room."""
-    if not architecture.recurrences:
-        return DEFAULT_BLOCK_SIZE
-    scale_bytes = 4 if kv_cache_dtype == "int8" else 0
-    bytes_per_token = sum(
-        (1 if each.latent else 2)
-        * max(1, each.num_kv_heads // tp_size)
-        * (each.head_dim * DTYPE_BYTES.get(kv_cache_dtype, 1) + scale_bytes)
-        for each in architecture.caching
-    )
-    state_bytes = max(each.state_bytes(DTYPE_BYTES[dtype], tp_size) for each in architecture.recurrences)
-    return -(-state_bytes // (bytes_per_token * DEFAULT_BLOCK_SIZE)) * DEFAULT_BLOCK_SIZE
+def _default_block_size(
+    architecture: ModelArchitecture, dtype: str, kv_cache_dtype: str, tp_size: int, num_states: int
+) -> int:
+    """The default number of tokens in a block: at least as many as the block's states, if it belongs to a recurrent layer. The
+    blocks of a model with recurrent layers are so large that in a block of the same size the keys and values of all layers
+    with attention have room."""
+    num_tokens = num_states
+    if architecture.recurrences:
+        scale_bytes = 4 if kv_cache_dtype == "int8" else 0
+        bytes_per_token = sum(
+            (1 if each.latent else 2)
+            * max(1, each.num_kv_heads // tp_size)
+            * (each.head_dim * DTYPE_BYTES.get(kv_cache_dtype, 1) + scale_bytes)
+            for each in architecture.caching
+        )
+        state_bytes = max(each.state_bytes(DTYPE_BYTES[dtype], tp_size) for each in architecture.recurrences)
+        num_tokens = max(num_tokens, -(-num_states * state_bytes // bytes_per_token))
+    return -(-num_tokens // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE
 
 
 def resolve_cache(
-    args: EngineArgs, *, max_model_len: int, dtype: str, machine: Machine, default_block_size: int = DEFAULT_BLOCK_SIZE
+    args: EngineArgs,
+    *,
+    max_model_len: int,
+    dtype: str,
+    machine: Machine,
+    default_block_size: int = DEFAULT_BLOCK_SIZE,
+    num_states: int = 1,
 ) -> CacheConfig:
-    """`dtype`: the dtype of keys and values."""
+    """`dtype`: the dtype of keys and values.
+
+    Raises:
+        ConfigError: `block_size` is less than `num_states`. Then the states of one step's drafts could need three blocks.
+    """
+    block_size = args.block_size or default_block_size
+    if block_size < num_states:
+        raise ConfigError(
+            f"block_size={block_size} is less than the {num_states} tokens of a step with drafts (num_speculative_tokens + 1); "
+            "raise the first or lower the second"
+        )
     is_sized_by_user = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization is not None
     is_shared = machine.device == "cpu" and not is_sized_by_user
     return CacheConfig(
-        block_size=args.block_size or default_block_size,
+        block_size=block_size,
         dtype=dtype,
         enable_prefix_caching=args.enable_prefix_caching,
         state_checkpoint_tokens=args.state_checkpoint_tokens,
+        num_states=num_states,
         memory_bytes=args.kv_cache_memory_bytes,
         memory_utilization=args.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[machine.device],
         usual_sequence_len=min(max_model_len, USUAL_SEQUENCE_LEN) if is_shared else None,

@@ -20,7 +20,7 @@ from inflight.errors import UnsupportedModelError
 _NAMES = {
     "vocab_size": ("vocab_size",),
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
-    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "layers_block_type"),
     "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
     "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
     "max_position_embeddings": (
@@ -93,6 +93,6 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
 def _size(fields: JsonFields, name: str, default: int | None = None) -> int:
     found = next((theirs for theirs in _NAMES[name] if fields.has(theirs)), _NAMES[name][0])
     value = fields.values.get(found)
-    if isinstance(value, (list, tuple)) and value:  # a size of each layer
-        fields = JsonFields({found: max(value)}, fields.where)
+    if isinstance(value, (list, tuple)) and value:  # a size of each layer, or the kind of each
+        fields = JsonFields({found: len(value) if isinstance(value[0], str) else max(value)}, fields.where)
     return fields.integer(found, default)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from inflight import envs
 from inflight.config.ranks import RankLayout
+from inflight.executor.fork_server import ForkedProcess, current_fork_server
 
 logger = logging.getLogger(__name__)
 
@@ -78,14 +79,21 @@ class ChildProcess:
         keeps_secrets: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        command = [sys.executable, "-P", "-m", module, title, *map(str, stream_fds)]
+        command = ["-P", "-m", module, title, *map(str, stream_fds)]
         environment = _environment({**os.environ, **(variables or {})}, sys.path)
         if not keeps_secrets:
             environment.pop("INFLIGHT_CLUSTER_TOKEN", None)
         self.title = title
-        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=stream_fds, env=environment)
-        self.pid = self._popen.pid
+        self._popen: subprocess.Popen[bytes] | ForkedProcess
         self._num_stopped = 0  # how many calls of `stays_stopped` in a row found the process stopped
+        forked = _fork(command, stream_fds, environment)
+        if forked is not None:
+            self._popen, self.pid, self.pidfd = forked, forked.pid, forked.pidfd
+            return
+        self._popen = subprocess.Popen(
+            [sys.executable, *command], stdin=subprocess.DEVNULL, pass_fds=stream_fds, env=environment
+        )
+        self.pid = self._popen.pid
         try:
             self.pidfd = os.pidfd_open(self.pid)
         except OSError:  # this process has no free descriptor
@@ -176,6 +184,21 @@ class WorkerProcess(ChildProcess):
             [stream_fd],
             variables={"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "=lo")} if is_one_node else None,
         )
+
+
+def _fork(command: Sequence[str], stream_fds: Sequence[int], environment: Mapping[str, str]) -> ForkedProcess | None:
+    """Start the command by the fork server of this process. Returns None if there is none that can."""
+    server = current_fork_server()
+    if server is None or not server.can_start(environment):
+        return None
+    try:
+        with open(os.devnull, "rb") as nothing:
+            return server.start(
+                command, {0: nothing.fileno(), 1: 1, 2: 2, **{fd: fd for fd in stream_fds}}, environment
+            )
+    except OSError as error:
+        logger.warning("a new interpreter starts, because of the fork server: %s", error)
+        return None
 
 
 def wait_for_end(processes: Iterable[ChildProcess], seconds: float) -> list[ChildProcess]:

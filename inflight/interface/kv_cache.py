@@ -11,7 +11,8 @@ All groups have the same `block_bytes`, so one pool of block ids serves all of t
 it. If a batch is padded with rows that belong to no request, these rows write to it.
 
 In a group of recurrent layers, a block holds the state of every layer after one token: the newest computed token among the
-`block_size` tokens to which the block belongs. Few of a sequence's entries have a block; the others are the dummy block.
+`block_size` tokens to which the block belongs (with drafts: after several tokens, see `KVCacheSpec`).
+Few of a sequence's entries have a block; the others are the dummy block.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class KVCacheSpec:
     `has_values`: if it is not set, values are the first elements of the keys, and only keys are stored.
     `sliding_window`: how many tokens a query sees, including its own; None for all. `state_bytes` is above 0 for a recurrent
     layer: the bytes of its state. Then there are no heads, and the window is 2, because a token needs the block of the token
-    before it.
+    before it. A block of a recurrent layer has `num_states` states: the state after the token at position p is number
+    `p % num_states`. In an engine with drafts (guessed tokens) these are the states after the last tokens, because only the
+    next step knows after which of them the sequence goes on.
     """
 
     block_size: int
@@ -42,9 +45,10 @@ class KVCacheSpec:
     has_values: bool = True
     sliding_window: int | None = None
     state_bytes: int = 0
+    num_states: int = 1
 
     @classmethod
-    def of_state(cls, block_size: int, state_bytes: int) -> KVCacheSpec:
+    def of_state(cls, block_size: int, state_bytes: int, num_states: int = 1) -> KVCacheSpec:
         """The spec of a recurrent layer."""
         return cls(
             block_size=block_size,
@@ -54,6 +58,7 @@ class KVCacheSpec:
             itemsize=1,
             sliding_window=2,
             state_bytes=state_bytes,
+            num_states=num_states,
         )
 
     @property
@@ -72,7 +77,7 @@ class KVCacheSpec:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block of this one layer."""
-        return self.state_bytes or self.block_size * self.bytes_per_token
+        return self.state_bytes * self.num_states or self.block_size * self.bytes_per_token
 
 
 @dataclass(frozen=True, kw_only=True)

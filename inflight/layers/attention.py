@@ -38,9 +38,9 @@ class Attention(nn.Module):
         if owner is not None:
             owner.readers.append(self)
 
-    def kv_cache_spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
+    def kv_cache_spec(self, block_size: int, dtype: torch.dtype, num_states: int = 1) -> KVCacheSpec:
         """Describes this layer's KV cache. `dtype`: the cache's dtype. A cache of integers has one float32 scale per head and
-        token."""
+        token. `num_states` is for recurrent layers."""
         return KVCacheSpec(
             block_size=block_size,
             num_kv_heads=self.num_kv_heads,

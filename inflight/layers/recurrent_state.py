@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionBackend
+from inflight.attention.backend import AttentionBackend, StatePlace
 from inflight.interface.kv_cache import KVCacheSpec
 
 _ALIGNMENT = 64  # bytes
@@ -39,19 +39,19 @@ class RecurrentState(nn.Module):
         self.kv_cache: Tensor | None = None
         self.group_index = 0
 
-    def kv_cache_spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
+    def kv_cache_spec(self, block_size: int, dtype: torch.dtype, num_states: int = 1) -> KVCacheSpec:
         """`dtype`, that of keys and values, has no influence on a state."""
-        return KVCacheSpec.of_state(block_size, self.offsets[-1])
+        return KVCacheSpec.of_state(block_size, self.offsets[-1], num_states)
 
     def bind(self, kv_cache: Tensor | None, group_index: int) -> None:
         """`kv_cache`: uint8 [num_blocks, block_bytes], this layer's part of the arena. `group_index`: the layer's KV group."""
         self.kv_cache, self.group_index = kv_cache, group_index
 
-    def tensors(self, block: int) -> list[Tensor]:
-        """Views of the tensors in a block."""
+    def tensors(self, place: StatePlace) -> list[Tensor]:
+        """Views of the tensors of a state."""
         assert self.kv_cache is not None, f"{self.layer_name} has no cache yet"
-        found = []
+        found, state = [], self.kv_cache[place.block, place.number * self.offsets[-1] :]
         for shape, dtype, start in zip(self._shapes, self._dtypes, self.offsets, strict=False):
             size = math.prod(shape) * dtype.itemsize
-            found.append(self.kv_cache[block, start : start + size].view(dtype).view(shape))
+            found.append(state[start : start + size].view(dtype).view(shape))
         return found

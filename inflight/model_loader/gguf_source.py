@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inflight.config.architecture import ModelArchitecture, NormNames
 from inflight.config.families import FAMILIES
-from inflight.config.gguf_config import ROPE_FACTORS
+from inflight.config.gguf_config import FACTORS
 from inflight.config.gguf_file import read_gguf
 from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import QuantizedWeight, select_rows
@@ -32,7 +32,9 @@ _NAMES_IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.([\w.]+)")
+# [channels, 1, kernel size]; the file has no dimension of size 1
+_CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
 _FLOATS = ("F32", "F16", "BF16")
 
 
@@ -49,36 +51,45 @@ class GgufSource(WeightSource):
         self._file = read_gguf(path)
         self._head_dim, self._norm_offset = architecture.head_dims[0], architecture.norm_offset
         stored_as = self._file.metadata.get("general.architecture")
-        self._interleaves_heads = any(each.gguf_name == stored_as and each.gguf_interleaves_heads for each in FAMILIES)
+        family = next(each for each in FAMILIES if each.gguf_name == stored_as)
+        self._interleaves_heads = family.gguf_interleaves_heads
         self._stored_names: dict[str, str] = {}
         self.tensors = {}
         for stored_name, tensor in self._file.tensors.items():
-            if stored_name == ROPE_FACTORS:
-                continue  # `gguf_config` has made `RopeConfig` from these divisors
-            name = model_name(stored_name, architecture.layers[0].norms)
+            if stored_name in FACTORS:
+                continue  # `gguf_config` has read these
+            name = model_name(stored_name, architecture.layers[0].norms, family.gguf_tensors)
             is_quantized = tensor.type.name not in _FLOATS
-            if is_quantized and len(tensor.shape) != 2:
+            is_convolution = name.endswith(_CONVOLUTIONS) and len(tensor.shape) == 2
+            shape = (tensor.shape[0], 1, tensor.shape[1]) if is_convolution else tensor.shape
+            if is_quantized and len(shape) != 2:
                 raise CheckpointError(
-                    f"{path}: {stored_name} is {tensor.type.name} and has {len(tensor.shape)} dimensions; quantized tensors "
-                    "must be matrices"
+                    f"{path}: {stored_name} is {tensor.type.name} and has {len(shape)} dimensions; quantized tensors must be "
+                    "matrices"
                 )
             self._stored_names[name] = stored_name
-            self.tensors[name] = StoredTensor(path, tensor.shape, tensor.type.name, is_quantized)
+            self.tensors[name] = StoredTensor(path, shape, tensor.type.name, is_quantized)
 
     @contextmanager
     def open(self) -> Iterator[ReadPart]:
         yield self._read
 
     def _read(self, name: str, held: Held) -> Tensor | QuantizedWeight:
-        if len(self.tensors[name].shape) == 2:
+        if len(self.tensors[name].shape) > 1:
             start, stop, _ = held[0].indices(self.tensors[name].shape[0])
+            if len(self.tensors[name].shape) == 3:
+                weight = self._read_rows(name, start, stop)
+                assert isinstance(weight, Tensor), "only matrices are quantized"
+                return weight.unsqueeze(1)[:, *held[1:]]
             return hold_columns(self._read_rows(name, start, stop), held[1], name)
         stored = self._unpack(name, 0, 1)  # a vector is one row
         assert isinstance(stored, Tensor), "only matrices are quantized"
         vector = stored[0]
         if self._is_interleaved(name):
             vector = vector[_rows_as_stored(0, len(vector), self._head_dim)]
-        if name.endswith("norm.weight"):
+        if name.endswith(".A_log"):
+            vector = (-vector).log()  # the converter has computed -exp(A_log)
+        if name.endswith("norm.weight") and "linear_attn" not in name:
             vector = vector - self._norm_offset  # the converter has added it
         return vector[held]
 
@@ -99,9 +110,9 @@ class GgufSource(WeightSource):
         return unpack_blocks(self.tensors[name].dtype, torch.from_numpy(stored))
 
 
-def model_name(stored_name: str, norms: NormNames) -> str:
+def model_name(stored_name: str, norms: NormNames, own: Mapping[str, str]) -> str:
     """Returns a tensor's name in a model folder: "model.layers.3.mlp.up_proj.weight" for "blk.3.ffn_up.weight". `norms`: the
-    names of the layer's norms in the folder.
+    names of the layer's norms in the folder. `own`: `Family.gguf_tensors`.
 
     A tensor that no supported model has keeps its name, and the loader refuses it.
     """
@@ -113,10 +124,13 @@ def model_name(stored_name: str, norms: NormNames) -> str:
             "ffn_norm": norms.before_mlp,
             "post_ffw_norm": norms.after_mlp,
         }
-        name = _NAMES_IN_LAYER.get(in_layer[2]) or names_of_norms.get(in_layer[2])
-        return stored_name if name is None else f"model.layers.{in_layer[1]}.{name}.{in_layer[3]}"
+        stem, _, suffix = in_layer[2].rpartition(".")
+        stem_name = own.get(stem) or _NAMES_IN_LAYER.get(stem) or names_of_norms.get(stem)
+        name = own.get(in_layer[2]) or (stem_name and f"{stem_name}.{suffix}")
+        return stored_name if name is None else f"model.layers.{in_layer[1]}.{name}"
     stem, _, suffix = stored_name.rpartition(".")
-    return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES else stored_name
+    stem_name = own.get(stem) or _NAMES.get(stem)
+    return f"{stem_name}.{suffix}" if stem_name else stored_name
 
 
 def _rows_as_stored(start: int, stop: int, head_dim: int) -> Tensor:

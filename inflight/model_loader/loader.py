@@ -77,20 +77,19 @@ def load_model(
     # Each block gets memory only when it is filled. By then the previous block has converted its weights and freed the old
     # ones.
     later = replace(context, allocates_later=True)
-    if architecture.implementation == TRANSFORMERS:
-        model: CausalLM = _make_fallback(model_config, later, stage, source)
-    else:
-        model = DecoderForCausalLM(architecture, later, stage)
+    make: Callable[[LayerContext, PipelineStage], CausalLM] = (
+        partial(_make_fallback, model_config, source)
+        if architecture.implementation == TRANSFORMERS
+        else partial(DecoderForCausalLM, architecture)
+    )
+    model = make(later, stage)
     not_kept: list[str] = []
     if source is None:
         fill: Callable[[Loadable, str], None] = partial(_fill_from_seed, seed=model_config.seed)
     else:
         # tensors on the meta device have shapes but no memory
-        described = (
-            model
-            if stage == whole
-            else DecoderForCausalLM(architecture, replace(context, device=torch.device("meta")), whole)
-        )
+        on_meta = replace(later, device=torch.device("meta"))
+        described = model if stage == whole else make(on_meta, whole)
         check_weights(source, described, architecture.tie_word_embeddings)
         fill = partial(_fill_from_source, source=source, not_kept=not_kept)
     for prefix, unit in model.load_units():
@@ -103,7 +102,7 @@ def load_model(
 
 
 def _make_fallback(
-    model_config: ModelConfig, context: LayerContext, stage: PipelineStage, source: WeightSource | None
+    model_config: ModelConfig, source: WeightSource | None, context: LayerContext, stage: PipelineStage
 ) -> CausalLM:
     from inflight.models.transformers_fallback.model import TransformersForCausalLM  # transformers is optional
 

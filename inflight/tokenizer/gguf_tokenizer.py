@@ -23,10 +23,14 @@ _CL100K = (
 # value of tokenizer.ggml.pre -> patterns that split a text, one after the other. "default" splits as llama.cpp does.
 _SPLITS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-    "gpt-2": (_GPT2 + r"|\s+",),
-    "llama-bpe": (_CL100K % 3,),
+    **dict.fromkeys(("gpt-2", "olmo"), (_GPT2 + r"|\s+",)),
+    "refact": (r"\p{N}", _GPT2 + r"|\s+"),
+    **dict.fromkeys(("llama-bpe", "lfm2", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_CL100K % 3,)),
     "qwen2": (_CL100K % 1,),
+    "qwen35": ((_CL100K % 1).replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}"),),
 }
+# A word that is a token itself is never split, even if the merges would not build this token, and a text begins with a token.
+_OF_LLAMA_3 = ("llama-bpe", "lfm2")
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # values of tokenizer.ggml.token_type
 _SPECIAL_TOKENS = {
@@ -59,7 +63,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     backend = _sentencepiece(file, tokens, vocabulary) if is_sentencepiece else _byte_level(file, vocabulary, str(pre))
     _add_tokens(file, backend, tokens)
     special = _special_tokens(file, tokens)
-    _surround(file, backend, special, begins=is_sentencepiece or pre == "llama-bpe")
+    _surround(file, backend, special, begins=is_sentencepiece or pre in _OF_LLAMA_3)
     return Tokenizer(backend, special)
 
 
@@ -71,11 +75,10 @@ def _byte_level(file: GgufFile, vocabulary: dict[str, int], pre: str) -> tokeniz
             raise _unusable(file, f"the merge {merge!r} is no pair")
         pairs.append((merge[:middle], merge[middle + 1 :]))
     try:
-        # In Llama 3, a word that is a token itself is never split, even if the merges would not build this token.
-        backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
+        backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre in _OF_LLAMA_3))
     except Exception as error:  # the library raises nothing more specific
         raise _unusable(file, str(error)) from error
-    if pre == "qwen2":
+    if pre in ("qwen2", "qwen35"):
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[pre]]
     backend.pre_tokenizer = pre_tokenizers.Sequence(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend, AttentionInputs
+from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import EngineConfig
 from inflight.config.partition import PipelineStage
 from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.interface.kv_cache import DUMMY_BLOCK
+from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheSpec
+from inflight.layers.attention import Attention
+from inflight.layers.recurrent_state import RecurrentState
 from inflight.models.causal_lm import CausalLM
 
 
@@ -33,10 +36,13 @@ def run_largest_step(
         run_draws: runs the LM head and the sampler on hidden states; called on the last stage only.
     """
     num_tokens, max_model_len = config.scheduler.max_num_batched_tokens, config.model.max_model_len
-    kinds = config.model.architecture.layers[stage.start : stage.stop]
+    users = model.cache_users()
+    kinds: Sequence[Hashable] = config.model.architecture.layers[stage.start : stage.stop]
+    if config.model.architecture.implementation == TRANSFORMERS:  # whose layers are known by their caches only
+        kinds = [cache_spec(layer, config) for layer in users]
     chosen = sorted({kind: index for index, kind in reversed(list(enumerate(kinds)))}.values())
-    layers = [model.cache_users()[index] for index in chosen]
-    specs = [layer.kv_cache_spec(config.cache.block_size, getattr(torch, config.cache.dtype)) for layer in layers]
+    layers = [users[index] for index in chosen]
+    specs = [cache_spec(layer, config) for layer in layers]
     inputs = _prompts(num_tokens, max_model_len, config.cache.block_size)
     arena = device.allocate_arena(int(inputs.block_table.max()) + 1, max(spec.block_bytes for spec in specs))
     bound = [(layer.kv_cache, layer.group_index) for layer in layers]  # restored: the engine may be running already
@@ -56,6 +62,11 @@ def run_largest_step(
     finally:
         for layer, (kv_cache, group_index) in zip(layers, bound, strict=True):
             layer.bind(kv_cache, group_index)
+
+
+def cache_spec(layer: Attention | RecurrentState, config: EngineConfig) -> KVCacheSpec:
+    cache = config.cache
+    return layer.kv_cache_spec(cache.block_size, getattr(torch, cache.dtype), cache.num_states)
 
 
 def zero_activations(

@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from dataclasses import astuple
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend
@@ -32,7 +31,7 @@ from inflight.sample.state import SamplingState
 from inflight.timeline import Timeline
 from inflight.worker.input_batch import InputBatch, StepInputs
 from inflight.worker.pipeline import Pipeline
-from inflight.worker.profile_run import run_largest_step
+from inflight.worker.profile_run import cache_spec, run_largest_step
 from inflight.worker.prompt_logprobs import PromptLogprobsProgress
 from inflight.worker.token_inbox import TokenInbox
 
@@ -86,9 +85,7 @@ class Runner(ABC):
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """The spec of each layer's cache, by layer name, in layer order."""
-        cache = self._config.cache
-        layers = self._model.cached_layers().items()
-        return {name: layer.kv_cache_spec(cache.block_size, getattr(torch, cache.dtype)) for name, layer in layers}
+        return {name: cache_spec(layer, self._config) for name, layer in self._model.cached_layers().items()}
 
     def initialize(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the arena and bind every layer to its part of it."""

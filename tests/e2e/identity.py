@@ -127,12 +127,13 @@ class Engines:
         )
 
     def _specs(self, features: Features) -> list[dict[str, KVCacheSpec]]:
-        """Of each rank. They depend on the ranks alone, so one engine of each layout is asked; one of threads, which starts
-        sooner."""
+        """Of each rank. They depend on the ranks and the drafts alone, so one engine of each layout is asked; one of threads,
+        which starts sooner."""
         layout = replace(
             PLAIN,
             tensor_parallel_size=features.tensor_parallel_size,
             pipeline_parallel_size=features.pipeline_parallel_size,
+            num_drafts=features.num_drafts,
             plans_ahead=None,
         )
         if layout not in self.specs:

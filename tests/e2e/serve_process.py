@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.fault_server import descendants
 from inflight import envs
+from tests.python_process import PythonProcess
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "tested"
@@ -45,7 +46,8 @@ class ServeProcess:
         command = [sys.executable, "-c", script] if installed is None else [str(installed)]
         path = {"PYTHONPATH": str(REPOSITORY)} if installed is None else {}
         fixed = ["--port", str(self.port), "--served-model-name", MODEL, "--access-log", "off"]
-        self.popen = subprocess.Popen(
+        start = PythonProcess if installed is None else subprocess.Popen
+        self.popen = start(
             [*command, "serve", *fixed, *options],
             stdout=self.log,
             stderr=self.log,

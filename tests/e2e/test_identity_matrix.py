@@ -38,6 +38,7 @@ MODELS = {
     "latent attention, C++": ("deepseek_v2", 1, 16),
     "latent attention": ("deepseek_v2", 2, 4),
     "transformers, experts": ("qwen3_moe", 0, 16),
+    "transformers, recurrent layers": ("falcon_h1", 0, 16),
 }
 
 
@@ -47,6 +48,7 @@ FEATURES = st.builds(
     chunk=st.sampled_from([None, 5, 16]),
     tight=st.booleans(),
     max_num_seqs=st.sampled_from([2, 5]),
+    num_drafts=st.sampled_from([0, 3]),
 )
 PROMPTS = st.builds(
     lambda base, length, tail: [3 + base] * length + tail,

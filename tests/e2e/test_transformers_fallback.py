@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BartConfig, BloomConfig, FalconMambaConfig, Llama4TextConfig, Phi3Config, PreTrainedConfig
+from transformers import BartConfig, BloomConfig, Llama4TextConfig, MiniMaxConfig, Phi3Config, PreTrainedConfig
 
 from inflight import LLM, SamplingParams
 from inflight.errors import CheckpointError, ConfigError, UnsupportedModelError
@@ -84,10 +84,28 @@ def test_two_ranks(tmp_path: Path, family: str) -> None:
             comparison.add(truth, output.prompt_token_ids, output.outputs[0].token_ids)
 
 
-def test_two_ranks_need_a_plan(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "tp_size"), [("gemma2", 1), ("qwen3_moe", 2), ("olmo_hybrid", 1)])
+def test_two_stages(tmp_path: Path, family: str, tp_size: int) -> None:
+    folder = write_model(FALLBACK_CONFIGS[family][0], tmp_path / "model", seed=0)
+    truth, comparison = reference_model(folder), Comparison()
+    with start(folder, tensor_parallel_size=tp_size, pipeline_parallel_size=2) as llm:
+        for output in llm.generate(prompts(), GREEDY, use_tqdm=False):
+            comparison.add(truth, output.prompt_token_ids, output.outputs[0].token_ids)
+
+
+def test_several_ranks_need_a_plan(tmp_path: Path) -> None:
     FALLBACK_CONFIGS["gpt2"][0].save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="no plan to divide"):
         start(tmp_path, load_format="dummy", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="no plan to cut it into stages"):
+        start(tmp_path, load_format="dummy", pipeline_parallel_size=2)
+
+
+def test_the_memory_of_a_step_is_measured(tmp_path: Path) -> None:
+    """One layer of each kind of cache computes anything then."""
+    folder = write_model(FALLBACK_CONFIGS["falcon_h1"][0], tmp_path / "model", seed=0)
+    with start(folder, kv_cache_memory_bytes=None) as llm:
+        assert len(llm.generate([[5, 6]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 16
 
 
 def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
@@ -110,7 +128,7 @@ _LONG_ROPE = {
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (FalconMambaConfig(**SMALL), "recurrent state"),
+        (MiniMaxConfig(**SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=2), "get_linear_cache"),
         (BloomConfig(vocab_size=VOCAB_SIZE, hidden_size=64, n_layer=2, n_head=4), "computes with its mask"),
         (
             BartConfig(vocab_size=VOCAB_SIZE, d_model=64, decoder_layers=2, is_encoder_decoder=False),
@@ -150,7 +168,6 @@ def test_what_would_differ_is_refused(tmp_path: Path, config: PreTrainedConfig, 
     ("arguments", "message"),
     [
         ({"tensor_parallel_size": 4}, "tensor_parallel_size=4 and 2 key/value heads"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"batch_invariant": True}, "batch_invariant"),
         ({"model_impl": "inflight"}, "is not supported; supported are"),
         ({"model_impl": "vllm"}, "model_impl='vllm'"),

@@ -14,6 +14,7 @@ import pytest
 from inflight import LLM, SamplingParams
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.model_zoo import FAMILY_CONFIGS, write_model
+from tests.python_process import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [[5, 6, 7] * 40, [9], list(range(3, 60))]
@@ -67,7 +68,7 @@ def test_plain_torch_serves_the_same_tokens(tmp_path: Path, hidden: str) -> None
     folder = write_model(FAMILY_CONFIGS["qwen3"][0], tmp_path / "model", seed=0)
     path = copied_package(tmp_path) if hidden == "missing" else ROOT
     changes = {"INFLIGHT_CPU_KERNELS": "off"} if hidden == "off" else {}
-    done = subprocess.run(
+    done = run_python(
         [sys.executable, "-c", PROGRAM, *map(json.dumps, (str(folder), PROMPTS, ARGUMENTS, GREEDY))],
         env=environment(PYTHONPATH=str(path), **changes),
         cwd=path,

@@ -15,6 +15,9 @@ from typing import IO
 
 import httpx
 
+from benchmarks.fault_server import descendants
+from tests.python_process import PythonProcess
+
 _COMMAND = "import sys; from inflight.entrypoints.cli.main import main; sys.exit(main())"
 _BASELINE = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 _READY = re.compile(r"ready: (http://\S+) serves")
@@ -30,11 +33,10 @@ class WatchedServer:
 
     @property
     def engine_pid(self) -> int:
-        """Of the one child that runs the engine core."""
-        threads = Path(f"/proc/{self.popen.pid}/task").glob("*/children")  # a child is of the thread that started it
-        children = [pid for thread in threads for pid in thread.read_text().split()]
-        engines = [int(pid) for pid in children if b"engine.core_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        assert len(engines) == 1, children
+        """Of the one process below that runs the engine core."""
+        below = descendants(self.popen.pid)[1:]
+        engines = [pid for pid in below if b"engine.core_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(engines) == 1, below
         return engines[0]
 
     @property
@@ -62,7 +64,7 @@ class WatchedServer:
 def serve_process(*options: str) -> Iterator[WatchedServer]:
     """The embedded model in float32, on a free port. It is asked to end, and has ended well afterwards."""
     arguments = ["serve", "--port", "0", "--dtype", "float32", "--num-threads", "1", *options]
-    popen = subprocess.Popen([sys.executable, "-c", _COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
+    popen = PythonProcess([sys.executable, "-c", _COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
     assert popen.stderr is not None
     log: list[str] = []
     found = _wait_until_ready(popen.stderr, log)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from inflight.config.architecture import (
     DTYPE_BYTES,
@@ -62,7 +62,8 @@ class Family:
     `unread`: see `ModelArchitecture`. In a GGUF file the family's name is
     `gguf_name` (None: no GGUF file of the family is supported). `gguf_interleaves_heads`: llama.cpp's converter changes the
     order of the rows of queries and keys. `gguf_fields` makes the fields of config.json that only this family has, from the
-    keys of the file without the family's name. `gguf_keys` are those of them that it reads.
+    keys of the file without the family's name. `gguf_keys` are those of them that it reads. `gguf_tensors`: names of a layer's
+    tensors in the file -> their names in the model, where they are not those of most families.
     """
 
     architecture: str
@@ -75,6 +76,7 @@ class Family:
     gguf_name: str | None = None
     gguf_fields: Callable[[Mapping[str, object]], dict[str, object]] = lambda given: {}
     gguf_keys: tuple[str, ...] = ()
+    gguf_tensors: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaves_heads: bool = False
 
     def specify(self, fields: JsonFields) -> ModelArchitecture:
@@ -90,6 +92,14 @@ class Family:
                 )
         architecture = self.parse(fields)
         return replace(architecture, unread=(*self.unread, *architecture.unread))
+
+
+def partial_rotation(given: Mapping[str, object]) -> dict[str, object]:
+    """The share of each head that is rotated, from the keys of a GGUF file."""
+    rotated, head_dim = given.get("rope.dimension_count"), given["attention.key_length"]
+    return (
+        {"partial_rotary_factor": rotated / head_dim} if isinstance(rotated, int) and isinstance(head_dim, int) else {}
+    )
 
 
 def make_architecture(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inflight.config.architecture import ModelArchitecture, NormNames
-from inflight.config.families.family import Family
+from inflight.config.families.family import Family, partial_rotation
 from inflight.config.families.glm import parse_glm
 from inflight.config.json_fields import JsonFields
 
@@ -14,4 +14,13 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     return parse_glm(fields, FAMILY.architecture, _NORMS)
 
 
-FAMILY = Family(architecture="Glm4ForCausalLM", model_type="glm4", parse=_parse, reads=("partial_rotary_factor",))
+FAMILY = Family(
+    architecture="Glm4ForCausalLM",
+    model_type="glm4",
+    gguf_name="glm4",
+    gguf_fields=partial_rotation,
+    gguf_keys=("rope.dimension_count",),
+    gguf_tensors={"ffn_up": "mlp.gate_up_proj"},
+    parse=_parse,
+    reads=("partial_rotary_factor",),
+)

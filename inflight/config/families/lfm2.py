@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import HEAD, LayerSpec, ModelArchitecture, NormNames, ShortConvSpec
@@ -56,4 +57,29 @@ def _mlp_size(fields: JsonFields) -> int:
     return -(-size // multiple) * multiple
 
 
-FAMILY = Family(architecture="Lfm2ForCausalLM", model_type="lfm2", parse=_parse)
+def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    """A layer without key heads is a convolution."""
+    found = {
+        "conv_L_cache": given.get("shortconv.l_cache", 3),
+        "norm_eps": given.get("attention.layer_norm_rms_epsilon"),
+    }
+    heads = given.get("attention.head_count_kv")
+    if isinstance(heads, list):
+        found |= {"full_attn_idxs": [i for i, n in enumerate(heads) if n], "num_key_value_heads": max(heads)}
+    return {**found, "block_auto_adjust_ff_dim": False}
+
+
+FAMILY = Family(
+    architecture="Lfm2ForCausalLM",
+    model_type="lfm2",
+    gguf_name="lfm2",
+    gguf_fields=_from_gguf,
+    gguf_keys=("attention.head_count_kv", "shortconv.l_cache"),
+    gguf_tensors={
+        "token_embd_norm": "model.norm",
+        "shortconv.conv": "conv.conv",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
+    },
+    parse=_parse,
+)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
-from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp, with_windows
+from inflight.config.families.family import (
+    Family,
+    make_architecture,
+    partial_rotation,
+    read_attention,
+    read_mlp,
+    with_windows,
+)
 from inflight.config.json_fields import JsonFields
 
 
@@ -31,4 +39,33 @@ def _with_today_s_names(fields: JsonFields) -> JsonFields:
     return JsonFields(changed, fields.where)
 
 
-FAMILY = Family(architecture="Phi3ForCausalLM", model_type="phi3", parse=_parse, reads=("partial_rotary_factor",))
+_GGUF_FIELDS = {
+    "attention.sliding_window": "sliding_window",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+}
+_GGUF_ROPE = {
+    "rope_factors_long": "long_factor",
+    "rope_factors_short": "short_factor",
+    "rope.scaling.attn_factor": "attention_factor",
+}
+
+
+def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    """Phi-4 has no window: its file has a window of 0 tokens."""
+    found = {name: given[key] for key, name in _GGUF_FIELDS.items() if given.get(key)}
+    if "rope_factors_long" in given:
+        rope = {name: given[key] for key, name in _GGUF_ROPE.items() if key in given}
+        found["rope_scaling"] = {"rope_type": "longrope", **rope}
+    return found | partial_rotation(given)
+
+
+FAMILY = Family(
+    architecture="Phi3ForCausalLM",
+    model_type="phi3",
+    gguf_name="phi3",
+    gguf_fields=_from_gguf,
+    gguf_keys=(*_GGUF_FIELDS, *_GGUF_ROPE, "rope.dimension_count"),
+    gguf_tensors={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    parse=_parse,
+    reads=("partial_rotary_factor",),
+)

@@ -3,10 +3,18 @@ of which a quarter of each head is rotated."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import HEAD, GatedDeltaSpec, LayerSpec, ModelArchitecture
-from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp, read_recurrent_layers
+from inflight.config.families.family import (
+    Family,
+    make_architecture,
+    partial_rotation,
+    read_attention,
+    read_mlp,
+    read_recurrent_layers,
+)
 from inflight.config.json_fields import JsonFields
 from inflight.errors import UnsupportedModelError
 
@@ -62,9 +70,47 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     return parse_hybrid(fields, FAMILY.architecture)
 
 
+_GGUF_FIELDS = {
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "full_attention_interval": "full_attention_interval",
+}
+
+
+def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    found = {name: given[key] for key, name in _GGUF_FIELDS.items() if key in given}
+    heads, width = found.get("linear_num_value_heads"), given.get("ssm.inner_size")
+    if heads != found.get("linear_num_key_heads") or not (
+        isinstance(heads, int) and isinstance(width, int) and heads > 0
+    ):
+        raise UnsupportedModelError(
+            f"a GGUF file with qwen35.ssm.time_step_rank={heads!r} value heads is not supported, because llama.cpp has them in "
+            "another order unless they are as many as the key heads (ssm.group_count); use the model's safetensors"
+        )
+    return {**found, "linear_value_head_dim": width // heads, **partial_rotation(given)}
+
+
 FAMILY = Family(
     architecture="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
+    gguf_name="qwen35",
+    gguf_fields=_from_gguf,
+    # the sections are for images
+    gguf_keys=(*_GGUF_FIELDS, "ssm.inner_size", "rope.dimension_count", "rope.dimension_sections"),
+    gguf_tensors={
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    },
     wrapper=("Qwen3_5ForConditionalGeneration", "qwen3_5"),
     unread=("mtp.", "model.visual."),
     parse=_parse,

@@ -19,8 +19,7 @@ constexpr int kTile = 2 * kLanes;          // columns
 constexpr float kSmallestSquares = 1e-6f;  // added to the squares of a query or key
 
 struct Row {  // one row of a step
-    int64_t first_token, num_tokens, num_computed;
-    const int32_t* blocks;
+    int64_t index, first_token, num_tokens, num_computed;
 };
 
 struct Channels {  // neighbouring channels of the convolution
@@ -35,7 +34,7 @@ struct Task {
     int64_t x_stride;
     T* out;
     char* states;
-    int64_t block_size;
+    const AttentionStep& step;
     Row row;
     int64_t key_head;
     T* before;  // the inputs of the convolution before the row, for the channels of the task: [kernel_size - 1, num_own_channels]
@@ -54,12 +53,12 @@ struct Task {
         const Channels all = own_values();
         return {all.first + head * layer.value_dim, layer.value_dim, all.place + head * layer.value_dim};
     }
-    float* state_of(int32_t block, int64_t value_head) const {
-        return reinterpret_cast<float*>(states + block * layer.block_stride) + value_head * layer.key_dim * layer.value_dim;
+    char* state_before(int64_t position) const { return states + step.state_offset(row.index, position, layer.block_stride); }
+    float* matrix_of(char* state, int64_t value_head) const {
+        return reinterpret_cast<float*>(state) + value_head * layer.key_dim * layer.value_dim;
     }
     // The inputs of the convolution before the next token: [kernel_size - 1, num_channels].
-    T* inputs_of(int32_t block) const { return reinterpret_cast<T*>(states + block * layer.block_stride + layer.inputs_offset); }
-    int32_t block_before(int64_t position) const { return row.blocks[(position - 1) / block_size]; }
+    T* inputs_of(char* state) const { return reinterpret_cast<T*>(state + layer.inputs_offset); }
 
     // The inputs of the convolution at a token of the row, which may be before the first.
     const T* inputs_at(int64_t token, const Channels& channels) const {
@@ -70,7 +69,7 @@ struct Task {
     void load_inputs_before() const {
         std::fill_n(before, (layer.kernel_size - 1) * num_own_channels(), from_float<T>(0.0f));
         if (row.num_computed == 0) return;
-        const T* inputs = inputs_of(block_before(row.num_computed));
+        const T* inputs = inputs_of(state_before(row.num_computed));
         for (const Channels& channels : {own_queries(), own_keys(), own_values()})
             for (int64_t k = 0; k < layer.kernel_size - 1; k++)
                 std::copy_n(
@@ -78,14 +77,14 @@ struct Task {
                     before + k * num_own_channels() + channels.place);
     }
 
-    // Keeps the inputs before `token` in a block.
-    void store_inputs(int32_t block, int64_t token) const {
+    // Keeps the inputs before `token` in a state.
+    void store_inputs(char* state, int64_t token) const {
         const int64_t num_kept = layer.kernel_size - 1;
         for (const Channels& channels : {own_queries(), own_keys(), own_values()})
             for (int64_t k = 0; k < num_kept; k++)
                 std::copy_n(
                     inputs_at(token - num_kept + k, channels), channels.size,
-                    inputs_of(block) + k * num_channels() + channels.first);
+                    inputs_of(state) + k * num_channels() + channels.first);
     }
 
     // to [., channels.size] = silu(convolution) at tokens [from, until) of the row
@@ -191,13 +190,13 @@ struct Task {
             if (row.num_computed == 0)
                 std::fill_n(tiles + head * state_size, state_size, 0.0f);
             else
-                copy_state(state_of(block_before(row.num_computed), first_head + head), tiles + head * state_size, true);
+                copy_state(matrix_of(state_before(row.num_computed), first_head + head), tiles + head * state_size, true);
         }
         const int64_t first_gate = num_channels(), first_beta = first_gate + layer.num_value_heads * value_dim;
         for (int64_t token = 0; token < row.num_tokens;) {
-            // a piece ends with its block, if the state after the block is kept
-            const int64_t position = row.num_computed + token, in_block = block_size - position % block_size;
-            const int64_t until = std::min({row.num_tokens, token + kPiece, token + in_block}), count = until - token;
+            const int64_t position = row.num_computed + token, in_block = step.block_size - position % step.block_size;
+            const int64_t longest = step.keeps_state(row.index, token) ? 1 : std::min(kPiece, in_block);
+            const int64_t until = std::min(row.num_tokens, token + longest), count = until - token;
             convolve(own_queries(), token, until, queries);
             convolve(own_keys(), token, until, keys);
             scale_to_length(queries, count, key_dim, 1.0f / std::sqrt(static_cast<float>(key_dim)));
@@ -221,10 +220,10 @@ struct Task {
                         out + ((row.first_token + token + t) * layer.num_value_heads + head) * value_dim);
             }
             token = until;
-            const int32_t block = block_before(row.num_computed + token);
-            if (token < row.num_tokens && (count < in_block || block == 0)) continue;
-            for (int64_t i = 0; i < num_heads; i++) copy_state(state_of(block, first_head + i), tiles + i * state_size, false);
-            store_inputs(block, token);
+            if (!step.keeps_state(row.index, token - 1)) continue;
+            char* const state = state_before(row.num_computed + token);
+            for (int64_t i = 0; i < num_heads; i++) copy_state(matrix_of(state, first_head + i), tiles + i * state_size, false);
+            store_inputs(state, token);
         }
     }
 };
@@ -243,11 +242,10 @@ void gated_delta(const T* x, int64_t x_stride, T* out, char* states, const Atten
         for (int64_t i = 0; i < num_tasks; i++) {
             const int64_t row = i / layer.num_key_heads;
             const int64_t first = step.query_start_loc[row];
-            const Row all = {first, step.query_start_loc[row + 1] - first, step.num_computed_tokens[row],
-                             step.block_table + row * step.table_stride};
+            const Row all = {row, first, step.query_start_loc[row + 1] - first, step.num_computed_tokens[row]};
             if (all.num_tokens == 0) continue;
             const int64_t key_head = i % layer.num_key_heads;
-            Task<T>{layer, x, x_stride, out, states, step.block_size, all, key_head, before.data()}.run(scratch.data());
+            Task<T>{layer, x, x_stride, out, states, step, all, key_head, before.data()}.run(scratch.data());
         }
     }
 }

@@ -17,6 +17,22 @@ struct AttentionStep {  // the rows of a step, as in attention/metadata.py
     const int32_t* seq_lens;
     const int32_t* num_computed_tokens;
     const int32_t* block_table;
+    int64_t state_bytes;           // of one state of a recurrent layer
+    int32_t num_states;            // states in a block; the one after the token at position p is number p % num_states
+
+    // Where the state after the tokens [0, num_tokens) of a row is, in bytes from the layer's first block.
+    int64_t state_offset(int64_t row, int64_t num_tokens, int64_t block_stride) const {
+        const int64_t last = num_tokens - 1;
+        return block_of(row, num_tokens) * block_stride + last % num_states * state_bytes;
+    }
+    int64_t block_of(int64_t row, int64_t num_tokens) const { return block_table[row * table_stride + (num_tokens - 1) / block_size]; }
+    // Whether the state after token `token` of a row is kept: it is the row's last, or the last of a block that keeps a state,
+    // or a block has room for the states after all tokens of the row, which may be drafts.
+    bool keeps_state(int64_t row, int64_t token) const {
+        const int64_t row_tokens = query_start_loc[row + 1] - query_start_loc[row], end = num_computed_tokens[row] + token + 1;
+        if (token == row_tokens - 1 || row_tokens <= num_states) return true;
+        return end % block_size == 0 && block_of(row, end) != 0;
+    }
 };
 
 struct HeadLayout {

@@ -48,6 +48,8 @@ class AttentionStep(ctypes.Structure):
         ("seq_lens", c_void_p),
         ("num_computed_tokens", c_void_p),
         ("block_table", c_void_p),
+        ("state_bytes", c_int64),
+        ("num_states", c_int32),
     )
 
 

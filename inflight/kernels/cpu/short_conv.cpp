@@ -22,9 +22,8 @@ void convolve(
     const int64_t size = layer.num_channels, num_kept = layer.kernel_size - 1;
     const int64_t first = step.query_start_loc[row], num_tokens = step.query_start_loc[row + 1] - first;
     const int64_t num_computed = step.num_computed_tokens[row];
-    const int32_t* const blocks = step.block_table + row * step.table_stride;
     const auto state_before = [&](int64_t position) {
-        return reinterpret_cast<T*>(states + blocks[(position - 1) / step.block_size] * layer.block_stride) + channel;
+        return reinterpret_cast<T*>(states + step.state_offset(row, position, layer.block_stride)) + channel;
     };
     VecF weights[kMaxConvolution], taps[kMaxConvolution];  // the last tap is the token's
     for (int64_t k = 0; k < layer.kernel_size; k++) {
@@ -39,10 +38,8 @@ void convolve(
         VecF total = bias;
         for (int64_t k = 0; k < layer.kernel_size; k++) total = fma(weights[k], taps[k], total);
         store(out + (first + token) * size + channel, mul(load(from + size), rounded<T>(total)));
-        const int64_t end = num_computed + token + 1;
-        const bool is_kept = end % step.block_size == 0 && blocks[(end - 1) / step.block_size] != 0;
-        if (is_kept || token == num_tokens - 1)
-            for (int64_t k = 0; k < num_kept; k++) store(state_before(end) + k * size, taps[k + 1]);
+        if (step.keeps_state(row, token))
+            for (int64_t k = 0; k < num_kept; k++) store(state_before(num_computed + token + 1) + k * size, taps[k + 1]);
     }
 }
 

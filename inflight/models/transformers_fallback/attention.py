@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from inflight.attention.backend import AttentionBackend, AttentionMetadata, AttentionParams
@@ -29,6 +29,8 @@ from inflight.attention.cpu_paged import BLOCK_SIZE_MULTIPLE, CpuPagedBackend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.errors import UnsupportedModelError
 from inflight.layers.attention import Attention
+from inflight.layers.recurrent_state import RecurrentState
+from inflight.models.transformers_fallback.states import PackedStates, is_recurrent
 
 NAME = "inflight"  # of our functions in transformers
 _STATE = "inflight_attention"  # the attribute of transformers' modules that holds the model's `PackedAttention`
@@ -120,34 +122,54 @@ class _Call:
 class PackedAttention:
     """The attention of all layers of one model. A layer is (module, n): the n-th call of this module in a forward.
 
-    `backend` is the given one, or plain torch if the C++ kernel does not support a layer.
+    Attributes:
+        backend: the given one, or plain torch if the C++ kernel does not support a layer.
+        states: of the recurrent layers; None if there are none.
+        layers: all layers with a cache, in the order of the model.
     """
 
-    def __init__(self, model: nn.Module, backend: AttentionBackend, max_model_len: int) -> None:
-        self.layers: dict[str, Attention] = {}
+    def __init__(self, model: PreTrainedModel, backend: AttentionBackend, max_model_len: int) -> None:
+        self.layers: dict[str, Attention | RecurrentState] = {}
+        self.states = PackedStates(model.config, lambda module: _named(module)[1]) if is_recurrent(model) else None
         self.backend, self._max_model_len = backend, max_model_len
         self._calls: dict[tuple[str, int], _Call] = {}
         self._windows: dict[int, tuple[Mask, int | None]] = {}  # by the id of the mask, while calls are recorded
         self._num_calls: Counter[str] = Counter()
         self._metadata: tuple[AttentionMetadata, ...] | None = None  # None: calls are recorded
-        self._chosen: Sequence[int] | None = None
+        self._chosen: set[str] | None = None
+        self._names: list[str] = []
         for name, module in model.named_modules():
             setattr(module, _STATE, (self, name))
+            self._names.append(name)
 
     @contextmanager
     def step(self, metadata: tuple[AttentionMetadata, ...], layers: Sequence[int] | None = None) -> Iterator[None]:
         """While this is open, calls are those of one step. If `layers` is given, only these layers compute anything."""
         self._num_calls.clear()
-        self._metadata, self._chosen = metadata, layers
-        yield
+        names = list(self.layers)
+        self._metadata, self._chosen = metadata, None if layers is None else {names[index] for index in layers}
+        if self.states is None:
+            yield
+            return
+        self.states.metadata, self.states.chosen = metadata, self._chosen
+        try:
+            yield
+        finally:
+            self.states.metadata = None
 
     def record(self, run: Callable[[], object]) -> None:
         """`run` runs the model on one sequence. Fills `layers`."""
         self._metadata = None
         for each in (self._calls, self.layers, self._num_calls):
             each.clear()
+        if self.states is not None:
+            self.states.begin_recording()
         with _CountedPositions() as counted:
             run()
+        recurrent = {} if self.states is None else self.states.end_recording(self.backend)
+        for outer in recurrent:
+            if any(name == outer or name.startswith(f"{outer}.") for name, _ in self._calls):
+                raise UnsupportedModelError(f"{outer} has both a recurrent state and attention")
         for name, _ in self._calls:
             if name in counted.names:
                 raise UnsupportedModelError(
@@ -155,8 +177,9 @@ class PackedAttention:
                 )
         if isinstance(self.backend, CpuPagedBackend) and not all(map(_is_for_kernel, self._calls.values())):
             self.backend = TorchSdpaBackend()
-        for call in self._calls.values():
-            self.layers[call.name] = Attention(
+        caches: dict[str, list[Attention | RecurrentState]] = {name: [state] for name, state in recurrent.items()}
+        for (name, _), call in self._calls.items():
+            layer = Attention(
                 call.name,
                 num_heads=call.num_heads,
                 num_kv_heads=call.num_kv_heads,
@@ -164,6 +187,8 @@ class PackedAttention:
                 params=call.params,
                 backend=self.backend,
             )
+            caches.setdefault(name, []).append(layer)
+        self.layers.update({each.layer_name: each for name in self._names for each in caches.get(name, ())})
         self._windows.clear()
 
     def attend(
@@ -178,9 +203,10 @@ class PackedAttention:
         call = self._calls[name, nth]
         if not isinstance(mask, Mask):
             raise UnsupportedModelError(f"{name} has made a mask of its own for this step")
-        if self._chosen is not None and list(self.layers).index(call.name) not in self._chosen:
+        if self._chosen is not None and call.name not in self._chosen:
             return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
         layer = self.layers[call.name]
+        assert isinstance(layer, Attention)
         assert layer.kv_cache is not None, f"{call.name} has no KV cache yet"
         out = self.backend.forward(
             _to_rows(query, call.head_dim),
@@ -254,8 +280,9 @@ def _is_for_kernel(call: _Call) -> bool:
 def _to_rows(heads: Tensor, width: int) -> Tensor:
     """[1, num_heads, num_tokens, any width] -> [num_tokens, num_heads, width], padded with zeros."""
     rows = heads[0].transpose(0, 1)
-    padded = F.pad(rows, (0, width - rows.shape[-1])).contiguous()
-    return padded.view(-1).view(padded.shape)  # with the usual strides, also for one head or one token
+    if rows.shape[-1] != width:
+        rows = F.pad(rows, (0, width - rows.shape[-1]))
+    return rows.contiguous()
 
 
 def _attend(
@@ -267,9 +294,15 @@ def _attend(
     scaling: float | None = None,
     **keywords: Any,  # each family has its own
 ) -> tuple[Tensor, None]:
-    state, name = getattr(module, _STATE)
+    state, name = _named(module)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return state.attend(name, query, key, value, attention_mask, scale, keywords), None
+
+
+def _named(module: nn.Module) -> tuple[PackedAttention, str]:
+    """The attention of the model to which the module belongs, and the module's name."""
+    found: tuple[PackedAttention, str] = getattr(module, _STATE)
+    return found
 
 
 def _make_mask(*, mask_function: Callable[..., Tensor], use_vmap: bool = False, **_: object) -> Mask:

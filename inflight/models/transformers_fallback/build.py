@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,40 +18,15 @@ from transformers import __version__ as transformers_version
 
 from inflight.config.engine import ModelConfig
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import UnsupportedModelError
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import ColumnParallelLinear, Linear, OutputPart, RowParallelLinear, even_part
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part
 from inflight.layers.vocab import LogitsHead
+from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, HeadAdapter, replace_module
 from inflight.models.transformers_fallback.attention import NAME
 
 _BUILDING = threading.Lock()  # transformers sets the process's default dtype while it builds a model
-
-# Kinds of layers whose state is not keys and values.
-_RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "short_conv", "hybrid", "moe_mamba"}
-
-
-class LinearAdapter(nn.Module):
-    """A linear layer of Inflight for inputs of any shape [..., in_features]."""
-
-    def __init__(self, linear: Linear) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x.reshape(-1, x.shape[-1]))
-        return out.view(*x.shape[:-1], -1)
-
-
-class HeadAdapter(nn.Module):
-    """The logits head, for hidden states [1, num_rows, hidden_size]."""
-
-    def __init__(self, head: LogitsHead, bias: nn.Parameter | None) -> None:
-        super().__init__()
-        self.head, self.bias = head, bias
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.head(hidden[0])[None]
-        return logits if self.bias is None else logits + self.bias
 
 
 class _SharedTable:
@@ -105,7 +80,7 @@ def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:
     """The model in eval mode. Its weights are on the meta device; its tables are on the device of `context`.
 
     Raises:
-        UnsupportedModelError: transformers cannot build the model, or the model keeps a recurrent state.
+        UnsupportedModelError: transformers cannot build the model.
     """
     config = read_config(model_config)
     dtype = context.dtype
@@ -128,19 +103,9 @@ def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:
                 f"{type(error).__name__}: {error}"
             ) from error
     assert isinstance(model, PreTrainedModel)
-    _refuse_recurrent(model, config)
     model.tie_weights()
     _move(model, context)
     return model.eval()
-
-
-def _refuse_recurrent(model: PreTrainedModel, config: PreTrainedConfig) -> None:
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) & _RECURRENT
-    if kinds or model._is_stateful:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has layers with a recurrent state ({', '.join(sorted(kinds)) or 'all of them'}), which "
-            "Inflight does not keep yet"
-        )
 
 
 def _move(model: PreTrainedModel, context: LayerContext) -> None:
@@ -195,30 +160,47 @@ def replace_linears(model: PreTrainedModel, layers: str, context: LayerContext) 
         UnsupportedModelError: there are several ranks, but transformers has no plan for the model.
     """
     plan = model.tp_plan if context.tp.size > 1 else {}
-    num_shared = 0
-    for name, module in list(model.named_modules()):
-        parent, _, leaf = name.rpartition(".")
-        if (
-            type(module) is not nn.Linear
-            or not name.startswith(f"{layers}.")
-            or module.weight.dtype != context.dtype
-            or _reads_weight_of(model.get_submodule(parent), leaf)
-        ):
-            continue
-        kind = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
-        has_bias, in_features, out_features = module.bias is not None, module.in_features, module.out_features
-        part = OutputPart(total=out_features, start=0, size=out_features)
-        if kind == "rowwise":
-            linear: Linear = RowParallelLinear(in_features, out_features, bias=has_bias, context=context)
-        else:
-            part = even_part(out_features, context.tp) if kind == "colwise" else part
-            linear = ColumnParallelLinear(in_features, {leaf: part}, bias=has_bias, context=context)
-        num_shared += kind in ("colwise", "rowwise")
-        replace_module(model, name, LinearAdapter(linear))
-    if context.tp.size > 1 and not num_shared:
+    if context.tp.size > 1 and not {"colwise", "rowwise"} & set(plan.values()):
         raise UnsupportedModelError(
             f"{type(model).__name__}: transformers has no plan to divide it among ranks; leave tensor_parallel_size out"
         )
+
+    def kind(name: str) -> str | None:
+        return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+
+    for name, module in list(model.named_modules()):
+        linears = {
+            f"{name}.{leaf}": child
+            for leaf, child in module.named_children()
+            if type(child) is nn.Linear
+            and f"{name}.".startswith(f"{layers}.")
+            and child.weight.dtype == context.dtype
+            and not _reads_weight_of(module, leaf)
+        }
+        for names in _fused(linears, kind):
+            first = linears[names[0]]
+            has_bias, in_features = first.bias is not None, first.in_features
+            if kind(names[0]) == "rowwise":
+                linear = RowParallelLinear(in_features, first.out_features, bias=has_bias, context=context)
+                replace_module(model, names[0], Adapter(linear))
+                continue
+            tp = context.tp if kind(names[0]) == "colwise" else TensorParallelGroup()
+            parts = {each.rpartition(".")[2]: even_part(linears[each].out_features, tp) for each in names}
+            column = ColumnParallelLinear(in_features, parts, bias=has_bias, context=context)
+            adapters = [Adapter(column)] if len(names) == 1 else FusedAdapter(column).with_parts()
+            for each, adapter in zip(names, adapters, strict=True):
+                replace_module(model, each, adapter)
+
+
+def _fused(linears: Mapping[str, nn.Linear], kind: Callable[[str], str | None]) -> Iterator[tuple[str, ...]]:
+    """Groups the linear layers of a module: its projections to queries, keys and values are one group if they are alike."""
+    group = tuple(name for name in linears if name.rpartition(".")[2] in ("q_proj", "k_proj", "v_proj"))
+    alike = {(linears[name].in_features, linears[name].bias is None, kind(name)) for name in group}
+    if len(group) == 3 and len(alike) == 1 and kind(group[0]) != "rowwise":
+        yield group
+    else:
+        group = ()
+    yield from ((name,) for name in linears if name not in group)
 
 
 def _reads_weight_of(parent: nn.Module, leaf: str) -> bool:
@@ -235,14 +217,9 @@ def replace_head(model: PreTrainedModel, context: LayerContext) -> None:
     parent, _, leaf = name.rpartition(".")
     if _reads_weight_of(model.get_submodule(parent), leaf):
         return
-    tied = _SharedTable(embedding, context) if embedding.weight is head.weight else None
+    tied = _SharedTable(embedding, context) if getattr(embedding, "weight", None) is head.weight else None
     ours = LogitsHead(head.out_features, head.in_features, tied_embedding=tied, context=context)  # type: ignore[arg-type]
     replace_module(model, name, HeadAdapter(ours, head.bias))
-
-
-def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(parent), leaf, module)
 
 
 @contextmanager

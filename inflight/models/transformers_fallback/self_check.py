@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.attention.backend import AttentionInputs
+from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.errors import UnsupportedModelError
 from inflight.models.transformers_fallback.build import attention_of
 
@@ -52,9 +53,12 @@ def _check(model: TransformersForCausalLM) -> None:
     device, vocab_size = model.device, model.vocab_size
     generator = torch.Generator().manual_seed(0)
     num_tokens = min(NUM_TOKENS, model.max_model_len)
-    # the first tokens of a vocabulary may be special, like padding
-    tokens = torch.randint(vocab_size // 2, vocab_size, (num_tokens,), generator=generator).to(device)
-    others = torch.randint(vocab_size // 2, vocab_size, (min(9, num_tokens),), generator=generator).to(device)
+    lengths = num_tokens, min(9, num_tokens)
+    if model.stage.is_first:  # the first tokens of a vocabulary may be special, like padding
+        tokens, others = (torch.randint(vocab_size // 2, vocab_size, (n,), generator=generator) for n in lengths)
+    else:  # hidden states
+        tokens, others = (torch.randn(n, model.hidden_size, generator=generator).to(model.dtype) for n in lengths)
+    tokens, others = tokens.to(device), others.to(device)
     positions = torch.arange(num_tokens, device=device)
     inputs: list[Tensor] = []
     outputs: list[tuple[str, Tensor]] = []
@@ -72,20 +76,34 @@ def _check(model: TransformersForCausalLM) -> None:
         if torch.allclose(ours[0].float(), inputs[0].float(), rtol=0, atol=1e-3):
             break
     if not model.attention.layers:
-        raise UnsupportedModelError("its layers do not call transformers' attention functions")
+        raise UnsupportedModelError("its layers use neither transformers' attention functions nor its cache of states")
     if "last_hidden_state" not in out:
         raise UnsupportedModelError("its decoder returns no last_hidden_state")
-    if logits.shape[-1] != vocab_size:
+    if not model.stage.is_first and not torch.equal(inputs[0].view(tokens.shape), tokens):
+        raise UnsupportedModelError(
+            "it changes the hidden states before a layer, so it cannot be cut into pipeline stages"
+        )
+    if not model.stage.is_last:
+        if not torch.equal(out["last_hidden_state"].view(-1), outputs[-1][1].view(-1)):
+            raise UnsupportedModelError(
+                "it changes the hidden states after a layer, so it cannot be cut into pipeline stages"
+            )
+    elif logits.shape[-1] != vocab_size:
         raise UnsupportedModelError(
             f"it has logits for {logits.shape[-1]} tokens, but config.json has vocab_size={vocab_size}; set the first with "
             "hf_overrides (--hf-overrides)"
         )
     outputs.append(("the hidden states after the last layer", out["last_hidden_state"][0]))
     model.set_output_class(type(out))
-    found = _run_in_chunks(model, tokens, others, inputs)
-    for (name, truth), result in zip(outputs, found, strict=True):
-        _compare(name, result, truth)
-    _compare("the logits", model.compute_logits(outputs[-1][1]), logits)
+    try:
+        _compare_all(outputs, _run_in_chunks(model, tokens, others, inputs))
+    except UnsupportedModelError:
+        if model.attention.states is None:
+            raise
+        model.attention.states.token_by_token = True
+        _compare_all(outputs, _run_in_chunks(model, tokens, others, inputs))
+    if model.stage.is_last:
+        _compare("the logits", model.compute_logits(outputs[-1][1]), logits)
 
 
 def _run_in_chunks(
@@ -97,7 +115,7 @@ def _run_in_chunks(
     specs = [layer.kv_cache_spec(_BLOCK_SIZE, model.dtype) for layer in layers]
     for i, (layer, spec) in enumerate(zip(layers, specs, strict=True)):
         arena = torch.zeros(5, spec.block_bytes, dtype=torch.uint8, device=tokens.device)
-        layer.bind(backend.kv_cache_view(arena, spec, 0), i)
+        layer.bind(backend.layer_cache(arena, spec, 0), i)
     cuts, others_cuts = _cuts(len(tokens)), _cuts(len(others))
     offset = model.max_model_len - len(others)
     for start, stop, first, end in zip(cuts, cuts[1:], others_cuts, others_cuts[1:], strict=False):
@@ -110,12 +128,14 @@ def _run_in_chunks(
         )
         outputs: list[tuple[str, Tensor]] = []
         with _watch(model.decoder_layers, outputs, replaced=[each[..., start:stop, :] for each in inputs]):
+            step = torch.cat((tokens[start:stop], others[first:end]))
             hidden = model(
-                torch.cat((tokens[start:stop], others[first:end])),
+                step,
                 torch.tensor([*range(start, stop), *range(offset + first, offset + end)], device=tokens.device),
-                tuple(backend.build_metadata(attention, spec) for spec in specs),
+                tuple(backend.layer_metadata(attention, spec) for spec in specs),
+                intermediate=None if model.stage.is_first else IntermediateTensors(step, step),
             )
-        assert isinstance(hidden, Tensor)
+        hidden = hidden if isinstance(hidden, Tensor) else hidden.delta
         pieces.append([each[..., :num_tokens, :] for each in (*(output for _, output in outputs), hidden)])
     for layer in layers:
         layer.bind(None, 0)
@@ -159,6 +179,11 @@ def _watch(
             ):
                 stack.callback(handle.remove)
         yield
+
+
+def _compare_all(truths: list[tuple[str, Tensor]], results: list[Tensor]) -> None:
+    for (name, truth), result in zip(truths, results, strict=True):
+        _compare(name, result, truth)
 
 
 def _compare(name: str, ours: Tensor, truth: Tensor) -> None:

@@ -21,7 +21,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
-from inflight.models.transformers_fallback.build import HeadAdapter, LinearAdapter
+from inflight.models.transformers_fallback.adapters import Adapter
 
 
 class WeightPlan:
@@ -95,10 +95,8 @@ class FallbackUnit(Loadable):
     def targets(self) -> Iterator[tuple[str, WeightSlot]]:
         """(name in transformers, slot) of each weight of the unit."""
         for name, module in self._modules_of_unit.items():
-            if isinstance(module, LinearAdapter):
-                yield from module.linear.weight_slots(name)
-            elif isinstance(module, HeadAdapter):
-                yield from module.head.weight_slots(name)
+            if isinstance(module, Adapter):
+                yield from module.inner.weight_slots(name)
             elif isinstance(module, Loadable):
                 continue  # its adapter has listed its weights
             for leaf, weight in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
@@ -129,10 +127,8 @@ class FallbackUnit(Loadable):
                     _fill(target, targets[target], values)
             self.parts.clear()
         for module in self._modules_of_unit.values():
-            if isinstance(module, LinearAdapter):
-                module.linear.finish_loading()
-            elif isinstance(module, HeadAdapter):
-                module.head.finish_loading()
+            if isinstance(module, Adapter):
+                module.inner.finish_loading()
 
 
 class _Keep:

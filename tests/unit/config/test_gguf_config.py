@@ -29,6 +29,12 @@ def test_the_architecture_is_that_of_config_json(tmp_path: Path, architecture: s
     assert replace(ours, rms_norm_eps=truth.rms_norm_eps) == truth
 
 
+def test_phi_4_has_no_window(tmp_path: Path) -> None:
+    """Its converter writes a window of 0 tokens."""
+    _, file = write_pair(tmp_path, "phi3", {}, metadata={"phi3.attention.sliding_window": Number("I", 0)})
+    assert {each.window for each in parse_architecture(read_model_config(file)).attentions} == {None}
+
+
 def config_of(folder: Path, metadata: dict[str, Any], **tensors: torch.Tensor) -> dict[str, object]:
     values = {**metadata_of("llama", CONFIGS["llama"]), **metadata}
     stored = {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from inflight.config.architecture import (
+    TRANSFORMERS,
     AttentionSpec,
     GatedDeltaSpec,
     LayerSpec,
@@ -337,8 +338,17 @@ def test_a_block_of_a_recurrent_model_has_room_for_a_state() -> None:
         assert size % 16 == 0 and (size - 16) * 2 * num_bytes < state_bytes <= size * 2 * num_bytes
     assert resolved(hybrid, block_size=32, state_checkpoint_tokens=99).cache.block_size == 32
     drafts = {"method": "ngram", "num_speculative_tokens": 2}
-    with pytest.raises(ConfigError, match="recurrent layers, which do not go with speculative_config"):
-        resolved(hybrid, speculative_config=drafts)
+    cache = resolved(hybrid, speculative_config=drafts).cache
+    bytes_per_token = 2 * 2 * 2 * 16 * 2  # of both layers with attention
+    assert cache.num_states == 3
+    assert 3 * state_bytes <= cache.block_size * bytes_per_token < 3 * state_bytes + 16 * bytes_per_token
+    drafts["num_speculative_tokens"] = 32
+    with pytest.raises(ConfigError, match=r"block_size=32 is less than the 33 tokens of a step with drafts"):
+        resolved(hybrid, block_size=32, speculative_config=drafts)
+    assert resolved(block_size=32, speculative_config=drafts).cache.num_states == 1
+    unknown = replace(ARCHITECTURE, implementation=TRANSFORMERS)  # which may have recurrent layers
+    cache = resolved(unknown, speculative_config=drafts).cache
+    assert (cache.num_states, cache.block_size) == (33, 48)
     with pytest.raises(ConfigError, match="tensor_parallel_size=4 does not divide the model, which has 2 key heads"):
         resolved(hybrid, tensor_parallel_size=4)
     gpu = Machine(device="cuda", num_cores=6, dtypes=("bfloat16", "float32"))

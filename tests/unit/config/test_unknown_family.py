@@ -18,8 +18,10 @@ def test_sizes_of_every_family(family: str) -> None:
     found = describe_model(config.to_dict(), "transformers")
     assert found.implementation == TRANSFORMERS
     num_heads = [layer.mixer.num_heads for layer in found.layers]
-    assert (found.vocab_size, found.hidden_size, num_heads) == (VOCAB_SIZE, 64, [4, 4])
-    assert found.max_position_embeddings == 1024
+    # Falcon Mamba has no attention: then there is one head, and no named limit.
+    heads, positions = (1, 8192) if family == "falcon_mamba" else (4, 1024)
+    assert (found.vocab_size, found.hidden_size, num_heads) == (VOCAB_SIZE, 64, [heads, heads])
+    assert found.max_position_embeddings == positions
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from inflight.errors import LostPeerError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.kernels.cpu.library import load_kernels
 from inflight.sockets import listen
+from tests.python_process import PythonProcess
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -272,7 +273,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[list[Rank]]:
     kernels = {"INFLIGHT_CPU_KERNELS": "off"} if request.param == "channels" else {}
     found = []
     for rank, listener in enumerate(listeners):
-        process = subprocess.Popen(
+        process = PythonProcess(
             [sys.executable, __file__, str(rank), str(listener.fileno()), *ports],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -34,6 +34,7 @@ from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.sockets import listen
 from inflight.timeline import Timeline
 from tests.listening import listening_hosts
+from tests.python_process import PythonProcess
 
 TOKEN = bytes(range(100, 100 + TOKEN_BYTES))
 CPU = torch.device("cpu")
@@ -184,7 +185,7 @@ def spawn(scenario: str, layout: RankLayout, processes: list[subprocess.Popen[st
     arguments = (layout.tensor_parallel_size, layout.pipeline_parallel_size, place.port, place.listen_fd)
     for rank in range(layout.world_size):
         processes.append(
-            subprocess.Popen(
+            PythonProcess(
                 [sys.executable, __file__, scenario, str(rank), *map(str, arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

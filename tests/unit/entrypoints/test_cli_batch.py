@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from inflight.entrypoints.cli.batch import LOOKAHEAD
 from inflight.entrypoints.cli.result_file import ResultFile
 from inflight.errors import StepError
 from tests.architecture.source import ROOT
+from tests.python_process import PythonProcess
 from tests.unit.entrypoints.fake_engine import FakeEngine
 from tests.unit.entrypoints.runner import invoke
 
@@ -255,7 +255,7 @@ app(["generate", "-i", sys.argv[1], "-o", sys.argv[2]], obj=FakeEngine(on_step=l
 def test_a_killed_process_is_resumed(tmp_path: Path) -> None:
     rows = [{"prompt": "y" * (number % 17)} for number in range(1, 400)]
     source, target = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(source), str(target)], cwd=ROOT)
+    process = PythonProcess([sys.executable, "-c", KILLED, str(source), str(target)], cwd=ROOT)
     deadline = time.monotonic() + 60
     while not (target.exists() and target.read_bytes().count(b"\n") >= 20):
         assert time.monotonic() < deadline

@@ -15,6 +15,7 @@ from benchmarks.fault_server import descendants
 from inflight.executor.multiproc import MultiprocExecutor
 from tests.architecture.source import ROOT
 from tests.conformance.configs import engine_config
+from tests.python_process import PythonProcess
 
 SCRIPTED = "tests.conformance.scripted_worker:ScriptedWorker"
 
@@ -57,7 +58,7 @@ def children(pid: int) -> list[int]:
     return descendants(pid)[1:]
 
 
-class Script(subprocess.Popen[str]):
+class Script(PythonProcess):
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if kind is not None:
             self.kill()  # the test has failed: nobody waits for it
@@ -66,7 +67,7 @@ class Script(subprocess.Popen[str]):
 
 def run_script(script: str, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A Python program beside the test, with the test's import path and piped streams. `prefix` is the command that runs it."""
-    return Script(
+    return (subprocess.Popen if prefix else Script)(
         [*prefix, sys.executable, "-u", "-c", INTERRUPTIBLE + textwrap.dedent(script), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -111,6 +111,7 @@ def test_a_payload_for_a_stopped_rank_stalls_nobody() -> None:
         executor.shutdown()
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_process_that_has_ended_is_seen_by_all_threads_at_once() -> None:
     """`Popen.poll` says None to one thread while another one asks; so a process could be taken for one that hangs."""
     ours, theirs = socket.socketpair()

@@ -38,10 +38,12 @@ class Sequences:
         offsets: list[int],
         dtype: torch.dtype,
         num_sequences: int,
+        num_states: int = 1,
     ) -> None:
         """`truth` computes the rows of a whole sequence. `offsets`: of the tensors of a state, and the end of the last one."""
         self.kernel, self.truth, self.offsets = kernel, truth, offsets
-        self.arena = torch.full((NUM_BLOCKS, offsets[-1] + 64), 255, dtype=torch.uint8)
+        self.num_states = num_states
+        self.arena = torch.full((NUM_BLOCKS, num_states * offsets[-1] + 64), 255, dtype=torch.uint8)
         self.free = list(np.random.default_rng(3).permutation(np.arange(1, NUM_BLOCKS)))
         self.tables = np.zeros((num_sequences, WIDTH), dtype=np.int32)
         self.rows = [drawn(9 + i, BLOCK_SIZE * WIDTH, width).to(dtype) for i in range(num_sequences)]
@@ -58,7 +60,8 @@ class Sequences:
                     self.tables[sequence, index] = self.free.pop()
         starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         arrays = starts, ends.astype(np.int32), self.lengths.copy(), self.tables.copy()
-        step = AttentionStep(len(counts), BLOCK_SIZE, 2, WIDTH, *(array.ctypes.data for array in arrays))
+        pointers = (array.ctypes.data for array in arrays)
+        step = AttentionStep(len(counts), BLOCK_SIZE, 2, WIDTH, *pointers, self.offsets[-1], self.num_states)
         spans = list(zip(self.rows, self.lengths, ends, strict=True))
         rows = torch.cat([rows[start:end] for rows, start, end in spans])
         before = rows.clone()
@@ -68,8 +71,30 @@ class Sequences:
             results.append(piece)
         self.lengths = ends.astype(np.int32)
 
+    def step_with_drafts(self, counts: Int32Array, accepted: Int32Array) -> None:
+        """Of the `counts` tokens of each sequence, all after the first `accepted` ones are wrong drafts."""
+        starts, ends = self.lengths, self.lengths + accepted
+        right = [rows.clone() for rows in self.rows]
+        for rows, end, stop in zip(self.rows, ends, starts + counts, strict=True):
+            rows[end:stop] = -2 * rows[end:stop]
+        self.step(counts, [])
+        self.rows, self.lengths = right, ends.astype(np.int32)
+        for results, count in zip(self.results, accepted, strict=True):
+            results[-1] = results[-1][:count]
+
     def check(self) -> None:
         for rows, length, results in zip(self.rows, self.lengths, self.results, strict=True):
             assert_close(torch.cat(results), self.truth(rows[:length]))
         assert (self.arena[:, -64:] == 255).all(), "written behind a block"
         assert (self.arena[0] == 255).all(), "written to the dummy block"
+
+
+def check_drafts(sequences: Sequences) -> None:
+    """Three sequences with prompts, decodes, and drafts that cross the ends of blocks. A block has four states."""
+    sequences.step(np.array([5, 14, 30], dtype=np.int32), [0])
+    for accepted in ((1, 4, 2), (4, 1, 3), (2, 2, 2), (1, 3, 4), (4, 4, 1)):
+        sequences.step_with_drafts(np.array([4, 4, 4], dtype=np.int32), np.array(accepted, dtype=np.int32))
+    sequences.step(np.array([1, 3, 20], dtype=np.int32), [])
+    sequences.step_with_drafts(np.array([2, 4, 3], dtype=np.int32), np.array([1, 2, 1], dtype=np.int32))
+    sequences.step(np.array([7, 1, 1], dtype=np.int32), [])
+    sequences.check()

@@ -14,7 +14,7 @@ from inflight.kernels.cpu.gated_delta import CpuGatedDelta
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights, delta_rule, gated_delta
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
-from tests.unit.kernels.recurrent_case import BLOCK_SIZE, Sequences, assert_close, drawn
+from tests.unit.kernels.recurrent_case import BLOCK_SIZE, Sequences, assert_close, check_drafts, drawn
 
 SHAPES = [
     GatedDeltaShape(num_key_heads=2, num_value_heads=6, key_dim=16, value_dim=32, kernel_size=4),
@@ -78,7 +78,9 @@ def test_a_strong_decay_does_not_overflow() -> None:
     torch.testing.assert_close(out, keys, rtol=1e-5, atol=1e-5)  # the past is forgotten: q^T k v
 
 
-def sequences_of(name: str, shape: GatedDeltaShape, dtype: torch.dtype, num_sequences: int) -> Sequences:
+def sequences_of(
+    name: str, shape: GatedDeltaShape, dtype: torch.dtype, num_sequences: int, num_states: int = 1
+) -> Sequences:
     weights = weights_of(shape)
     state, inputs = (math.prod(each) for each in shape.state_shapes)
     return Sequences(
@@ -88,6 +90,7 @@ def sequences_of(name: str, shape: GatedDeltaShape, dtype: torch.dtype, num_sequ
         offsets=[0, 4 * state, 4 * state + inputs * dtype.itemsize],
         dtype=dtype,
         num_sequences=num_sequences,
+        num_states=num_states,
     )
 
 
@@ -125,3 +128,8 @@ def test_results_do_not_depend_on_chunks_or_company(name: str) -> None:
     for counts in ((1, 30), (17, 1), (42, 1)):
         together.step(np.array(counts, dtype=np.int32), snapshots=[0])
     assert torch.equal(torch.cat(alone.results[0]), torch.cat(together.results[0]))
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
+def test_rejected_drafts_leave_nothing_in_the_state(name: str) -> None:
+    check_drafts(sequences_of(name, SHAPES[0], torch.float32, 3, num_states=4))

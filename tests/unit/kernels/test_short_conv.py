@@ -10,7 +10,7 @@ from torch import Tensor
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.short_conv import CpuShortConv, short_conv
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
-from tests.unit.kernels.recurrent_case import Sequences, assert_close, drawn
+from tests.unit.kernels.recurrent_case import Sequences, assert_close, check_drafts, drawn
 
 
 def truth(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -48,3 +48,18 @@ def test_the_kernel_in_steps(name: str, kernel_size: int, channels: int, has_bia
     for counts in ((5, 1, 40), (1, 1, 1), (10, 33, 0), (1, 20, 1), (1, 1, 50), (70, 3, 2)):
         sequences.step(np.array(counts, dtype=np.int32), snapshots=[0, 2])
     sequences.check()
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
+def test_rejected_drafts_leave_nothing_in_the_state(name: str) -> None:
+    weight, bias = drawn(6, 4, 32), drawn(7, 32)
+    sequences = Sequences(
+        CpuShortConv(open_kernels(name), weight, bias),
+        lambda rows: truth(rows, weight, bias),
+        width=96,
+        offsets=[0, 3 * 32 * 4],
+        dtype=torch.float32,
+        num_sequences=3,
+        num_states=4,
+    )
+    check_drafts(sequences)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from inflight.interface.statistics import FAULT_CAUSES, FaultStatus
 from inflight.metrics.instruments import INSTRUMENTS, PREFIX
 from inflight.metrics.serving import ServingMetrics
 from inflight.sampling_params import SamplingParams
+from tests.python_process import run_python
 from tests.unit.metrics.observed import finished, observe_one_request, scrape, stats
 
 # what dashboards and autoscalers made for vLLM ask for
@@ -192,9 +192,7 @@ def test_several_front_ends_add_up(tmp_path: Path) -> None:
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     for index in range(3):
         command = [sys.executable, "-c", FRONT_END, str(index)]
-        printed = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=True, timeout=60
-        ).stdout
+        printed = run_python(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
     values = {(name, *(f"{k}={v}" for k, v in labels)): value for name, labels, value in json.loads(printed)}
     for prefix in (PREFIX, "vllm:"):
         assert values[prefix + "generation_tokens_total",] == 15

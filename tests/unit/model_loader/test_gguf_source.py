@@ -17,14 +17,14 @@ from inflight.config.parse_architecture import parse_architecture
 from inflight.config.ranks import RankLayout
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.thread_world import ThreadWorlds
-from inflight.errors import CheckpointError
+from inflight.errors import CheckpointError, UnsupportedModelError
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.gguf_source import GgufSource, model_name
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 from tests.full_context_attention import FullContextAttention, run_prompt
-from tests.gguf_files import QUANTIZED, Stored, floats, quantized, write_gguf
-from tests.gguf_models import CONFIGS, TYPES, deinterleave, write_pair
+from tests.gguf_files import QUANTIZED, Number, Stored, floats, quantized, write_gguf
+from tests.gguf_models import CONFIGS, TYPES, deinterleave, metadata_of, write_pair
 
 PROMPT = torch.arange(9)
 ALL = slice(None)
@@ -129,10 +129,10 @@ def test_names() -> None:
         "blk.01.attn_q.weight": "blk.01.attn_q.weight",
         "x": "x",
     }
-    assert {name: model_name(name, NormNames()) for name in names} == names
+    assert {name: model_name(name, NormNames(), {}) for name in names} == names
     sandwich = NormNames(after_attention="a", before_mlp="b", after_mlp="c")
     stored = [f"blk.0.{name}.weight" for name in ("post_attention_norm", "ffn_norm", "post_ffw_norm")]
-    assert [model_name(name, sandwich) for name in stored] == [f"model.layers.0.{name}.weight" for name in "abc"]
+    assert [model_name(name, sandwich, {}) for name in stored] == [f"model.layers.0.{name}.weight" for name in "abc"]
 
 
 def test_a_vector_is_not_quantized(tmp_path: Path) -> None:
@@ -147,8 +147,9 @@ def test_a_vector_is_not_quantized(tmp_path: Path) -> None:
 def test_a_file_is_the_model_of_its_weights(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, file = write_pair(tmp_path, architecture)
     truth = run_prompt(load(plain), PROMPT)
-    # the kernels quantize activations, too: that share is theirs
-    assert (run_prompt(load(file), PROMPT) - truth).norm() < 0.05 * truth.norm()
+    # the kernels quantize activations, too: that share is theirs; norms behind an MLP enlarge it
+    share = 0.1 if architecture == "glm4" else 0.05
+    assert (run_prompt(load(file), PROMPT) - truth).norm() < share * truth.norm()
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
     assert torch.equal(run_prompt(load(file), PROMPT), run_prompt(load(plain), PROMPT))
 
@@ -182,3 +183,17 @@ def test_a_file_that_shrank_since_its_header_was_read(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="cannot be read"):
         read(source, "lm_head.weight", ALL, ALL)
+
+
+def test_an_order_of_heads_that_is_not_read(tmp_path: Path) -> None:
+    _, file = write_pair(tmp_path, "qwen35", metadata={"qwen35.ssm.time_step_rank": Number("I", 4)})
+    with pytest.raises(UnsupportedModelError, match=r"ssm\.time_step_rank=4 value heads is not supported"):
+        load(file)
+
+
+def test_factors_of_another_family(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    metadata = metadata_of("qwen3", CONFIGS["qwen3"])
+    write_gguf(path, metadata, {"rope_factors_long.weight": floats(torch.ones(16))})
+    with pytest.raises(UnsupportedModelError, match=r"rope_factors_long\.weight is not supported"):
+        load(path)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from inflight.attention.backend import AttentionInputs
 from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.attention.selector import get_backend
 from inflight.config.engine import ModelConfig
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.ranks import RankLayout
@@ -54,12 +55,14 @@ class Session:
             folder=folder, name="x", architecture=architecture, dtype=dtype, max_model_len=64, load_format="safetensors",
             seed=5, fingerprint="",
         )  # fmt: skip
-        kernels = load_kernels()
-        assert kernels is not None
-        self.backend = CpuPagedBackend(kernels)
+        self.dtype = getattr(torch, dtype)
+        self.backend = get_backend("cpu", architecture.head_dims, BLOCK_SIZE, self.dtype, self.dtype)
+        assert isinstance(self.backend, CpuPagedBackend), (
+            f"the kernels do not support heads of {architecture.head_dims}"
+        )
         model = load_model(config, device=torch.device("cpu"), backend=self.backend, tp=tp or TensorParallelGroup())
         assert isinstance(model, DecoderForCausalLM)
-        self.model, self.dtype = model, getattr(torch, dtype)
+        self.model = model
         if not is_taped:
             vars(model)["taped"] = lambda compute, *_: compute()
         self.layers = list(model.cached_layers().values())

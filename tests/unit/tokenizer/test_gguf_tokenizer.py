@@ -23,7 +23,14 @@ from tests.gguf_files import Number, write_gguf
 # As the tokenizer.json of Llama 3 and of Qwen 2 have them
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-PATTERNS = {"llama-bpe": _WORDS + r"|\p{N}{1,3}" + _REST, "qwen2": _WORDS + r"|\p{N}" + _REST}
+PATTERNS = {
+    "llama-bpe": _WORDS + r"|\p{N}{1,3}" + _REST,
+    "glm4": _WORDS + r"|\p{N}{1,3}" + _REST,
+    "qwen2": _WORDS + r"|\p{N}" + _REST,
+    # as the tokenizer.json of Qwen 3.5 has it: marks belong to words
+    "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, 12345 times a day; it's what they'll do: we've seen it.",
     "def f(x):\n    return x ** 2 + 3.14159\n\n\nprint(f(10))\n",
@@ -36,7 +43,7 @@ TEXTS = [
     "  leading",
     "it'S WE'LL",
     "a\r\n b\t\tc   ",
-    "e\u0301",
+    "e\u0301 \u0928\u092e\u0938\u094d\u0924\u0947",
     "<|begin|>hi<|end|><tool>x",
     "2024-11-21T18:31:59",
 ]
@@ -44,7 +51,7 @@ TEXTS = [
 
 def train(pre: str) -> Backend:
     backend = Backend(models.BPE(ignore_merges=pre == "llama-bpe"))
-    if pre == "qwen2":
+    if pre.startswith("qwen"):
         backend.normalizer = normalizers.NFC()
     split = (
         pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -94,7 +101,7 @@ def file_of(folder: Path, metadata: dict[str, Any]) -> GgufFile:
     )
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "gpt-2"])
+@pytest.mark.parametrize("pre", ["llama-bpe", "glm4", "qwen2", "qwen35", "gpt-2"])
 def test_it_is_the_tokenizer_that_was_converted(tmp_path: Path, pre: str) -> None:
     backend = train(pre)
     ours = gguf_tokenizer(file_of(tmp_path, metadata_of(backend, pre)))

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.python_process import PythonProcess
+
 SCRIPT = Path(__file__).with_name("stand_in.py")
 SECONDS = 20.0
 
@@ -24,7 +26,7 @@ SECONDS = 20.0
 class ServerProcess:
     def __init__(self, start_seconds: float = 0.0, **settings: Any) -> None:
         arguments = [json.dumps({"port": 0, "access_log": "off", **settings}), str(start_seconds)]
-        self.popen = subprocess.Popen(
+        self.popen = PythonProcess(
             [sys.executable, str(SCRIPT), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.popen.stdout is not None
@@ -220,7 +222,7 @@ def test_a_unix_socket_is_served_and_its_file_goes(tmp_path: Path) -> None:
     left.bind(os.fspath(path))
     left.close()
     script = [sys.executable, str(SCRIPT), json.dumps({"uds": str(path), "access_log": "off"}), "0"]
-    with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as popen:
+    with PythonProcess(script, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as popen:
         assert popen.stdout is not None
         assert popen.stdout.readline() == "None\n"
         with socket.socket(socket.AF_UNIX) as client:
