@@ -94,7 +94,7 @@ USUAL = [
 MOST = [
     *(mixed(86, 128, 4), mixed(86, 256, 4, **BENT), mixed(86, 512, 4)),
     *(mixed(80, 512, 4, **BENT), mixed(90, 512, 4, **BENT), mixed(90, 512, 4, FLOAT8)),
-    *(decode(86, 128, 4, **BENT), decode(86, 512, 4, **BENT)),
+    *(decode(86, 128, 4, **BENT), decode(86, 512, 4, **BENT), decode(90, 512, 4, FLOAT8)),
 ]
 # In float8 they need fewer registers and less shared memory.
 RESIDENT_KINDS = [(head_dim, cache) for head_dim in (64, 128) for cache in ("*bf16", FLOAT8)[: 2 if FULL_GPU else 1]]

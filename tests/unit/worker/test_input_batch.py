@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from inflight.interface.request import ResolvedSampling
 from inflight.interface.step import BlockTableDelta, NewRequestData, SchedulerOutput, TokenDelta
@@ -115,3 +116,39 @@ def test_forced_tokens_are_known_with_the_drawn_one_before_them() -> None:
     assert (inputs.positions.tolist(), inputs.drawn_in_step) == ([2, 3, 4], NO_STEP)
     inputs = batch.step_inputs(plan(ints(1), ints(5), ints(1), [True], step_id=2))
     assert (inputs.drawn_tokens.tolist(), inputs.drawn_in_step) == ([0], 1)
+
+
+def test_a_forced_token_ends_a_series_of_single_tokens() -> None:
+    """The step continues the one before it in all but this: its token is known, not drawn."""
+    batch = InputBatch(max_num_seqs=1, max_model_len=16, block_size=4, num_groups=1)
+    first = plan(ints(0), ints(0), ints(1), [True], new_requests=(new(0, ints(1), ints(3)),))
+    forced = TokenDelta(slots=ints(0), positions=ints(2), token_ids=ints(8))
+    found = []
+    for step in (
+        first,
+        plan(ints(0), ints(1), ints(1), [True], step_id=1),
+        plan(ints(0), ints(2), ints(1), [True], step_id=2, forced_tokens=forced),
+    ):
+        batch.apply(step)
+        found.append(batch.step_inputs(step))
+    assert [inputs.continues for inputs in found] == [NO_STEP, 0, NO_STEP]
+    assert (found[2].input_ids.tolist(), found[2].drawn_tokens.tolist()) == ([8], [])
+
+
+@pytest.mark.parametrize(
+    ("slots", "computed"), [((1, 0), (3, 3)), ((0, 1), (3, 2)), ((0,), (3,))], ids=["other rows", "again", "fewer rows"]
+)
+def test_only_the_next_token_of_every_row_continues_a_step(slots: tuple[int, ...], computed: tuple[int, ...]) -> None:
+    batch = InputBatch(max_num_seqs=2, max_model_len=16, block_size=4, num_groups=1)
+    both, ones = ints(0, 1), ints(1, 1)
+    first = plan(both, ints(0, 0), ints(2, 2), [True, True], new_requests=(
+        new(0, ints(1, 2), ints(3)), new(1, ints(5, 6), ints(4))
+    ))  # fmt: skip
+    batch.apply(first)
+    batch.step_inputs(first)
+    batch.step_inputs(plan(both, ints(2, 2), ones, [True, True], step_id=1))
+    num_rows = len(slots)
+    other = plan(ints(*slots), ints(*computed), ones[:num_rows], [True] * num_rows, step_id=2)
+    inputs = batch.step_inputs(other)
+    assert (inputs.continues, inputs.drawn_slots.tolist()) == (NO_STEP, list(slots))
+    assert inputs.positions.tolist() == list(computed)

@@ -67,11 +67,12 @@ def truth(folder: Path) -> list[list[Job]]:
 
 
 def depths_and_seeds(layout: str, max_drafts: int) -> list[tuple[int, int]]:
-    """Every depth with every layout, and with and without drafts, but not all three together; all of them with full counts."""
-    if FULL:
-        return list(itertools.product((1, 2, 3, 5), range(NUM_SEEDS)))
+    """All of them on one rank, and with full counts. Else every depth with every layout, and with and without drafts, but not
+    all three together."""
+    if FULL or layout == "one rank":
+        return list(itertools.product((1, 2, 3, 5) if FULL else (1, 2, 4), range(NUM_SEEDS)))
     is_odd = (list(LAYOUTS).index(layout) + (max_drafts > 0)) % 2
-    return [(4, 0), (1 if is_odd else 2, 1)]
+    return [(1 if is_odd else 2, 0), (4, 1)]
 
 
 @pytest.mark.parametrize("max_drafts", [0, 3])
