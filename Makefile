@@ -6,19 +6,21 @@ BIN := .venv/bin
 KERNELS := setup.py inflight/kernels/cpu/compile_flags.py $(wildcard inflight/kernels/cpu/*.cpp inflight/kernels/cpu/*.h)
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-# Two processes for the tests, one compute thread in each: the machine is used and not oversubscribed.
-PYTEST_WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+# Twice as many processes as cores, with one compute thread in each: half of the tests' time is waiting for processes. With worksteal
+# a test that crashes its process costs no other test (tests/conftest.py).
+PYTEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 # The environments of `make test-clients`. Without node and npm the Node tests are skipped.
 CLIENTS := .venv-clients
 NODE_STAMP := $(if $(and $(shell command -v node),$(shell command -v npm)),$(CLIENTS)/node/.stamp)
 
-.PHONY: help demo test test-full test-clients check clean
+.PHONY: help demo test test-quick test-full test-clients check clean
 
 help:
 	@echo "make demo          generate text with the embedded model"
 	@echo "make test          scripts/check and all tests except those of test-clients"
+	@echo "make test-quick    scripts/check and the unit tests of what is not committed; SINCE=main: since the branch left main"
 	@echo "make test-full     the same with big counts"
 	@echo "make test-clients  real clients against inflight serve; installs about 3 GB into .venv-clients"
 	@echo "make check         formatting, lint, types, architecture"
@@ -40,6 +42,10 @@ demo: .venv/.stamp-runtime
 test: check
 	$(PYTEST) --ignore=tests/architecture
 
+# Before each commit. SINCE: a commit; without it, what is not committed, or on a clean tree the last commit.
+test-quick: check
+	@tests=$$($(BIN)/python scripts/changed_tests.py $(SINCE)) && if [ -n "$$tests" ]; then $(PYTEST) $$tests; fi
+
 test-full: check
 	INFLIGHT_TEST_FULL=1 $(PYTEST) --ignore=tests/architecture
 
@@ -54,11 +60,13 @@ clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find inflight tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Set-up, run again only when pyproject.toml, constraints.txt or the kernels change. pip's output is in .venv/setup.log. torch comes
-# first and alone: together with the rest the resolver may take a CUDA build of it where a CPU build is offered. xgrammar is tested
-# without triton, which it asks for and only imports on a GPU.
+# Set-up, run again only when pyproject.toml, constraints.txt or the kernels change. Its output is in .venv/setup.log. torch comes
+# first, alone, and from pip: together with the rest the resolver may take a CUDA build of it where a CPU build is offered, and uv
+# does not see every place where pip finds one. xgrammar is tested without triton, which it asks for and only imports on a GPU.
 
-PIP := scripts/quietly .venv/setup.log $(BIN)/pip install --disable-pip-version-check
+LOGGED := scripts/quietly .venv/setup.log
+PIP := $(LOGGED) $(BIN)/pip install --disable-pip-version-check -c constraints.txt
+INSTALL := $(LOGGED) scripts/install -c constraints.txt
 
 .venv/.stamp-torch: constraints.txt
 	@echo "Set-up of .venv: torch (the largest package)"
@@ -67,14 +75,14 @@ PIP := scripts/quietly .venv/setup.log $(BIN)/pip install --disable-pip-version-
 	@touch $@
 
 .venv/.stamp-runtime: .venv/.stamp-torch pyproject.toml constraints.txt $(KERNELS)
-	@echo "Set-up of .venv: Inflight, with its C++ kernels (about two minutes)"
-	@$(PIP) -c constraints.txt -e .
+	@echo "Set-up of .venv: Inflight, with its C++ kernels (about half a minute)"
+	@$(INSTALL) -e .
 	@touch $@
 
 .venv/.stamp-dev: .venv/.stamp-torch pyproject.toml constraints.txt $(KERNELS)
-	@echo "Set-up of .venv: Inflight, with its C++ kernels, and the packages of the tests (about three minutes)"
-	@$(PIP) -c constraints.txt -e '.[dev]'
-	@$(PIP) -c constraints.txt --no-deps xgrammar apache-tvm-ffi
+	@echo "Set-up of .venv: Inflight, with its C++ kernels, and the packages of the tests (about a minute)"
+	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) --no-deps xgrammar apache-tvm-ffi
 	@touch .venv/.stamp-runtime $@
 
 # The environments of the clients. They are made again when their list of packages changes. The lists are complete, hence

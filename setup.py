@@ -2,12 +2,20 @@
 
 The kernels are optional: without a C++ compiler, or on a processor that is not x86-64, the install goes on without them, and
 plain torch does the arithmetic. With `INFLIGHT_REQUIRE_KERNELS=1` an install fails if a kernel cannot be built.
+
+Finished libraries are kept in the user's cache folder, so that the next clone, wheel or environment need not compile them.
 """
 
+from __future__ import annotations
+
+import contextlib
+import hashlib
 import os
 import platform
 import runpy
-import shutil
+import subprocess
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -15,6 +23,7 @@ from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("inflight/kernels/cpu")
 COMPILING = runpy.run_path(str(FOLDER / "compile_flags.py"))
+KEPT_LIBRARIES = 24  # of the cache folder: three for each of the last eight states of the sources, 14 MB
 
 
 def extensions() -> list[Extension]:
@@ -36,25 +45,114 @@ def extensions() -> list[Extension]:
 
 
 class BuildKernels(build_ext):
-    """Builds a library only if there is none that was built from these very sources.
+    """Builds a library only if there is none that was built from these very sources. All files are compiled side by side.
 
     Every library holds the digest of its sources, and the digest decides. The times of files cannot: an old library in build/
     may look newer than the sources, and would then be shipped. A library that `pip install -e .` has built beside the sources
-    is copied.
+    is copied, and so is one of the cache folder.
     """
 
+    def build_extensions(self) -> None:
+        self.objects: dict[str, list[Future[list[str]]]] = {}
+        missing = [ext for ext in self.extensions if not self.find_library(ext)]
+        units = [(ext, source) for ext in missing for source in ext.sources]
+        units.sort(key=lambda unit: -os.path.getsize(unit[1]))  # the longest first, so that no core waits at the end
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            try:
+                for ext, source in units:
+                    self.objects.setdefault(ext.name, []).append(pool.submit(self.compile_unit, ext, source))
+                super().build_extensions()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
     def build_extension(self, ext: Extension) -> None:
+        """Links one library. Errors of its compiler are raised here, where setuptools knows whether the library is optional."""
+        if ext.name not in self.objects:
+            return
+        objects = [path for unit in self.objects[ext.name] for path in unit.result()]
+        built = Path(self.get_ext_fullpath(ext.name))
+        self.compiler.link_shared_object(sorted(objects), str(built), target_lang=ext.language)
+        cached = self.cached_library(ext)
+        if cached is not None:
+            keep_library(built, cached)
+
+    def compile_unit(self, ext: Extension, source: str) -> list[str]:
+        return self.compiler.compile(
+            [source],
+            output_dir=str(Path(self.build_temp) / ext.name),
+            macros=ext.define_macros,
+            extra_postargs=ext.extra_compile_args,
+        )
+
+    def find_library(self, ext: Extension) -> bool:
+        """Whether the library is in its place now. One with another digest has been removed from there."""
         built, digest = Path(self.get_ext_fullpath(ext.name)), dict(ext.define_macros)["INFLIGHT_SOURCE_HASH"]
-        beside_the_sources = FOLDER / built.name
-        for library in (built, beside_the_sources):
-            if library.exists() and digest.encode() in library.read_bytes():
+        for library in (built, FOLDER / built.name, self.cached_library(ext)):
+            content = read_library(library, digest)
+            if library is not None and content is not None:
                 if library != built:
                     built.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(library, built)
-                return
+                    built.write_bytes(content)
+                    with contextlib.suppress(OSError):
+                        os.utime(library)  # the cache folder keeps what was used last
+                return True
         built.unlink(missing_ok=True)
-        self.force = True
-        super().build_extension(ext)
+        return False
+
+    def cached_library(self, ext: Extension) -> Path | None:
+        """The path that the library has or would have in the cache folder. The name depends on all that makes the library."""
+        folder = cache_folder()
+        command = [*self.compiler.compiler_so_cxx, *ext.extra_compile_args]
+        try:
+            version = subprocess.run([*command, "--version"], capture_output=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        made_by = repr((command, self.compiler.linker_so_cxx, ext.define_macros, version))
+        name = f"{ext.name.rpartition('.')[2]}-{hashlib.sha256(made_by.encode()).hexdigest()}.so"
+        return None if folder is None else folder / name
+
+
+def read_library(library: Path | None, digest: str) -> bytes | None:
+    """The bytes of a library that was built from the sources with this digest; None if it was not, or is not there."""
+    with contextlib.suppress(OSError):
+        if library is not None and digest.encode() in (content := library.read_bytes()):
+            return content
+    return None
+
+
+def cache_folder() -> Path | None:
+    """`inflight/kernels` in the user's cache folder. None if it cannot be made, or if it is another user's: its owner decides
+    which code is loaded from it.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.cache")
+    if not os.path.isabs(base):
+        return None  # a user without a home folder
+    folder = Path(base, "inflight", "kernels")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder if folder.stat().st_uid == os.geteuid() else None
+    except OSError:
+        return None
+
+
+def keep_library(built: Path, cached: Path) -> None:
+    """Copies a library into the cache folder, under its name only when it is whole: other installs may read and write there.
+    The libraries that were not used for longest are deleted. A folder that cannot be written is no error.
+    """
+    with contextlib.suppress(OSError):
+        handle, temporary = tempfile.mkstemp(dir=cached.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(built.read_bytes())
+                os.fsync(file.fileno())
+            os.replace(temporary, cached)
+        except OSError:
+            os.unlink(temporary)
+        by_use = sorted(cached.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in by_use[:-KEPT_LIBRARIES]:
+            path.unlink(missing_ok=True)
 
 
 setup(ext_modules=extensions(), cmdclass={"build_ext": BuildKernels})

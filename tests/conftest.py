@@ -5,10 +5,14 @@ Nothing here imports torch: a run of control-plane tests alone must not load it.
 
 from __future__ import annotations
 
+import faulthandler
+import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections import defaultdict
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -18,6 +22,8 @@ from tests import python_process
 from tests.python_process import shared_imports
 from tests.triton_interpreter import mend_triton_interpreter
 
+EVEN_LATER = 60.0  # seconds after the time limit of a test
+_STDERR = pytest.StashKey[int]()
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 FULL_GPU = FULL or os.environ.get("INFLIGHT_TEST_FULL_GPU") == "1"  # see scripts/full_gpu_tests
 XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -35,6 +41,79 @@ _EVERY_PROFILE = hypothesis.settings(
 hypothesis.settings.register_profile("ci", parent=_EVERY_PROFILE, derandomize=True, max_examples=60)
 hypothesis.settings.register_profile("full", parent=_EVERY_PROFILE, derandomize=False, max_examples=400)
 hypothesis.settings.load_profile("full" if FULL else "ci")
+
+
+class EveryRunEnds:
+    """Names what crashed, hung, or was still running when the run was ended. For the process that starts the workers.
+
+    pytest-timeout fails a test that hangs (`timeout` in pyproject.toml). If it hangs where no signal handler runs, in a kernel
+    for example, `EVEN_LATER` ends its process. pytest-xdist then starts another worker, with every --dist but those that keep
+    files or groups together: these lose the rest of the file, and wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, float] = {}
+        self._broken: list[str] = []
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._running[nodeid] = time.monotonic()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        text = report.longreprtext if report.failed else ""
+        if "crashed while running" in text:
+            self._broken.append(f"{report.nodeid} crashed its process")
+            self._running.pop(report.nodeid, None)  # its end is not reported
+        elif "pytest-timeout" in text:
+            self._broken.append(f"{report.nodeid} hung")
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._running.pop(nodeid, None)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        now = time.monotonic()
+        running = [f"{test} was still running, since {now - start:.0f} s" for test, start in self._running.items()]
+        for line in [*self._broken, *running]:
+            sys.stderr.write(f"ended badly: {line}\n")
+
+
+class Durations:
+    """Writes the seconds of each test file to the file that INFLIGHT_TEST_DURATIONS names (docs/testing.md)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        rounded = {name: round(seconds, 1) for name, seconds in sorted(self._seconds.items())}
+        self._path.write_text(json.dumps(rounded, indent=1) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if XDIST_WORKER:
+        config.stash[_STDERR] = os.dup(2)  # not captured at this moment
+        return
+    config.pluginmanager.register(EveryRunEnds())
+    if path := os.environ.get("INFLIGHT_TEST_DURATIONS"):
+        config.pluginmanager.register(Durations(Path(path)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Ends the process if the test hangs and pytest-timeout cannot fail it."""
+    stderr = item.config.stash.get(_STDERR, None)
+    if stderr is None:
+        return (yield)
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(seconds + EVEN_LATER, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _has_cuda() -> bool:

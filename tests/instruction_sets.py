@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inflight.kernels.cpu.library import INSTRUCTION_SETS, KernelsUnavailableError, open_kernels
+from tests.conftest import FULL
 
 
 def _usable(name: str) -> bool:
@@ -14,3 +15,5 @@ def _usable(name: str) -> bool:
 
 
 INSTRUCTION_SETS_HERE = [name for name in INSTRUCTION_SETS if _usable(name)]
+# For longer tests: values of `INFLIGHT_CPU_KERNELS`. `make test` runs them with the best set, `make test-full` with each set.
+ONE_SET_OR_ALL = (INSTRUCTION_SETS_HERE if FULL else INSTRUCTION_SETS_HERE[:1]) or ["auto"]

@@ -25,10 +25,10 @@ from inflight.attention.backend import (
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
 from inflight.kernels.cpu.library import AttentionParams as KernelParams
+from inflight.kernels.cpu.limits import attention_problem, require, require_supported
 
-HEAD_DIM_MULTIPLE = BLOCK_SIZE_MULTIPLE = 16  # the number of lanes of the widest vectors
-MAX_INT8_HEAD_DIM = 512  # a sum of 512 products of int8 and int16 fits 32 bits
 CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # the values of `DType` in kernels.h
+SCALE_BYTES = 4  # of a head and a token in int8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +56,22 @@ class CpuPagedBackend(AttentionBackend):
 
     @staticmethod
     def supports(head_dim: int, block_size: int, dtype: torch.dtype, kv_cache_dtype: torch.dtype) -> bool:
-        fits = head_dim % HEAD_DIM_MULTIPLE == 0 and block_size % BLOCK_SIZE_MULTIPLE == 0 and dtype in DTYPES
-        return fits and (kv_cache_dtype == dtype or (kv_cache_dtype == torch.int8 and head_dim <= MAX_INT8_HEAD_DIM))
+        return attention_problem(head_dim, None, block_size, dtype, kv_cache_dtype) is None
 
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
         """Returns `[num_blocks, number of cells, elements of a cell]`. The cells of keys come first. With int8, a cell
-        includes the bytes of its scales."""
-        num_cells = spec.num_cells * spec.num_kv_heads
-        return bytes_of_layer(arena, spec, layer_index).view(len(arena), num_cells, -1)
+        includes the bytes of its scales.
+
+        Raises:
+            ConfigError: the kernel does not support the layer.
+        """
+        layer = bytes_of_layer(arena, spec, layer_index)
+        dtype = torch.float32 if layer.dtype == torch.int8 else layer.dtype
+        require_supported(attention_problem(spec.head_dim, None, spec.block_size, dtype, layer.dtype))
+        require(
+            layer[0].nbytes == spec.block_bytes, f"layer {layer_index} needs {spec.block_bytes} bytes of a block", arena
+        )
+        return layer.view(len(arena), spec.num_cells * spec.num_kv_heads, -1)
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
         return int(self._kernels.inflight_attention_scratch_bytes(spec.head_dim, num_threads))
@@ -75,14 +83,13 @@ class CpuPagedBackend(AttentionBackend):
         """Makes the struct that describes a layer's heads and cache to the kernel."""
         block_stride = kv_cache.stride(0) * kv_cache.element_size()
         dtypes = DTYPES[dtype], CACHE_DTYPES[kv_cache.dtype]
-        num_kv_heads = kv_cache.shape[1] // (2 if value_dim is None else 1)
+        num_kv_heads = _num_kv_heads(kv_cache, value_dim)
         return HeadLayout(num_heads, num_kv_heads, head_dim, value_dim or head_dim, *dtypes, block_stride)
 
     @staticmethod
     def kernel_params(params: AttentionParams) -> KernelParams:
         """Makes the struct that describes `params` to the kernel. `params` must be kept, because the struct has a pointer."""
         sinks = params.sinks
-        assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous()), "sinks must be float32"
         return KernelParams(params.scale, params.soft_cap or 0.0, None if sinks is None else sinks.data_ptr())
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> CpuPagedMetadata:
@@ -110,15 +117,10 @@ class CpuPagedBackend(AttentionBackend):
         metadata: AttentionMetadata,
         params: AttentionParams,
     ) -> torch.Tensor:
-        assert isinstance(metadata, CpuPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
+        require(isinstance(metadata, CpuPagedMetadata), "attention needs metadata of its backend", type(metadata))
+        assert isinstance(metadata, CpuPagedMetadata)  # for the type checker
+        self._check_call(query, key, value, kv_cache, metadata, params)
         num_tokens, num_heads, head_dim = query.shape
-        assert num_tokens == metadata.num_tokens, f"{num_tokens} query tokens, {metadata.num_tokens} in the metadata"
-        for rows in (query, key, value):
-            assert (
-                rows.stride(2) == 1 and (rows.shape[1] == 1 or rows.stride(1) == head_dim) and rows.dtype == query.dtype
-            ), (rows.stride(), rows.dtype)
-        assert kv_cache.dtype in (query.dtype, torch.int8), (kv_cache.dtype, query.dtype)
-        assert params.sinks is None or len(params.sinks) == num_heads, (params.sinks.shape, num_heads)
         num_new = key.shape[1]  # without new keys, the kernel writes nothing
         layout = self.head_layout(kv_cache, num_heads, head_dim, params.value_dim, query.dtype)
         output = torch.empty((num_tokens, num_heads, params.value_dim or head_dim), dtype=query.dtype)
@@ -137,11 +139,65 @@ class CpuPagedBackend(AttentionBackend):
         )
         return output
 
+    @staticmethod
+    def _check_call(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: CpuPagedMetadata,
+        params: AttentionParams,
+    ) -> None:
+        """
+        Raises:
+            ConfigError: the kernel does not support the layer.
+            AssertionError: the arguments do not fit together.
+        """
+        num_tokens, num_heads, head_dim = query.shape
+        block_size, num_kv_heads = metadata.step.block_size, _num_kv_heads(kv_cache, params.value_dim)
+        require_supported(attention_problem(head_dim, params.value_dim, block_size, query.dtype, kv_cache.dtype))
+        bytes_of_head = head_dim + SCALE_BYTES if kv_cache.dtype == torch.int8 else head_dim
+        num_new = key.shape[1]
+        fit = (
+            num_tokens == metadata.num_tokens
+            and num_kv_heads > 0
+            and num_heads % num_kv_heads == 0
+            and num_new in (0, num_kv_heads)
+            and (params.value_dim is not None or value.shape[1] == num_new)
+            and kv_cache.shape[2] == block_size * bytes_of_head
+            and kv_cache.stride(1) == kv_cache.shape[2]
+            and all(
+                rows.shape[0] == num_tokens
+                and rows.shape[2] == head_dim
+                and rows.dtype == query.dtype
+                and rows.stride(2) == 1
+                and (rows.shape[1] <= 1 or rows.stride(1) == head_dim)
+                for rows in (query, key, value)
+            )
+        )
+        needed = (
+            f"attention needs queries, keys and values of {metadata.num_tokens} tokens, in one dtype, with heads side by side "
+            f"that fit the cache, whose block_size is {block_size}"
+        )
+        require(fit, needed, query, key, value, kv_cache)
+        sinks = params.sinks
+        if sinks is not None:
+            fit = sinks.shape == (num_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous()
+            require(fit, f"attention needs a sink in float32 for each of {num_heads} heads", sinks)
+
+
+def _num_kv_heads(kv_cache: torch.Tensor, value_dim: int | None) -> int:
+    return kv_cache.shape[1] // (2 if value_dim is None else 1)
+
 
 def _step_struct(inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionStep:
     arrays = inputs.query_start_loc, inputs.seq_lens, inputs.num_computed_tokens, inputs.block_table
+    num_rows, lengths = len(inputs.seq_lens), [len(array) for array in arrays]
+    require(
+        lengths == [num_rows + 1, *[num_rows] * 3], f"a step of {num_rows} rows needs arrays of this length", lengths
+    )
     return AttentionStep(
-        len(inputs.seq_lens),
+        num_rows,
         spec.block_size,
         spec.sliding_window or 0,
         inputs.block_table.shape[1],

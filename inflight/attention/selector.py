@@ -7,10 +7,11 @@ from collections.abc import Collection
 import torch
 
 from inflight.attention.backend import AttentionBackend
-from inflight.attention.cpu_paged import BLOCK_SIZE_MULTIPLE, HEAD_DIM_MULTIPLE, MAX_INT8_HEAD_DIM, CpuPagedBackend
+from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.errors import ConfigError
 from inflight.kernels.cpu.library import load_kernels
+from inflight.kernels.cpu.limits import BLOCK_SIZE_MULTIPLE, HEAD_DIM_MULTIPLE, MAX_INT8_HEAD_DIM
 
 FLOAT8 = torch.float8_e4m3fn
 MAX_TRITON_HEAD_DIM = 512  # larger tiles do not fit the registers

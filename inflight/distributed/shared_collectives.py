@@ -30,6 +30,7 @@ from inflight.distributed.collectives import Collectives, sum_in_rank_order
 from inflight.distributed.exchange import Exchange
 from inflight.errors import LostPeerError, SilentPeerError
 from inflight.kernels.cpu.library import DTYPES, RankGroup
+from inflight.kernels.cpu.limits import require
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,10 @@ class SharedCollectives(Collectives):
         timeout_seconds: float,
     ) -> None:
         size = len(ranks)
+        num_bytes = kernels.inflight_group_memory_bytes(size, PIECE_BYTES)
+        fits = 0 <= rank < size == len(pidfds) and 0 < num_bytes <= len(memory)
+        needed = f"{size} ranks need a descriptor each, and {num_bytes} shared bytes (0: they are too many)"
+        require(fits, needed, rank, pidfds, len(memory))
         self.size, self.rank = size, rank
         self._ranks = ranks
         self._kernels, self._timeout = kernels, timeout_seconds

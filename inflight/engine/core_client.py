@@ -71,6 +71,8 @@ class CoreClient(asyncio.BufferedProtocol):
         Raises:
             EngineDeadError: the connection ended before the engine's answer.
         """
+        if self.closed.done():
+            raise EngineDeadError(self.reason)
         call_id = next(self._call_ids)
         self._resets[call_id] = asyncio.get_running_loop().create_future()
         self.send(ResetPrefixCache(call_id=call_id))

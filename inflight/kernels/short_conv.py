@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, KernelLibrary, ShortConv
-
-_CHANNEL_MULTIPLE, _MAX_KERNEL_SIZE = 16, 8  # of the C++ kernel
+from inflight.kernels.cpu.limits import require, require_states, require_supported, short_conv_problem
 
 
 def short_conv(rows: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -35,15 +34,24 @@ def short_conv(rows: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None
 
 
 class CpuShortConv:
-    """The C++ kernel. Keeps the weights, to which it has pointers."""
+    """The C++ kernel. Keeps the weights, to which it has pointers. They are those of `short_conv`.
+
+    Raises:
+        ConfigError: the kernel does not support the shape.
+    """
 
     def __init__(self, kernels: KernelLibrary, weight: Tensor, bias: Tensor | None) -> None:
+        kernel_size, num_channels = weight.shape
+        require_supported(short_conv_problem(num_channels, kernel_size, torch.float32))
+        for each in (weight, torch.zeros(num_channels) if bias is None else bias):
+            fits = each.shape[-1] == num_channels and each.dtype == torch.float32 and each.is_contiguous()
+            require(fits, f"short_conv needs contiguous weights in float32 for {num_channels} channels", each)
         self._kernels, self._weight, self._bias = kernels, weight, bias
 
     @staticmethod
     def supports(weight: Tensor, dtype: torch.dtype) -> bool:
         kernel_size, num_channels = weight.shape
-        return num_channels % _CHANNEL_MULTIPLE == 0 and kernel_size <= _MAX_KERNEL_SIZE and dtype in DTYPES
+        return short_conv_problem(num_channels, kernel_size, dtype) is None
 
     def __call__(self, rows: Tensor, states: Tensor, offsets: list[int], step: AttentionStep) -> Tensor:
         """Computes a step, and keeps the states in their blocks.
@@ -57,7 +65,9 @@ class CpuShortConv:
             [num_tokens, num_channels]
         """
         kernel_size, num_channels = self._weight.shape
-        assert rows.stride(1) == 1 and rows.shape[1] == 3 * num_channels and offsets[0] == 0
+        fits = rows.stride(1) == 1 and rows.shape[1] == 3 * num_channels and rows.dtype in DTYPES
+        require(fits, f"short_conv needs rows in float32 or bfloat16 of 3 * {num_channels} numbers", rows)
+        require_states(states, offsets, [(kernel_size - 1, num_channels)], [rows.dtype], step)
         bias = None if self._bias is None else self._bias.data_ptr()
         layer = ShortConv(
             num_channels, kernel_size, states.stride(0), self._weight.data_ptr(), bias, DTYPES[rows.dtype]

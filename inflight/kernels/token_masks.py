@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from inflight.kernels.cpu.library import load_kernels
+from inflight.kernels.cpu.limits import require, require_rows
 
 WORD_BITS = 32
 CHUNK_ELEMENTS = 512 * 1024  # logits handled at once; they fit into the processor's caches, which halves the time
@@ -33,13 +34,15 @@ def apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
 
 
 def check_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """Asserts that the arguments have the shapes and dtypes of `apply_token_masks`."""
+    """Requires that the arguments have the shapes and dtypes of `apply_token_masks`."""
     num_rows, vocab_size = logits.shape
-    assert logits.dtype == torch.float32 and logits.is_contiguous()
-    assert rows.dtype == torch.int64 and rows.is_contiguous() and rows.ndim == 1
-    assert masks.dtype == torch.int32 and masks.is_contiguous()
-    assert masks.shape == (len(rows), -(-vocab_size // WORD_BITS)), f"masks {masks.shape}, rows {rows.shape}"
-    assert not len(rows) or (rows.min() >= 0 and rows.max() < num_rows), f"a row of {rows} is outside [0, {num_rows})"
+    fits = logits.dtype == torch.float32 and rows.dtype == torch.int64 and masks.dtype == torch.int32
+    fits = fits and rows.ndim == 1 and masks.shape == (len(rows), -(-vocab_size // WORD_BITS))
+    fits = fits and all(tensor.is_contiguous() for tensor in (logits, rows, masks))
+    require(
+        fits, "token masks need logits in float32, rows in int64 and masks in int32, contiguous", logits, rows, masks
+    )
+    require_rows(rows, num_rows)
 
 
 def torch_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:

@@ -17,15 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight.kernels.cpu.linear import (
-    IN_FEATURES_MULTIPLE,
-    MAX_INTEGER_IN_FEATURES,
-    HugePages,
-    PackedHeads,
-    pack_float,
-    pack_integers,
-    quantize_rows,
-)
+from inflight.kernels.cpu.limits import linear_problem
+from inflight.kernels.cpu.linear import HugePages, PackedHeads, pack_float, pack_integers, quantize_rows
 from inflight.kernels.gate import multiply_gate
 from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight
 
@@ -145,14 +138,14 @@ class KernelLinear(LinearMethod):
         self._memory = HugePages()
 
     def is_batch_invariant(self, in_features: int) -> bool:
-        return in_features % IN_FEATURES_MULTIPLE == 0
+        return _is_supported(in_features, has_integers=True)
 
     def prepare(
         self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, gate: str | None = None
     ) -> PreparedLinear:
         in_features = weight.shape[1] if isinstance(weight, QuantizedWeight) else weight[0].shape[1]
         has_integers = isinstance(weight, QuantizedWeight) or self._bits is not None
-        if in_features % IN_FEATURES_MULTIPLE != 0 or (has_integers and in_features > MAX_INTEGER_IN_FEATURES):
+        if not _is_supported(in_features, has_integers=has_integers):
             kept = weight if isinstance(weight, QuantizedWeight) else [torch.cat(list(weight))]
             return PlainLinear(self._dtype).prepare(kept, bias, gate=gate)
         if not isinstance(weight, QuantizedWeight) and self._bits is not None:
@@ -162,7 +155,7 @@ class KernelLinear(LinearMethod):
         return pack_integers(self._kernels, self._memory, weight, bias, gate=gate)
 
     def prepare_heads(self, weights: Tensor) -> PreparedHeads:
-        if weights.shape[2] % IN_FEATURES_MULTIPLE != 0:
+        if not _is_supported(weights.shape[2], has_integers=False):
             return super().prepare_heads(weights)
         heads = [pack_float(self._kernels, self._memory, [each], None, gate=None) for each in weights]
         return PackedHeads(self._kernels, heads)
@@ -177,3 +170,8 @@ class KernelLinear(LinearMethod):
                 logger.warning("a weight with %d input features gets 8 bits: 4 bits need a multiple of 32", in_features)
                 bits = 8
         return quantize_rows(self._kernels, parts, bits=bits, group_size=group_size)
+
+
+def _is_supported(in_features: int, *, has_integers: bool) -> bool:
+    """Whether the C++ kernels support weights with so many input features, in rows of one group."""
+    return linear_problem(in_features, group_size=in_features, bits=8 if has_integers else 16) is None

@@ -83,7 +83,7 @@ class Scheduler:
         self._kv_cache, self._max_model_len = kv_cache, max_model_len
         self._requests: dict[str, Request] = {}
         self._sharing = PromptSharing(self._requests, kv_cache)
-        self.limits = StepLimits(config, kv_cache.block_size, step_times)
+        self.limits = StepLimits(config, kv_cache.block_size, step_times, has_drafts=num_speculative_tokens > 0)
         self._may_have_prompts = False  # whether a running request may have more than one token to compute
         self._waiting = RequestQueue(config.policy)
         self._running: list[Request] = []  # in queue order

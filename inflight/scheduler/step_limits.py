@@ -154,14 +154,18 @@ class StepLimits:
 
     Args:
         times: learns from committed steps; None if the configuration does not limit the time of steps.
+        has_drafts: the workers propose drafts. Then a request whose tokens were forced by a grammar is in no new step before
+            its steps in flight have been committed.
 
     Attributes:
         last_step: predicted and measured seconds of the step committed last; None if they are not known.
         predicted_seconds: the predicted time of the step planned last; infinite if it is not known.
     """
 
-    def __init__(self, config: SchedulerConfig, block_size: int, times: StepTimeModel | None) -> None:
-        self._config, self._block_size, self.times = config, block_size, times
+    def __init__(
+        self, config: SchedulerConfig, block_size: int, times: StepTimeModel | None, *, has_drafts: bool = False
+    ) -> None:
+        self._config, self._block_size, self.times, self._has_drafts = config, block_size, times, has_drafts
         self._clock = 0.0  # the predicted seconds of all planned steps together
         self._in_flight: deque[StepLoad] = deque()  # planned, not committed
         self._has_warned = False
@@ -222,7 +226,7 @@ class StepLimits:
             num_steps = 1
             if request.num_planned_tokens > request.num_tokens:
                 num_steps += max(0, request.staggered_until - step_id)
-            elif request.has_untold_tokens and request.num_in_flight:
+            if num_steps == 1 and self._has_drafts and request.has_untold_tokens and request.num_in_flight:
                 num_steps = 2
             if num_steps == 1:
                 load.add_decode(request.num_computed_tokens)

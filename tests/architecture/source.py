@@ -30,6 +30,7 @@ class Import:
 class SourceFile:
     path: str  # relative to the package: "config/engine.py"
     text: str
+    package: str = PACKAGE
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -41,7 +42,7 @@ class SourceFile:
 
     @property
     def module(self) -> str:
-        parts = [PACKAGE, *self.path.removesuffix(".py").split("/")]
+        parts = [self.package, *self.path.removesuffix(".py").split("/")]
         return ".".join(parts[:-1] if self.is_package else parts)
 
     @property
@@ -55,11 +56,11 @@ def room_of(module: str) -> str:
 
 
 class Package:
-    """Every Python file below `folder`, which is the package `inflight` or a synthetic one."""
+    """Every Python file below `folder`, which is the package `inflight`, a synthetic one, or `name`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = PACKAGE) -> None:
         self.files = [
-            SourceFile(path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8"))
+            SourceFile(path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8"), name)
             for path in sorted(folder.rglob("*.py"))
         ]
         self.by_module = {file.module: file for file in self.files}

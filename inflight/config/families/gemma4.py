@@ -81,7 +81,9 @@ def _owners(fields: JsonFields, windowed: list[bool], num_shared: int) -> list[i
 
 def _read_attention(fields: JsonFields, index: int, has_window: bool) -> AttentionSpec:
     is_equal = not has_window and fields.boolean("attention_k_eq_v", False)
-    own = fields.mapping("per_layer_config").mapping(str(index))
+    given = fields.mapping("per_layer_config")
+    # transformers writes the numbers of layers with leading zeros: "05"
+    own = given.mapping(next((name for name in given.values if name.lstrip("0") == str(index or "")), str(index)))
     if unknown := sorted(set(own.values) - set(_PER_LAYER)):
         raise UnsupportedModelError(
             f"{own.where}: {', '.join(unknown)} is not supported; {' and '.join(_PER_LAYER)} are"

@@ -28,5 +28,5 @@ FAMILY = Family(
     unread=("mtp.",),
     parse=_parse,
     takes=_is_dense,
-    reads=("partial_rotary_factor",),
+    reads=("partial_rotary_factor", "num_experts"),
 )

@@ -16,6 +16,8 @@ INSTRUCTION_SET_FLAGS = {  # library.py lists what a processor must have for eac
 COMMON_FLAGS = [
     "-std=c++17",
     "-O3",
+    # Python's own flags ask for debug information, which takes 40 % of the compiler's time and nine tenths of a library
+    "-g0",
     # given to the compiler, not to the linker: at run time the library uses the OpenMP runtime that torch has loaded
     "-fopenmp",
     # a cell of the KV cache holds int8 and their float scales, which are read through pointers into the same memory

@@ -6,21 +6,33 @@ import torch
 from torch import Tensor
 
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, GatedDelta, KernelLibrary
+from inflight.kernels.cpu.limits import gated_delta_problem, require, require_states, require_supported
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights
-
-_KEY_MULTIPLE, _VALUE_MULTIPLE, _MAX_KERNEL_SIZE = 16, 32, 8  # of gated_delta.cpp
 
 
 class CpuGatedDelta:
-    """Keeps the weights, to which the kernel has pointers."""
+    """Keeps the weights, to which the kernel has pointers.
+
+    Raises:
+        ConfigError: the kernel does not support the shape.
+    """
 
     def __init__(self, kernels: KernelLibrary, shape: GatedDeltaShape, weights: GatedDeltaWeights) -> None:
+        require_supported(gated_delta_problem(shape, torch.float32))
+        num_heads = shape.num_value_heads
+        for weight, size in (
+            (weights.conv, (shape.kernel_size, shape.num_channels)),
+            (weights.rates, (num_heads,)),
+            (weights.step_bias, (num_heads,)),
+            (weights.norm, (shape.value_dim,)),
+        ):
+            fits = weight.shape == size and weight.dtype == torch.float32 and weight.is_contiguous()
+            require(fits, f"gated_delta needs a contiguous weight in float32 {list(size)}", weight)
         self._kernels, self._shape, self._weights = kernels, shape, weights
 
     @staticmethod
     def supports(shape: GatedDeltaShape, dtype: torch.dtype) -> bool:
-        fits = shape.key_dim % _KEY_MULTIPLE == 0 and shape.value_dim % _VALUE_MULTIPLE == 0
-        return fits and shape.kernel_size <= _MAX_KERNEL_SIZE and dtype in DTYPES
+        return gated_delta_problem(shape, dtype) is None
 
     def __call__(self, rows: Tensor, states: Tensor, offsets: list[int], step: AttentionStep) -> Tensor:
         """Computes a step, and keeps the states in their blocks.
@@ -35,7 +47,9 @@ class CpuGatedDelta:
             [num_tokens, num_value_heads * value_dim]
         """
         shape, weights = self._shape, self._weights
-        assert rows.stride(1) == 1 and rows.shape[1] == sum(shape.row_parts), (rows.shape, shape)
+        fits = rows.stride(1) == 1 and rows.shape[1] == sum(shape.row_parts) and rows.dtype in DTYPES
+        require(fits, f"gated_delta needs rows in float32 or bfloat16 with the parts {shape.row_parts}", rows)
+        require_states(states, offsets, shape.state_shapes, (torch.float32, rows.dtype), step)
         layer = GatedDelta(
             shape.num_key_heads,
             shape.num_value_heads,

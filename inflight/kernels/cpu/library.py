@@ -365,6 +365,8 @@ def bind_threads(kernels: KernelLibrary, cores: Sequence[int]) -> None:
     Raises:
         ConfigError: the operating system refuses.
     """
+    if not cores or min(cores) < 0:
+        raise ConfigError(f"compute threads need cores, not {list(cores)}")
     error = kernels.inflight_bind_threads((ctypes.c_int32 * len(cores))(*cores), len(cores))
     if error:
         raise ConfigError(

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from inflight.config.architecture import GELU_TANH, SILU
 from inflight.device.host_memory import advise_huge_pages
 from inflight.kernels.cpu.library import DTYPES, LinearWeight
+from inflight.kernels.cpu.limits import linear_problem, require, require_supported
 from inflight.kernels.gate import GATE_CODES
 from inflight.kernels.quantized_weight import QuantizedWeight
 
-IN_FEATURES_MULTIPLE = 4  # one instruction multiplies four bytes
-MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # the sum of so many products of a uint8 and an int8 fits an int32
-
+_PART_DTYPES = {32: (torch.float32,), 16: (torch.bfloat16,), 8: (torch.int8, torch.uint8), 4: (torch.uint8,)}  # of bits
 
 _HUGE_PAGE = 2 << 20
 _CHUNK = 256 << 20
@@ -57,6 +57,9 @@ class PackedLinear:
         bias: [out_features] or None.
         parts: stacked along the rows, they are [out_features, in_features]. Each part may have its own row stride.
         scales, offsets: float32, as in `QuantizedWeight`.
+
+    Raises:
+        ConfigError: the kernels do not support the weight.
     """
 
     def __init__(
@@ -69,6 +72,26 @@ class PackedLinear:
         scales: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> None:
+        require_supported(linear_problem(weight.in_features, group_size=weight.group_size, bits=weight.bits))
+        self.dtype = parts[0].dtype  # of the weight
+        fits = sum(len(part) for part in parts) == weight.out_features and self.dtype in _PART_DTYPES[weight.bits]
+        fits = fits and all(
+            part.stride(1) == 1 and part.shape[1] == weight.in_features and part.dtype == self.dtype for part in parts
+        )
+        needed = (
+            f"a weight of {weight.bits} bits, {weight.out_features} x {weight.in_features}, needs parts of these sizes"
+        )
+        require(fits, needed, *parts)
+        groups = weight.out_features, weight.in_features // weight.group_size
+        for tensor, is_needed in ((scales, weight.bits <= 8), (offsets, bool(weight.has_offsets))):
+            fits = not is_needed if tensor is None else tensor.shape == groups and tensor.dtype == torch.float32
+            fits = fits and (tensor is None or tensor.is_contiguous())
+            require(fits, f"integer weights need scales or offsets in float32 {list(groups)}", tensor)
+        fits = weight.gate in (0, GATE_CODES[SILU], GATE_CODES[GELU_TANH]) and not (
+            weight.gate and weight.out_features % 2
+        )
+        require(fits, "a gate needs SiLU or GELU, and an even number of features", weight.gate, weight.out_features)
+        require(bias is None or bias.shape == (weight.out_features,), "a bias needs a number for each feature", bias)
         self._kernels, self.weight = kernels, weight
         num_bytes, num_lanes = ctypes.c_int64(), ctypes.c_int64()
         kernels.inflight_packed_size(weight, num_bytes, num_lanes)
@@ -81,9 +104,6 @@ class PackedLinear:
             self._bias = bias.float()[features.clamp(min=0)].contiguous()
             weight.bias = self._bias.data_ptr()
         self.num_columns = weight.out_features // 2 if weight.gate else weight.out_features
-        assert sum(len(part) for part in parts) == weight.out_features
-        assert all(part.stride(1) == 1 and part.shape[1] == weight.in_features for part in parts)
-        assert all(tensor is None or tensor.is_contiguous() for tensor in (scales, offsets))
         rows = torch.cat([part.data_ptr() + torch.arange(len(part)) * part.stride(0) * part.itemsize for part in parts])
         pointers = (None if tensor is None else tensor.data_ptr() for tensor in (scales, offsets))
         kernels.inflight_pack_linear(rows.data_ptr(), parts[0].dtype == torch.int8, *pointers, weight)
@@ -92,10 +112,15 @@ class PackedLinear:
         """x [num_rows, in_features] -> [num_rows, num_columns], written to `out` if it is given. If the weight has floats, x
         must have the weight's dtype."""
         num_rows = x.shape[0]
-        assert x.stride(1) == 1 and x.shape[1] == self.weight.in_features
+        fits = x.stride(1) == 1 and x.shape == (num_rows, self.weight.in_features)
+        fits = fits and (x.dtype == self.dtype if self.dtype.is_floating_point else x.dtype in DTYPES)
+        require(fits, "a linear layer needs rows of its input features, in the weight's dtype if this is floats", x)
         if out is None:
             out = torch.empty((num_rows, self.num_columns), dtype=out_dtype)
-        assert out.is_contiguous() and out.shape == (num_rows, self.num_columns) and out.dtype == out_dtype
+        fits = out.is_contiguous() and out.shape == (num_rows, self.num_columns) and out.dtype == out_dtype
+        require(
+            fits and out_dtype in DTYPES, "a linear layer needs memory for its results, in float32 or bfloat16", out
+        )
         self._kernels.inflight_linear(
             x.data_ptr(),
             x.stride(0),
@@ -117,6 +142,8 @@ class PackedHeads:
     """
 
     def __init__(self, kernels: ctypes.CDLL, heads: Sequence[PackedLinear]) -> None:
+        shapes = {(head.weight.in_features, head.weight.out_features, head.weight.gate, head.dtype) for head in heads}
+        require(len(shapes) == 1 and heads[0].dtype in DTYPES, "heads need weights of one shape, in floats", shapes)
         self._kernels, self._heads = kernels, heads  # they keep the memory to which the structs point
         self._weights = (LinearWeight * len(heads))(*(head.weight for head in heads))
 
@@ -124,8 +151,12 @@ class PackedHeads:
         """x [num_rows, num_heads, in_features], out [num_rows, num_heads, out_features]: both may have any strides of rows and
         of heads."""
         weight = self._weights[0]
-        assert x.shape[1:] == (len(self._weights), weight.in_features) and x.stride(2) == out.stride(2) == 1
-        assert out.shape == (*x.shape[:2], weight.out_features) and x.dtype == out.dtype
+        fits = x.shape[1:] == (len(self._weights), weight.in_features) and out.shape == (
+            *x.shape[:2],
+            weight.out_features,
+        )
+        fits = fits and x.stride(2) == out.stride(2) == 1 and x.dtype == out.dtype == self._heads[0].dtype
+        require(fits, "a linear layer of heads needs rows of its input features and memory for its results", x, out)
         self._kernels.inflight_linear_of_heads(
             x.data_ptr(),
             *x.stride()[:2],
@@ -186,6 +217,10 @@ def quantize_rows(kernels: ctypes.CDLL, parts: Sequence[Tensor], *, bits: int, g
     """
     out_features, in_features = sum(len(part) for part in parts), parts[0].shape[1]
     group_size = in_features if bits == 8 else group_size
+    require_supported(linear_problem(in_features, group_size=group_size, bits=bits))
+    for part in parts:
+        fits = bits <= 8 and part.stride(1) == 1 and part.shape[1] == in_features and part.dtype in DTYPES
+        require(fits, "quantize_rows needs 8 or 4 bits, and parts of one width in float32 or bfloat16", bits, part)
     shape = out_features, in_features // group_size
     values = torch.empty(out_features, in_features, dtype=torch.int8 if bits == 8 else torch.uint8)
     scales = torch.empty(shape)

@@ -27,6 +27,7 @@ from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from inflight.kernels.cpu.library import SIGNATURES, TAPED, AttentionStep, KernelLibrary, TapeCall, Taped, TapePatch
+from inflight.kernels.cpu.limits import require, require_rows
 
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
 _VIEWS = frozenset(
@@ -73,12 +74,13 @@ class Tape:
         results: Sequence[_Shape],
         returned: Sequence[int],
         bytes_per_token: int,
+        num_steps: int,
         kept: Sequence[Any],  # Any: structs of all kinds, to which calls point
     ) -> None:
         arrays = (TapeCall * len(calls))(*calls), len(calls), (TapePatch * len(patches))(*patches)
         self._replay = partial(kernels.inflight_replay, *arrays)
         self._inputs, self._results, self._returned = inputs, results, returned
-        self._bytes_per_token, self._kept = bytes_per_token, kept
+        self._bytes_per_token, self._num_steps, self._kept = bytes_per_token, num_steps, kept
 
     def replay(
         self,
@@ -93,12 +95,12 @@ class Tape:
         num_tokens, num_rows = len(inputs[0]), 0 if rows is None else len(rows)
         tensors, counts = [*inputs] if rows is None else [*inputs, rows], (0, num_tokens, num_rows)
         for tensor, shape in zip(tensors, self._inputs, strict=True):
-            assert tensor.shape == (counts[shape.kind], *shape.row) and tensor.dtype == shape.dtype, (
-                tensor.shape,
-                shape,
-            )
-            assert tensor.is_contiguous()
-        assert num_rows <= num_tokens, f"{num_rows} rows of {num_tokens} tokens"
+            fits = tensor.shape == (counts[shape.kind], *shape.row) and tensor.dtype == shape.dtype
+            require(fits and tensor.is_contiguous(), "a tape needs inputs as in its recording", tensor, shape)
+        require(num_rows <= num_tokens, "a tape needs at most as many rows as tokens", num_rows, num_tokens)
+        require(len(steps) == self._num_steps, "a tape needs as many KV groups as its recording", len(steps))
+        if rows is not None:
+            require_rows(rows, num_tokens)
         memory = torch.empty(num_tokens * self._bytes_per_token, dtype=torch.uint8)
         results = [torch.empty((counts[shape.kind], *shape.row), dtype=shape.dtype) for shape in self._results]
         addresses = [tensor.data_ptr() for tensor in (memory, *tensors)]
@@ -265,7 +267,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             else:
                 patch.base = buffer.base
         return Tape(
-            self._kernels, self._calls, self._patches, self._inputs, shapes, returned, bytes_per_token, self._kept
+            self._kernels,
+            self._calls,
+            self._patches,
+            self._inputs,
+            shapes,
+            returned,
+            bytes_per_token,
+            len(self._steps),
+            self._kept,
         )
 
     def _place_buffers(self) -> int:

@@ -25,16 +25,16 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from inflight.attention.backend import AttentionBackend, AttentionMetadata, AttentionParams
-from inflight.attention.cpu_paged import BLOCK_SIZE_MULTIPLE, CpuPagedBackend
+from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.errors import UnsupportedModelError
+from inflight.kernels.cpu.limits import BLOCK_SIZE_MULTIPLE, HEAD_DIM_MULTIPLE
 from inflight.layers.attention import Attention
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.models.transformers_fallback.states import PackedStates, is_recurrent
 
 NAME = "inflight"  # of our functions in transformers
 _STATE = "inflight_attention"  # the attribute of transformers' modules that holds the model's `PackedAttention`
-_HEAD_DIM_MULTIPLE = 16  # heads are padded with zeros to such a multiple, which the C++ kernel needs
 
 # Keywords that change nothing here: eager attention does not read them, or the mask and the packed tokens say the same.
 _IGNORED = {"dropout", "sliding_window", "position_ids", "layer_idx", "num_items_in_batch"}
@@ -261,7 +261,8 @@ class PackedAttention:
             name=name,
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
-            head_dim=-(-widest // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE,
+            # padded with zeros, because the C++ kernel needs it
+            head_dim=-(-widest // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE,
             value_dim=value.shape[-1],
             dtype=query.dtype,
             params=AttentionParams(

@@ -22,7 +22,7 @@ from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
 from tests.conftest import FULL
 from tests.covering_array import covering_array
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
 from tests.unit.attention.paged_case import Case, World, cases
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="the C++ kernels are not here")
@@ -210,8 +210,10 @@ def test_a_query_that_is_not_finite_gives_nan(instruction_set: str) -> None:
         assert not out.isnan().any()
 
 
-def test_results_that_wait_to_be_merged_take_little_memory() -> None:
+@pytest.mark.parametrize("name", ONE_SET_OR_ALL)
+def test_results_that_wait_to_be_merged_take_little_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven tiles of 48 queries over 32 splits: a result of each would take 11 MB."""
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", name)
     num_queries, context = 336, 32768
     spec = KVCacheSpec(block_size=16, num_kv_heads=1, head_dim=256, dtype="bfloat16", itemsize=2)
     backend = get_backend("cpu", [256], 16, torch.bfloat16, torch.bfloat16)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from inflight.config import families
 from inflight.config.architecture import (
     GELU_TANH,
     HEAD,
+    SILU,
     WHOLE,
     GatedDeltaSpec,
     LatentSpec,
@@ -24,6 +26,7 @@ from inflight.config.architecture import (
     TokenInputsSpec,
 )
 from inflight.config.families import FAMILIES
+from inflight.config.families.family import Family
 from inflight.config.parse_architecture import is_known_family, parse_architecture
 from inflight.errors import UnsupportedModelError
 from tests.model_zoo import FAMILY_CONFIGS
@@ -140,6 +143,103 @@ def test_latent_attention() -> None:
     model = parse("minicpm3", **{**LATENT, "v_head_dim": None})
     assert model.attentions[0].latent == replace(attention.latent, value_dim=16)
     assert (model.embedding_scale, model.logits_scale) == (pytest.approx(12 / 0.7), 4.0)
+
+
+def sizes(family: Family) -> dict[str, Any]:
+    """The sizes without which no model can be made: so many layers that each kind of layer is among them."""
+    own: dict[str, Any] = {"num_experts": 0} if family.model_type == "qwen3_next" else {}
+    if family.model_type in ("deepseek_v2", "deepseek_v3", "youtu", "minicpm3"):
+        own = {**LATENT, "num_key_value_heads": 4, "q_lora_rank": 16, "first_k_dense_replace": 12}
+    return {**BASE, "num_hidden_layers": 12, "max_position_embeddings": 8192, **own}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=families.NAMES)
+def test_what_is_absent_has_the_value_that_transformers_gives_it(family: Family) -> None:
+    given = sizes(family)
+    theirs = CONFIG_MAPPING[family.model_type](**given).to_dict()
+    # the tokens that end a text are those of the checkpoint
+    found = replace(parse(family.model_type, **given, eos_token_id=[9]), layers=())
+    assert found == replace(parse_architecture({**theirs, "eos_token_id": [9]}), layers=())
+    for mine, their in zip(parse(family.model_type, **given).layers, parse_architecture(theirs).layers, strict=True):
+        assert mine == their
+
+
+# What families call a field, if not as most do.
+ACTIVATIONS = dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation")
+NO_BIAS = ("mistral", "qwen2", "phi3", "ministral", "ministral3", "lfm2")  # they have no field `attention_bias`
+ONE_BIAS = ("glm", "glm4")  # on queries, keys and values only
+MLP_BIAS = ("llama", "granite", "smollm3", "minicpm3")
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=families.NAMES)
+def test_the_fields_that_families_share_go_to_their_places(family: Family) -> None:
+    kind, given = family.model_type, sizes(family)
+    eps = "norm_eps" if kind == "lfm2" else "rms_norm_eps"
+    scale = parse(kind, **given, **{eps: 1.0}).rms_norm_eps  # some divide by the scale of the residual stream
+    assert parse(kind, **given, **{eps: 0.25}).rms_norm_eps == pytest.approx(0.25 * scale)
+    assert [parse(kind, **given, tie_word_embeddings=each).tie_word_embeddings for each in (True, False)] == [
+        True,
+        False,
+    ]
+    for activation in ("silu", "gelu_pytorch_tanh"):
+        model = parse(kind, **given, **{ACTIVATIONS.get(kind, "hidden_act"): activation})
+        assert {layer.mlp.activation for layer in model.layers} == {SILU if activation == "silu" else GELU_TANH}
+    model = parse(kind, **given, attention_bias=True, mlp_bias=True)
+    has_bias = kind not in NO_BIAS
+    for attention in model.attentions:
+        wanted = has_bias or kind == "qwen2", has_bias and kind not in ONE_BIAS
+        assert (attention.qkv_bias, attention.output_bias) == wanted
+    assert {layer.mlp.bias for layer in model.layers} == {kind in MLP_BIAS}
+    plain = parse(kind, **given, attention_bias=False)
+    assert {(each.qkv_bias, each.output_bias) for each in plain.attentions} == {(kind == "qwen2", False)}
+    if plain.attentions[0].latent is None:
+        heads = {each.num_heads for each in plain.attentions}, {each.num_kv_heads for each in plain.attentions}
+        assert heads == ({4}, {2})
+        narrow = parse(kind, **given, head_dim=48)
+        assert {each.head_dim for each in narrow.attentions} == ({48, 512} if kind == "gemma4_text" else {48})
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=families.NAMES)
+def test_a_field_of_another_family_is_refused(family: Family) -> None:
+    """The value would change the result of models of the other family, so nobody can say what is meant here."""
+    fields = {"clip_qkv": 8.0, "num_local_experts": 8, "alibi": True, "scale_depth": 1.4, "logit_scale": 0.1}
+    for name, value in fields.items():
+        if name in family.reads:
+            continue
+        with pytest.raises(UnsupportedModelError, match=f"{name}={value} is not supported for {family.architecture}"):
+            parse(family.model_type, **sizes(family), **{name: value})
+
+
+def test_layers_have_numbers_with_and_without_leading_zeros() -> None:
+    """transformers writes all numbers of layers with equally many digits."""
+    for zeros in ("", "0", "00"):
+        own = {f"{zeros}0": {"head_dim": 32}, f"{zeros}5": {"num_key_value_heads": 1}, "10": {"head_dim": 48}}
+        attentions = parse("gemma4_text", num_hidden_layers=12, head_dim=16, per_layer_config=own).attentions
+        assert [each.head_dim for each in attentions] == [32] + [16] * 9 + [48, 16]
+        assert [each.num_kv_heads for each in attentions] == [2] * 5 + [1] + [2] * 6
+
+
+def test_gemma4_has_fewer_key_heads_only_where_values_are_keys() -> None:
+    for is_equal, expected in ((True, 1), (False, 2)):
+        model = parse("gemma4_text", num_hidden_layers=6, num_global_key_value_heads=1, attention_k_eq_v=is_equal)
+        found = [(each.num_kv_heads, each.values_are_keys) for each in model.attentions]
+        assert found == [(2, False)] * 5 + [(expected, is_equal)]
+
+
+def test_the_projections_of_qwen3_next_are_grouped_by_key_heads() -> None:
+    for name, is_grouped in (("qwen3_next", True), ("qwen3_5_text", False)):
+        recurrences = parse(name, num_experts=0, linear_num_key_heads=2, linear_num_value_heads=6).recurrences
+        assert (
+            recurrences
+            == [
+                GatedDeltaSpec(
+                    num_key_heads=2, num_value_heads=6, key_dim=128, value_dim=128, kernel_size=4, is_grouped=is_grouped
+                )
+            ]
+            * 3
+        )
+    with pytest.raises(UnsupportedModelError, match=r"layers with experts .* model_impl='transformers'"):
+        parse("qwen3_next", num_experts=8)
 
 
 def test_a_model_with_experts_is_for_transformers() -> None:
@@ -262,3 +362,22 @@ def test_a_refusal_names_the_field(family: str, fields: dict[str, Any], words: s
     with pytest.raises(UnsupportedModelError) as caught:
         parse(family, **fields)
     assert words in str(caught.value)
+
+
+def test_weights_of_norms_and_their_places() -> None:
+    """Gemma 2 and 3 and Qwen3.5 store the weight of a norm minus 1. Gemma 4 does not."""
+    offsets = {family.model_type: parse(family.model_type, **sizes(family)).norm_offset for family in FAMILIES}
+    assert {name for name, offset in offsets.items() if offset == 1.0} == {
+        "gemma2",
+        "gemma3_text",
+        "qwen3_5_text",
+        "qwen3_next",
+    }
+    assert {*offsets.values()} == {0.0, 1.0}
+    after = NormNames(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
+    assert [parse(name).layers[0].norms for name in ("glm", "glm4")] == [NormNames(), after]
+
+
+def test_phi3_without_a_length_before_scaling_has_the_one_of_its_first_release() -> None:
+    model = parse("phi3", rope_scaling=LONGROPE, max_position_embeddings=131072)
+    assert model.default_max_model_len == 4096

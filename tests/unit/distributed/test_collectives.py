@@ -7,6 +7,7 @@ ranks. Each line of its input is a command.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import queue
 import signal
@@ -25,16 +26,18 @@ import torch
 from torch import Tensor
 
 from inflight.config.ranks import RankLayout
+from inflight.distributed import shared_collectives
 from inflight.distributed.channel_collectives import ChannelCollectives
 from inflight.distributed.collectives import Collectives, sum_in_rank_order
 from inflight.distributed.exchange import Exchange
 from inflight.distributed.process_world import ProcessWorld
-from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectives, share_memory
+from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectives, _make_memory, share_memory
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import LostPeerError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.kernels.cpu.library import load_kernels
 from inflight.sockets import listen
+from tests.instruction_sets import ONE_SET_OR_ALL
 from tests.python_process import PythonProcess
 
 T = TypeVar("T")
@@ -71,6 +74,11 @@ def share(connected: Sequence[Exchange], kernels: Sequence[ctypes.CDLL | None]) 
     return at_once(connected, lambda exchange: share_memory(exchange, kernels[exchange.rank]))
 
 
+@pytest.fixture(params=ONE_SET_OR_ALL)
+def _instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", request.param)
+
+
 @pytest.fixture
 def make() -> Iterator[Callable[..., list[Collectives]]]:
     made: list[Collectives] = []
@@ -98,6 +106,7 @@ def make() -> Iterator[Callable[..., list[Collectives]]]:
 SHAPES = [(1,), (0, 8), (3, 5), (1, 1024), (37, 1021), (PIECE_BYTES // 2 + 1,), (70, 1024)]
 
 
+@pytest.mark.usefixtures("_instruction_set")
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("kind", [*KINDS, "threads"])
 def test_values(kind: str, size: int, make: Callable[..., list[Collectives]]) -> None:
@@ -119,6 +128,7 @@ def test_values(kind: str, size: int, make: Callable[..., list[Collectives]]) ->
                 assert torch.equal(copied, inputs[0]), (dtype, shape)
 
 
+@pytest.mark.usefixtures("_instruction_set")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_sum_alone_and_in_a_batch(kind: str, make: Callable[..., list[Collectives]]) -> None:
     ranks = make(kind, 4)
@@ -190,10 +200,66 @@ def test_the_memory_must_be_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
         exchange.close()
 
 
+@NO_KERNELS
+@pytest.mark.parametrize("fault", ["none", "no kernels", "another's memory", "a process has ended", "a rank leaves"])
+def test_no_descriptor_is_left(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the ranks can share memory or not."""
+    kernels = load_kernels()
+    num_open = len(os.listdir("/proc/self/fd"))
+    connected = exchanges(2)
+    if fault == "another's memory":
+        monkeypatch.setattr(shared_collectives, "_make_memory", lambda size, mark: _make_memory(size, bytes(len(mark))))
+    if fault == "a process has ended":  # the second one, for each rank
+        counts, pidfd_open = threading.local(), os.pidfd_open
+
+        def refuse(process_id: int) -> int:
+            counts.calls = getattr(counts, "calls", 0) + 1
+            if counts.calls == 2:
+                raise ProcessLookupError("no such process")
+            return pidfd_open(process_id)
+
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    if fault == "a rank leaves":  # after it has opened the memory
+        swaps = iter([connected[0].swap_records])
+        monkeypatch.setattr(connected[0], "swap_records", lambda record: next(swaps, leave)(record))
+        connected[1].timeout_seconds = 0.1  # its wait is not what is tested
+        with pytest.raises(ConnectionError):
+            share(connected, [kernels, kernels])
+        shared: list[SharedCollectives | None] = []
+    else:
+        shared = share(connected, [kernels, None if fault == "no kernels" else kernels])
+        assert [each is not None for each in shared] == [fault == "none"] * 2
+    for each in (*shared, *connected):
+        if each is not None:
+            each.close()
+            each.close()
+    del each, shared  # the mapped memory has a descriptor, too
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def leave(record: bytes) -> list[bytes]:
+    raise ConnectionError("this rank has left")
+
+
+@NO_KERNELS
+def test_a_closed_rank_computes_nothing(make: Callable[..., list[Collectives]]) -> None:
+    ranks = make("shared", 2)
+    ranks[0].close()
+    with pytest.raises(ConnectionError, match="this rank has stopped its communication"):
+        ranks[0].all_reduce(torch.ones(3))
+    with pytest.raises(LostPeerError, match="rank 0 has left the group"):
+        ranks[1].all_reduce(torch.ones(3))
+
+
 def test_sums_are_rounded_once() -> None:
     parts = [torch.tensor([256.0], dtype=torch.bfloat16), *[torch.tensor([0.75], dtype=torch.bfloat16)] * 2]
     assert sum_in_rank_order(parts).item() == 258.0  # rounded after each addition, the sum would be 256
     assert parts[0].item() == 256.0
+    for dtype in (torch.float32, torch.int64):
+        own, other = torch.tensor([1], dtype=dtype), torch.tensor([2], dtype=dtype)
+        assert sum_in_rank_order([own, other]).item() == 3
+        assert own.item() == 1  # not reused, unless the caller allows it
 
 
 # -- ranks that are processes --------------------------------------------------------------------------------------

@@ -283,3 +283,14 @@ def test_an_abort_ends_all_though_the_text_of_one_has_a_defect(monkeypatch: pyte
     assert processor.abort("abc").requests_to_abort == ["a", "b", "c"]
     assert [state.completions[0].finish_reason for state in states] == ["error", "abort", "abort"]
     assert not processor.has_unfinished_requests()
+
+
+def test_the_cached_tokens_are_those_that_the_first_sequence_found_at_first() -> None:
+    """Its siblings find the prompt that it has computed, and a sequence that is resumed finds its own tokens."""
+    for order in ((0, 1), (1, 0)):
+        processor = Processor(None)
+        state = processor.add_request(request(n=2))
+        for child in order:
+            processor.process([output(f"{child}_r", [97], num_cached_tokens=28 * child + 4)])
+        processor.process([output(f"{child}_r", [98], num_cached_tokens=16) for child in order])
+        assert state.num_cached_tokens == 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inflight.executor.ping_watch import FROZEN_TICKS, REMOTE_TICKS, PingWatch
+from inflight.executor.ping_watch import FROZEN_TICKS, PING_SECONDS, REMOTE_TICKS, PingWatch
 from inflight.executor.process import MAX_STOPPED_LOOKS
 
 
@@ -68,3 +68,31 @@ def test_a_process_that_now_and_then_can_run_is_not_lost() -> None:
 
 def test_a_rank_of_another_machine_is_lost_after_ten_seconds() -> None:
     assert ticks_until_lost(None) == REMOTE_TICKS
+
+
+def test_an_answer_begins_all_counts_anew() -> None:
+    """Also the count of the looks at which no thread could run."""
+    asked: list[int] = []
+    lost: list[tuple[int, str]] = []
+    watch = PingWatch(asked.append, lambda rank, reason: lost.append((rank, reason)))
+    asleep: Any = Process(may_run=False)
+    for _ in range(2):
+        for _ in range(FROZEN_TICKS - 1):
+            watch.tick(3, asleep)
+        assert not lost
+        watch.heard(3)
+    for _ in range(FROZEN_TICKS):
+        watch.tick(3, asleep)
+    assert asked == [3] * 3 * (FROZEN_TICKS - 1)  # each look that does not find it lost is followed by a ping
+    seconds = (FROZEN_TICKS - 1) * PING_SECONDS
+    assert lost == [(3, f"it has not answered for {seconds:g} s; no thread of process 7 can run")]
+
+
+def test_ranks_are_counted_separately() -> None:
+    lost: list[int] = []
+    watch = PingWatch(lambda rank: None, lambda rank, reason: lost.append(rank))
+    for _ in range(REMOTE_TICKS + 1):
+        for rank in range(3):
+            watch.tick(rank, None)
+        watch.heard(1)
+    assert lost == [0, 2]

@@ -178,6 +178,113 @@ def test_ranks_have_time_to_say_what_they_do_also_when_they_are_asked_late(table
         assert (step.deadline, step.ask_at) == (21.0, math.inf)
 
 
+def test_deadlines_of_steps_begin_one_after_the_other(table: ReplyTable) -> None:
+    """A younger step does not move the deadline of an older one. Ranks are asked shortly before it."""
+    older = add_step(table, 0)
+    deadline = older.deadline
+    assert older.ask_at == pytest.approx(deadline - 0.5)
+    younger = add_step(table, 1)
+    assert (older.deadline, younger.deadline) == (deadline, math.inf)
+    for rank in range(NUM_RANKS):
+        answer_step(table, 0, rank)
+    assert older.deadline == math.inf and deadline <= younger.deadline < math.inf
+    call = add_call(table, 0, timeout=1.0)
+    assert call.ask_at == pytest.approx(call.deadline - 0.1)
+    assert add_call(table, 1).deadline == math.inf
+
+
+def expire(table: ReplyTable, step: PendingStep) -> RankError:
+    """Let the deadline of a step pass, and return its error."""
+    with table._changed:
+        step.ask_at = math.inf
+        settlements = table._expire(step.deadline)
+    for settlement in settlements:
+        settlement()
+    return failed(step)
+
+
+@pytest.mark.parametrize(("budget", "hint"), [(60.0, True), (math.inf, True), (59.0, False)])
+def test_only_the_longest_time_can_be_raised(table: ReplyTable, budget: float, hint: bool) -> None:
+    step = PendingStep(plan(0, ("a",)), NUM_RANKS, output_rank=0, budget=budget)
+    table.add(step)
+    error = str(expire(table, step))
+    assert f"had no reply within {min(budget, 60.0):g} s" in error
+    assert ("INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS" in error) is hint
+
+
+def test_a_timeout_says_which_step_a_silent_rank_has_answered_last(table: ReplyTable) -> None:
+    add_step(table, 2)
+    answer_step(table, 2, 1)
+    answer_step(table, 2, 0)
+    error = expire(table, add_step(table, 3))
+    assert "rank 1 (process 7 is asleep; does not say what it is doing; answered step 2 last)" in str(error)
+    table.begin_epoch(error)
+    assert "has answered no step yet" in str(expire(table, add_step(table, 4)))
+
+
+def test_an_older_answer_to_the_question_does_not_count() -> None:
+    table = make_table(answering=[0, 1])
+    step = add_step(table, 0)
+    table._ask_all([0, 1])
+    table._ask = lambda rank: None  # from now on no rank answers
+    table._ask_all([1])
+    assert "from rank 1 (process 7 is asleep; " in str(expire(table, step))
+    table.close()
+
+
+def test_the_longest_time_of_the_steps_in_flight(table: ReplyTable) -> None:
+    assert table.longest_budget == 0.0
+    add_call(table, 0, timeout=50.0)
+    assert table.longest_budget == 0.0
+    for step_id, budget in enumerate((2.0, 9.0, 5.0)):
+        table.add(PendingStep(plan(step_id, ("a",)), NUM_RANKS, output_rank=0, budget=budget))
+    assert table.longest_budget == 9.0
+    add_step(table, 3)  # its own limit is infinite
+    assert table.longest_budget == 60.0
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_result_of_a_step_has_the_time_of_the_slowest_rank(table: ReplyTable) -> None:
+    for step_id, times in enumerate([(1.0, 3.0), (3.0, 1.0)]):
+        step = add_step(table, step_id)
+        for rank, seconds in enumerate(times):
+            tokens = ModelRunnerOutput(step_id=step_id, compute_seconds=seconds)
+            table.deliver(StepReply(epoch=0, step_id=step_id, rank=rank, output=tokens))
+        assert step.future.result(timeout=0).compute_seconds == 3.0
+
+
+def test_the_values_of_a_call_are_in_the_order_of_the_ranks(table: ReplyTable) -> None:
+    call = add_call(table, 0)
+    for rank in (1, 0):
+        table.deliver(RpcReply(epoch=0, call_id=0, rank=rank, value=f"of {rank}"))
+    assert call.future.result(timeout=0) == ["of 0", "of 1"]
+
+
+def test_the_reply_of_one_rank_may_be_enough(table: ReplyTable) -> None:
+    call = add_call(table, 0, unique=1)
+    table.deliver(RpcReply(epoch=0, call_id=0, rank=0, value="of 0"))
+    assert not call.future.done()
+    table.deliver(RpcReply(epoch=0, call_id=0, rank=1, value="of 1"))
+    assert call.future.result(timeout=0) == "of 1"
+    others = add_call(table, 1, unique=1), add_call(table, 2, unique=0)
+    table.rank_died(0, "gone")
+    assert [other.future.done() for other in others] == [False, True]
+    table.deliver(RpcReply(epoch=0, call_id=1, rank=1, value="of 1"))
+    assert others[0].future.result(timeout=0) == "of 1"
+
+
+def test_commands_are_accepted_again_when_a_rank_is_replaced(table: ReplyTable) -> None:
+    table.rank_died(1, "gone")
+    assert isinstance(add_step(table, 0).future.exception(timeout=0), WorkerDiedError)
+    assert not table.masks_sent(0)
+    table.replaced(1)
+    table.raise_if_unusable("a step")
+    assert not add_step(table, 1).future.done()
+    assert table.masks_sent(1)
+
+
 # -- the cause of an error ---------------------------------------------------------------------------------------------
 
 
@@ -237,6 +344,35 @@ def test_an_echo_without_a_cause_stands_for_itself(table: ReplyTable) -> None:
     for rank in range(NUM_RANKS):
         answer_step(table, 0, rank, ECHO)
     assert table.root_cause(failed(step), 0.0) is failed(step)
+
+
+def test_a_timeout_is_the_cause_of_later_echoes(table: ReplyTable) -> None:
+    steps = [add_step(table, step_id) for step_id in range(2)]
+    timeout = expire(table, steps[0])
+    answer_step(table, 1, 0, ECHO)
+    assert table.root_cause(failed(steps[1]), 0.0) is timeout
+
+
+def test_ranks_are_asked_only_if_the_cause_is_not_known() -> None:
+    asked: list[int] = []
+    table = ReplyTable(step_budget=60.0, ask=asked.append, state=lambda rank: "")
+    step = add_step(table, 0)
+    answer_step(table, 0, 0, ECHO)
+    table.root_cause(failed(step), 0.0)
+    assert asked == [1]
+    answer_step(table, 0, 1, FAILURE)
+    table.root_cause(failed(step), 0.0)
+    assert asked == [1]
+    table.close()
+
+
+def test_the_last_answer_may_come_while_the_cause_is_sought() -> None:
+    """It is an echo, too, so nothing is known but the first error."""
+    table = ReplyTable(step_budget=60.0, ask=lambda rank: answer_step(table, 0, rank, ECHO), state=lambda rank: "")
+    step = add_step(table, 0)
+    answer_step(table, 0, 0, ECHO)
+    assert table.root_cause(failed(step), 0.0) is failed(step)
+    table.close()
 
 
 def test_a_short_deadline_overtakes_a_long_one(table: ReplyTable) -> None:
@@ -340,6 +476,9 @@ def test_a_new_epoch_fails_what_is_pending_and_forgets_deaths_and_errors(table: 
         answer_step(table, 0, rank)  # of epoch 0
         answer_step(table, 1, rank)
     assert not late.future.done() and table.num_stale == 4
+    for epoch in (1, 2):
+        table.deliver(StepReply(epoch=epoch, step_id=1, rank=0, output=ModelRunnerOutput(step_id=1)))
+    assert table.num_stale == 4  # these are not older
     error = StepError("an echo", rank=0, step_id=1, is_echo=True)
     assert table.root_cause(error, 0.0) is not cause
 

@@ -282,6 +282,37 @@ def test_a_step_that_cannot_begin_is_told_too() -> None:
     assert staged.failed == [1]
 
 
+def test_a_step_that_fails_after_a_new_epoch_has_begun_leaves_no_groups() -> None:
+    """They may be those of the new epoch."""
+    staged = Staged()
+    loop = scripted(staged.replies, step(7))
+    run_with(loop, staged)
+    loop.put(BeginEpoch(epoch=6))
+    assert staged.failed == [0]
+    staged.futures[7].set_exception(RuntimeError("the other rank has left"))
+    assert len(staged.replies) == 1 and staged.failed == [0]
+
+
+def test_private_methods_cannot_be_called() -> None:
+    class Private(ScriptedWorker):
+        def _secret(self) -> str:
+            return "secret"
+
+    (reply,) = run(Private(engine_config(), 3, None), call(0, "_secret"))
+    assert isinstance(reply, RpcReply) and reply.failure is not None
+    assert reply.failure.type_name == "AttributeError"
+    assert "has no public method '_secret'; its public methods are " in reply.failure.message
+
+
+def test_nothing_is_run_after_a_stop() -> None:
+    replies: list[WorkerReply | EpochReply] = []
+    loop = WorkerLoop(3, replies.append, no_worker)
+    loop.put(call(0, "echo", 1))
+    loop.stop()
+    run_with(loop, worker())
+    assert replies == []
+
+
 # -- epochs --------------------------------------------------------------------------------------------------------------
 
 
@@ -315,6 +346,10 @@ def test_a_new_epoch_drops_all_that_is_older_and_answers_nothing_of_it() -> None
     reply = staged.replies[2]
     assert isinstance(reply, RpcReply) and reply.epoch == 6
     assert 8 not in staged.futures and 9 not in staged.futures
+    loop.put(BeginEpoch(epoch=7))
+    wait_until(lambda: len(staged.replies) == 4)
+    # step 9; the older ones have been told already
+    assert staged.replies[3] == Listening(rank=3, epoch=7, address=("", 0), num_dropped=1)
     loop.stop()
 
 
@@ -336,6 +371,56 @@ def test_a_worker_that_cannot_end_its_steps_or_join_says_so_and_lives_on() -> No
     assert (first.failure.message, first.failure.is_echo, first.epoch) == ("not idle", False, 6)
     assert (second.failure.message, second.failure.is_echo) == ("rank 1 has left", True)
     loop.stop()
+
+
+def test_a_worker_that_cannot_load_its_model_is_shut_down() -> None:
+    class Broken(Staged):
+        is_shut_down = False
+
+        def load_model(self) -> None:
+            assert loop.activity == "starting"
+            raise RuntimeError("no such file")
+
+        def shutdown(self) -> None:
+            self.is_shut_down = True
+
+    broken = Broken()
+    loop = WorkerLoop(3, broken.replies.append, lambda rendezvous: broken)
+    loop.put(BeginEpoch(epoch=0))
+    loop.put(JoinEpoch(epoch=0, rendezvous=None))
+    loop.run()
+    assert isinstance(broken.replies[1], StartUpFailed) and loop.has_failed
+    assert broken.is_shut_down
+
+
+def test_it_is_said_that_a_rank_joins_an_epoch() -> None:
+    seen: list[str] = []
+
+    class Joining(Staged):
+        def join_epoch(self, rendezvous: Rendezvous | None) -> None:
+            seen.append(loop.activity)
+
+    joining = Joining()
+    loop = new_loop(joining.replies, joining)
+    loop.put(BeginEpoch(epoch=6))
+    loop.put(JoinEpoch(epoch=6, rendezvous=None))
+    wait_until(lambda: len(joining.replies) == 2)
+    assert (*seen, loop.activity) == ("running join_epoch()", WAITS)
+    loop.stop()
+
+
+def test_a_worker_that_is_made_while_a_new_epoch_begins_leaves_the_groups_of_the_old_one() -> None:
+    """`put` has found no worker that it could tell."""
+    staged = Staged()
+
+    def make(rendezvous: Rendezvous | None) -> WorkerBase:
+        loop.put(BeginEpoch(epoch=6))
+        return staged
+
+    loop = WorkerLoop(3, staged.replies.append, make)
+    for command in (BeginEpoch(epoch=5), JoinEpoch(epoch=5, rendezvous=None)):
+        loop._take(command)
+    assert staged.failed == [1]
 
 
 def test_a_worker_that_cannot_be_constructed_ends_the_loop() -> None:

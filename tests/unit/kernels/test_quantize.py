@@ -15,6 +15,7 @@ from tests.instruction_sets import INSTRUCTION_SETS_HERE
 
 @pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 @hypothesis.given(
+    name=st.sampled_from(INSTRUCTION_SETS_HERE),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     out_features=st.integers(1, 9),
     num_groups=st.integers(1, 4),
@@ -24,12 +25,19 @@ from tests.instruction_sets import INSTRUCTION_SETS_HERE
     seed=st.integers(0, 2**31),
 )
 def test_the_same_integers_as_the_cpu_kernels(
-    dtype: torch.dtype, out_features: int, num_groups: int, group_size: int, bits: int, skew: float, seed: int
+    name: str,
+    dtype: torch.dtype,
+    out_features: int,
+    num_groups: int,
+    group_size: int,
+    bits: int,
+    skew: float,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = (torch.randn(out_features, num_groups * group_size, generator=generator) + skew).to(dtype)
     ours = quantized_weight.quantize_rows(weight, bits=bits, group_size=group_size)
-    theirs = cpu_quantize_rows(open_kernels(INSTRUCTION_SETS_HERE[0]), [weight], bits=bits, group_size=group_size)
+    theirs = cpu_quantize_rows(open_kernels(name), [weight], bits=bits, group_size=group_size)
     # sums of squares in another order: of two ranges that are equally good the other may win
     same = torch.isclose(ours.scales, theirs.scales, rtol=1e-5)
     assert same.float().mean() > 0.9 or same.numel() - same.sum() <= 1

@@ -11,15 +11,20 @@ import torch
 from torch import Tensor
 
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
-from inflight.kernels.cpu.library import load_kernels
+from inflight.kernels.cpu.library import AttentionStep, load_kernels
 from inflight.kernels.cpu.tape import Recorder, Tape
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 
 SIZE = 64
 WEIGHT = torch.linspace(0.5, 2, SIZE)
 Compute = Callable[[CpuLayerOps, Tensor, Tensor], Any]  # Any: the tests return tensors or tuples of tensors
+
+
+@pytest.fixture(params=ONE_SET_OR_ALL, autouse=True)
+def _instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", request.param)
 
 
 def draw(*shape: int) -> Tensor:
@@ -130,3 +135,18 @@ def test_other_threads_are_not_recorded() -> None:
 
     tape, refusal = record(compute, 3, torch.arange(1))
     assert tape is not None and refusal is None
+
+
+@pytest.mark.parametrize("rows", [[4], [-1], [0, 7]])
+def test_rows_that_are_no_tokens_are_not_replayed(rows: list[int]) -> None:
+    tape, _ = record(several, 4, torch.arange(2))
+    assert tape is not None
+    with pytest.raises(AssertionError, match="rows must exist; given: 4 rows"):
+        tape.replay([draw(4, SIZE)], torch.tensor(rows), [], run)
+
+
+def test_a_step_with_other_kv_groups_is_not_replayed() -> None:
+    tape, _ = record(several, 4, torch.arange(2))
+    assert tape is not None
+    with pytest.raises(AssertionError, match="as many KV groups as its recording; given: 1"):
+        tape.replay([draw(4, SIZE)], torch.arange(2), [AttentionStep()], run)

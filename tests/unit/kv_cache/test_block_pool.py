@@ -18,7 +18,7 @@ def key(i: int) -> tuple[bytes, int]:
 
 def test_the_dummy_block_is_never_given_out() -> None:
     pool = BlockPool(5)
-    assert pool.num_free_blocks == 4
+    assert (pool.num_free_blocks, pool.describe()) == (4, "4 of 4 KV blocks are free")
     assert DUMMY_BLOCK not in pool.allocate(4)
     with pytest.raises(AssertionError):
         pool.allocate(1)

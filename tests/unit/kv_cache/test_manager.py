@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -138,6 +140,71 @@ def test_a_child_shares_full_blocks_unless_a_window_has_left_them() -> None:
     assert manager.share_prompt(child, leader, 2) == NO_BLOCKS
 
 
+def test_the_usage_is_the_share_of_the_blocks_that_requests_may_have() -> None:
+    manager = make(4)
+    for num_blocks in range(1, 5):
+        blocks = manager.new_request("")
+        assert manager.usage == (num_blocks - 1) / 4
+        manager.allocate_slots(blocks, SIZE)
+    assert manager.usage == 1.0
+
+
+def test_hits_that_others_use_take_no_free_block() -> None:
+    manager = make(4)
+    running = compute(manager, tokens(2 * SIZE + 1))
+    blocks = manager.new_request("")
+    computed = manager.get_computed_blocks(blocks, tokens(3 * SIZE))
+    assert len(computed[0]) == 2 and manager.pool.num_free_blocks == 1
+    assert manager.allocate_slots(blocks, 3 * SIZE, computed) == 3
+    manager.check_integrity([running, blocks])
+
+
+@pytest.mark.parametrize(
+    "windows", [(None,), (SIZE,), (2 * SIZE + 1,), (None, SIZE), (SIZE + 2, 3 * SIZE), (None, 1, SIZE)]
+)
+def test_a_hit_is_the_longest_beginning_that_every_group_can_continue(windows: tuple[int | None, ...]) -> None:
+    """Against the definition, over caches of which random blocks were evicted."""
+    rng, num_blocks = random.Random(0), 6
+    manager = make(100, *windows)
+    names = manager.new_request("")
+    manager._hasher.extend(names.root, names.hashes, tokens(num_blocks * SIZE), num_blocks)
+    for _ in range(60):
+        cached = {(group, i) for group in range(len(windows)) for i in range(num_blocks) if rng.random() < 0.7}
+        manager = make(100, *windows)
+        for group, i in cached:
+            (block_id,) = manager.pool.allocate(1)
+            manager.pool.register(block_id, (names.hashes[i], group))
+            manager.pool.free([block_id])
+
+        def can_continue(count: int, cached: set[tuple[int, int]] = cached) -> bool:
+            """Whether the token at `count` blocks finds all that it sees."""
+            return all(
+                (group, position // SIZE) in cached
+                for group, window in enumerate(windows)
+                for position in range(0 if window is None else max(0, count * SIZE - window + 1), count * SIZE)
+            )
+
+        assert num_hits(manager, tokens(num_blocks * SIZE + 1)) == SIZE * max(
+            filter(can_continue, range(num_blocks + 1))
+        )
+
+
+def test_each_block_is_looked_at_once() -> None:
+    """`commit` is called in each step in which a block becomes full, so it must not go over the whole sequence again."""
+    manager, registered = make(20, None, SIZE), list[tuple[int, int]]()
+    register = manager.pool.register
+    manager.pool.register = lambda block_id, key: (registered.append((block_id, key[1])), register(block_id, key))[1]  # type: ignore[assignment]
+    blocks = manager.new_request("")
+    assert not manager.has_full_blocks(blocks, 0) and not manager.has_full_blocks(blocks, SIZE - 1)
+    for count in range(1, 8 * SIZE):
+        manager.allocate_slots(blocks, count)
+        assert manager.has_full_blocks(blocks, count) == (count % SIZE == 0)
+        if manager.has_full_blocks(blocks, count):
+            manager.commit(blocks, tokens(count), count)
+            assert not manager.has_full_blocks(blocks, count)
+    assert len(registered) == len(set(registered)) == 2 * 7
+
+
 # -- after a reset -----------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +332,17 @@ def test_snapshots_are_left_out_before_a_request_is_refused() -> None:
     manager.free(blocks)
     assert manager.allocate_slots(blocks, 12 * SIZE) is None
     assert manager.allocate_slots(blocks, 11 * SIZE) == 11
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "blocks"), [(4 * SIZE, [3]), (4 * SIZE + 1, [4]), (1, []), (SIZE, [])])
+def test_the_snapshot_of_a_prompt_is_behind_its_last_full_block_that_others_can_share(
+    num_prompt_tokens: int, blocks: list[int]
+) -> None:
+    """The last token of a prompt is always computed, so a block that ends with it is of no use to an equal prompt."""
+    manager = make_hybrid(100, checkpoint=1000)
+    request = manager.new_request("", num_prompt_tokens=num_prompt_tokens)
+    assert manager.allocate_slots(request, 6 * SIZE) == 6
+    assert [i + 1 for i, is_there in enumerate(has_block(manager, request)[:-1]) if is_there] == blocks
 
 
 def test_followers_begin_with_the_state_after_the_prompt() -> None:

@@ -6,12 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.config.architecture import GELU_TANH, SILU
+from inflight.config.engine import QuantizationConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
+from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import load_kernels
+from inflight.kernels.layer_ops import TorchLayerOps
 from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
-from inflight.layers.context import select_linear_method
+from inflight.layers.context import make_context, select_layer_ops, select_linear_method
 from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, head_part
 from inflight.layers.linear_method import KernelLinear, PlainLinear
 from inflight.layers.weights import WeightSlot
@@ -46,6 +50,31 @@ def test_the_method_follows_device_dtype_and_kernels(monkeypatch: pytest.MonkeyP
         assert isinstance(select_linear_method(CPU, dtype), PlainLinear)
     with pytest.raises(ConfigError, match="needs the C\\+\\+ kernels"):
         select_linear_method(CPU, torch.bfloat16, quantization="int8")
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="needs the C++ kernels")
+def test_layers_and_head_are_quantized_separately() -> None:
+    def bits(layers: str | None, head: str | None) -> tuple[int | None, int | None]:
+        context = make_context(
+            dtype=torch.bfloat16,
+            device=CPU,
+            tp=ALONE,
+            backend=TorchSdpaBackend(),
+            quantization=QuantizationConfig(layers=layers, head=head, group_size=32),
+        )
+        assert isinstance(context.linear, KernelLinear) and isinstance(context.head, KernelLinear)
+        assert (context.linear._group_size, context.weight_device) == (32, CPU)
+        return context.linear._bits, context.head._bits
+
+    assert bits(None, None) == (None, None)
+    assert bits("int4", "int8") == (4, 8)
+    assert bits("int8", None) == (8, None)
+
+
+def test_dtypes_without_kernels_are_computed_by_torch() -> None:
+    assert isinstance(select_linear_method(CPU, torch.float16), PlainLinear)
+    assert isinstance(select_layer_ops(CPU, torch.float16), TorchLayerOps)
+    assert isinstance(select_layer_ops(CPU, torch.bfloat16), CpuLayerOps) is (load_kernels() is not None)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 4, 7, 33])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from inflight.config.architecture import RopeConfig
 from inflight.config.parse_architecture import parse_architecture
-from inflight.layers.rotary import RotaryEmbedding, inverse_frequencies
+from inflight.layers.rotary import RotaryEmbedding, inverse_frequencies, repeat_order, row_order
 from tests.unit.layers.contexts import layer_context
 
 CPU = torch.device("cpu")
@@ -69,3 +71,56 @@ def test_rotated_heads(rope: dict[str, Any], dtype: torch.dtype, kernels: str, m
     torch.testing.assert_close(
         ours[:4], truth[0].transpose(0, 1)[:4], rtol=0, atol=tolerance / 1e3 if dtype.itemsize == 4 else tolerance
     )
+
+
+@pytest.mark.parametrize(
+    ("rope", "order"),
+    [
+        (None, None),
+        (RopeConfig(), None),
+        (RopeConfig(rotary_dim=8), None),
+        (RopeConfig(kind="proportional", rotary_dim=4), None),  # its pairs are (i, i + head_dim / 2) already
+        (RopeConfig(interleaved=True), [0, 2, 4, 6, 1, 3, 5, 7]),
+        (RopeConfig(rotary_dim=4), [0, 1, 4, 5, 2, 3, 6, 7]),
+        (RopeConfig(rotary_dim=4, interleaved=True), [0, 2, 4, 5, 1, 3, 6, 7]),
+    ],
+)
+def test_the_order_in_which_pairs_are_half_a_head_apart(rope: RopeConfig | None, order: list[int] | None) -> None:
+    found = row_order(rope, 8)
+    assert (None if found is None else found.tolist()) == order
+    if found is not None:
+        assert repeat_order(found, 16).tolist() == [*found.tolist(), *(found + 8).tolist()]
+
+
+@pytest.mark.parametrize(("kind", "dim"), [("proportional", 16), ("default", 4)])
+def test_a_part_of_each_head_is_rotated(kind: str, dim: int) -> None:
+    """The frequencies of "proportional" are those of a head that is rotated as a whole."""
+    rope = RopeConfig(kind=kind, rotary_dim=4, theta=100.0, factor=2.0)
+    found = RotaryEmbedding(rope, 16, layer_context(torch.float32)).frequencies
+    factor = 2.0 if kind == "proportional" else 1.0
+    rotated = [100.0 ** (-2 * i / dim) / factor for i in range(2)]
+    torch.testing.assert_close(found, torch.tensor([*rotated, *[0.0] * 6] * 2))
+
+
+def test_without_rotation_nothing_changes() -> None:
+    heads = torch.randn(3, 2, 8)
+    rotation = RotaryEmbedding(None, 8, layer_context(torch.float32))(torch.tensor([0, 5, 900]))
+    torch.testing.assert_close(rotation.apply(heads.clone(), None), heads)
+
+
+def test_queries_beyond_the_original_length_are_scaled() -> None:
+    rope = RopeConfig(query_beta=0.5, original_max_position_embeddings=16)
+    scale = RotaryEmbedding(rope, 8, layer_context(torch.float32))(torch.tensor([0, 15, 16, 47, 48])).query_scale
+    assert scale is not None
+    wanted = [1 + 0.5 * math.log(1 + periods) for periods in (0, 0, 1, 2, 3)]
+    torch.testing.assert_close(scale, torch.tensor(wanted)[:, None])
+
+
+def test_longrope_divides_each_frequency_by_its_factor() -> None:
+    rope = RopeConfig(kind="longrope", theta=100.0, factors=(1.0, 4.0))
+    torch.testing.assert_close(inverse_frequencies(rope, 4), torch.tensor([1.0, 0.1 / 4]))
+
+
+def test_yarn_with_an_empty_range_of_correction_is_finite() -> None:
+    rope = RopeConfig(kind="yarn", factor=4.0, original_max_position_embeddings=4, beta_fast=2.0, beta_slow=1.0)
+    assert inverse_frequencies(rope, 8).isfinite().all()

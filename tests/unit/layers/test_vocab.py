@@ -71,6 +71,29 @@ def test_the_ranks_of_a_head_stand_side_by_side(size: int, is_tied: bool) -> Non
     assert (logits[:, VOCAB_SIZE:] == 0).all()  # padding, which the real gather's caller cuts off
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_gathered_logits_end_with_the_vocabulary(size: int) -> None:
+    class AllRanks(OneOfMany):
+        """Its gathering returns the parts of all ranks, which the test has computed before."""
+
+        parts: list[torch.Tensor]
+
+        def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+            self.parts.append(x)
+            return torch.cat(self.parts, dim)
+
+    table, hidden = torch.randn(VOCAB_SIZE, HIDDEN_SIZE), torch.randn(3, HIDDEN_SIZE)
+    AllRanks.parts = []
+    for rank in range(size):
+        tp = AllRanks(size, rank)
+        context = layer_context(torch.float32, tp)
+        head = LogitsHead(VOCAB_SIZE, HIDDEN_SIZE, tied_embedding=embedding(table, tp), context=context)
+        head.finish_loading()
+        logits = head(hidden)
+    assert logits.shape == (3, VOCAB_SIZE) and logits.is_contiguous()
+    torch.testing.assert_close(logits, F.linear(hidden, table))
+
+
 def test_logits_are_float32_and_the_tied_table_stays() -> None:
     table = torch.randn(VOCAB_SIZE, HIDDEN_SIZE).bfloat16()
     alone = TensorParallelGroup()

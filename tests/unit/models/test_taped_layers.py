@@ -31,7 +31,7 @@ from inflight.kernels.cpu.tape import Recorder, Tape
 from inflight.layers.attention import Attention
 from inflight.model_loader.loader import load_model
 from inflight.models.decoder import DecoderForCausalLM
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 from tests.unit.distributed.test_collectives import exchanges
 
@@ -44,6 +44,11 @@ STEPS: list[tuple[tuple[int, ...], str]] = [
     ((5,), LAST), ((1,), LAST), ((7, 30), LAST), ((1, 1), ALL), ((1, 1, 12, 1), LAST),
     ((1,) * 8, LAST), ((1,), LAST), ((1,) * 32, LAST), ((2, 0, 9), ALL), ((3,), "none"), ((1,), ALL),
 ]  # fmt: skip
+
+
+@pytest.fixture(params=ONE_SET_OR_ALL, autouse=True)
+def _instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", request.param)
 
 
 class Session:

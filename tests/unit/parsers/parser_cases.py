@@ -78,6 +78,18 @@ HERMES = [
         content(" plain <b>text</b> < tool_call> <<tool_cal \n"),
     ),
     Case("hermes", hermes("f", "{}"), calls(("f", "{}"))),
+    *(
+        Case("hermes", text, content(text))
+        for text in (
+            '<tool_call>{"name": "f", "name": "g", "arguments": {}}</tool_call>',
+            '<tool_call>{"name": "f", "kind": "g", "arguments": {}}</tool_call>',
+        )
+    ),
+    Case(
+        "hermes",
+        '<tool_call>{"type": "function", "id": "x", "name": "f", "arguments": {}}</tool_call>',
+        calls(("f", "{}")),
+    ),
     Case("hermes", hermes("f", TRICKY), calls(("f", TRICKY))),
     Case(
         "hermes",
@@ -249,6 +261,14 @@ GLM = [
     ),
     Case("glm45", glm("f", ("o", '{"a": "<"}'), ("b", "two"), nl=""), calls(("f", '{"o": {"a": "<"}, "b": "two"}'))),
     Case("glm45", glm("g", ("x", "1"), ("y", ""), nl=""), calls(("g", '{"x": "1", "y": ""}'))),
+    Case("glm45", glm("f", (" n ", "1"), (" s\n", "1"), nl=""), calls(("f", '{"n": 1, "s": "1"}'))),
+    # a tool whose fields are not in an object "function"
+    Case(
+        "glm45",
+        glm("f", ("n", "1"), ("s", "1"), nl=""),
+        calls(("f", '{"n": 1, "s": "1"}')),
+        options={"tools": [TOOLS[0]["function"]]},
+    ),
     Case("glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>ab</arg", calls(("f", '{"s": "ab</arg'))),
     Case("glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>ab</arg_value></tool", calls(("f", '{"s": "ab"'))),
     *(
@@ -259,6 +279,7 @@ GLM = [
             "<tool_call>f\n<arg",
             "<tool_call></tool_call>",
             "<tool_call>f <b> </tool_call>",
+            "<tool_call>f\x07</tool_call>",
         )
     ),
     Case("glm45", f"<think>x</think>\n{glm('g')}", [*thought("x"), *calls(("g", "{}"))], "glm45"),
@@ -376,6 +397,7 @@ GEMMA = [
     Case(
         "gemma4", "<|tool_call> call:f{ a : yes sir , <k : < }<tool_call|>", calls(("f", '{"a": "yes sir", "<k": "<"}'))
     ),
+    Case("gemma4", "<|tool_call>call:f{é:ü, :1} \n<tool_call|> x", [*calls(("f", '{"é": "ü", : 1}')), *content(" x")]),
     Case("gemma4", '<|tool_call>call:f{s:<|"|>a<|', calls(("f", '{"s": "a<|'))),
     Case("gemma4", "<|tool_call>call:f{n:12", calls(("f", '{"n": 12'))),
     Case("gemma4", "<|tool_call>call:f{n:tru", calls(("f", '{"n": tru'))),
@@ -423,6 +445,15 @@ HARMONY = [
     Case("openai", f"b<|end|>{FINAL}", [*thought("b"), *content("It <rains>.\n")], "openai_gptoss", INSIDE),
     Case("openai", "<|channel|>analysis<|message|>a <|channel|>final<|message|>b", [*thought("a"), *content("b")]),
     Case("openai", "<|start|>assistant<|message|>Hi", content("Hi")),
+    # a receiver that is named like a channel, and one whose name cannot be shown
+    Case(
+        "openai",
+        "<|channel|>commentary to=functions.analysis<|message|>{}<|call|>",
+        content("{}"),
+        "openai_gptoss",
+        {"tools": None},
+    ),
+    Case("openai", "<|channel|>commentary to=functions.f\x07<|message|>{}<|call|>", content("{}"), "openai_gptoss"),
     *(
         Case(None, f"{FINAL}<|end|><|start|>assistant{rest}", content("It <rains>.\n"), "openai_gptoss")
         for rest in (

@@ -14,6 +14,7 @@ from inflight.errors import ConfigError
 from inflight.parsers.event_writer import MAX_HELD
 from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
 from inflight.parsers.selector import _REASONING, _TOOL_PARSERS, create_output_parser
+from inflight.parsers.tagged_tool_parsers import as_json
 from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse
 
 IDS = [f"{case.tool}-{case.reasoning}-{case.text[:24]!r}" for case in CASES]
@@ -252,6 +253,15 @@ def test_a_value_that_is_too_long_to_hold_becomes_content_in_full(tool: str, sta
     assert [text_of(event) for event in events] == ["", '{"n": ', "1" * (MAX_HELD + 1000)]
 
 
+def test_white_space_that_is_too_long_to_hold_is_shown_with_the_text_before_it() -> None:
+    text = "a" + " " * (MAX_HELD + 1) + "b"
+    assert parse(Case("hermes", "", []).parser(), [text]) == [ContentDelta(text)]
+
+
+def test_a_value_that_is_nested_too_deep_is_a_string() -> None:
+    assert as_json("[" * 100_000) == json.dumps("[" * 100_000)
+
+
 def test_ids_are_of_the_familys_form_and_never_the_same() -> None:
     def ids(tool: str, text: str) -> list[str]:
         parser = create_output_parser(tool, None, tools=TOOLS)
@@ -275,6 +285,7 @@ def test_what_must_not_be_skipped() -> None:
     assert needs(None, "openai_gptoss", tools=None)
     assert not needs(None, "qwen3")
     assert not needs("mistral", None, tools=None)
+    assert {name for name in _REASONING if needs(None, name, None)} == {"gemma4", "mistral", "openai_gptoss"}
 
 
 def test_names_that_are_none() -> None:

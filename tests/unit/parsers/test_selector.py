@@ -104,7 +104,16 @@ MAGISTRAL_THOUGHT = (
     "{% if m.reasoning_content %}[THINK]{{ m.reasoning_content }}[/THINK]{% endif %}{{ m.content }}"
 )
 
+# these accept a call only with its arguments as text, and only with its result behind it
+TEXT_CALLS = QWEN_CALLS.replace(
+    "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}",
+    "{{ c.function.arguments + '' }}",
+)
+ANSWERED_CALLS = "{% if m.tool_calls and loop.last %}{{ raise_exception('no result') }}{% endif %}" + QWEN_CALLS
+
 TEMPLATES: dict[str, tuple[str, DetectedParsers]] = {
+    "qwen, arguments as text": (TURN + TEXT_CALLS + END, DetectedParsers("hermes", None, MARKUPS[0])),
+    "qwen, with results": (TURN + ANSWERED_CALLS + END, DetectedParsers("hermes", None, MARKUPS[0])),
     "qwen": (TURN + QWEN_CALLS + END, DetectedParsers("hermes", None, MARKUPS[0])),
     "qwen, thinking": (QWEN_THOUGHT + QWEN_CALLS + END, DetectedParsers("hermes", "qwen3", MARKUPS[0])),
     "hermes": (TURN + HERMES_CALLS + END, DetectedParsers("hermes", None, None)),
@@ -175,7 +184,10 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("name", [*(name for name, (_, found) in TEMPLATES.items() if found.tool), "embedded"])
+READS_BACK = [name for name, (_, found) in TEMPLATES.items() if found.tool and not name.startswith("qwen, ")]
+
+
+@pytest.mark.parametrize("name", [*READS_BACK, "qwen, thinking", "embedded"])
 def test_a_templates_own_rendering_of_calls_parses_back(name: str) -> None:
     template = ChatTemplate.from_folder(MODEL) if name == "embedded" else ChatTemplate({"default": TEMPLATES[name][0]})
     found = detect_parsers(template)

@@ -93,6 +93,21 @@ def test_a_choice_leaves_the_tags_it_admits() -> None:
     }
 
 
+def test_a_list_of_calls_is_the_whole_text_and_keeps_the_data_of_schemas() -> None:
+    """References are moved with their schema; what only looks like one, in an enumeration, is data."""
+    data = {"$ref": "#/a"}
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/p"}, "y": {"enum": [data]}, "z": {"const": data}}}
+    tools = [tool(strict=True, parameters={**schema, "$defs": {"p": {"type": "integer"}}})]
+    for parallel in (True, False):
+        tag = tag_of(tools, "required", markup=MARKUPS[2], parallel=parallel)
+        assert tag.stop_after_first
+        (calls,) = tag.tags
+        assert calls.schema.get("maxItems") == (None if parallel else 1)
+        properties = calls.schema["items"]["anyOf"][0]["properties"]["arguments"]["properties"]
+        assert properties["x"] == {"$ref": "#/items/anyOf/0/properties/arguments/$defs/p"}
+        assert (properties["y"], properties["z"]) == ({"enum": [data]}, {"const": data})
+
+
 @pytest.mark.parametrize(
     ("second", "message"),
     [

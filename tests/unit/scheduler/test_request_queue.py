@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
@@ -122,3 +123,51 @@ def test_the_order_is_that_of_a_sorted_list() -> None:
         assert len(queue) == len(waiting) + len(held)
         assert queue.num_tokens == sum(each.num_tokens for each in waiting + held)
         assert queue.peek() is min(waiting, key=queue.key, default=None)
+
+
+def test_short_requests_overtake_long_ones_of_their_priority() -> None:
+    queue = RequestQueue("priority")
+    long, short, low = request(0, priority=1), request(1, priority=1), request(2, priority=2)
+    long.is_long = True
+    for each in (low, short, long):
+        queue.push(each)
+    assert queue.peek() is long
+    assert queue.peek(may_start_long=False) is short
+    queue.pop(short)
+    assert queue.peek(may_start_long=False) is None  # one of a lower priority waits behind the long one
+    queue.remove(long)
+    long.status = RequestStatus.PREEMPTED  # it has begun, so it goes on
+    queue.push(long)
+    assert queue.peek(may_start_long=False) is long
+    queue.pop(long)
+    assert queue.peek(may_start_long=False) is low
+
+
+def test_the_tokens_of_short_requests_are_those_that_may_be_admitted() -> None:
+    queue = RequestQueue("priority")
+    high, same, low, held, removed, long = (request(order, 10, priority=order // 2) for order in range(6))
+    same.core = replace(same.core, priority=1)
+    low.core = replace(low.core, priority=2)
+    for each in (held, removed, long):
+        each.core = replace(each.core, priority=0)
+    long.is_long = True
+    for each in (high, same, low, removed, long):
+        queue.push(each)
+    queue.push(held, is_held=True)
+    queue.remove(removed)
+    assert [queue.num_short_tokens(priority, 1000) for priority in (-1, 0, 1, 2)] == [0, 10, 20, 30]
+    assert queue.num_short_tokens(2, 15) == 15
+    queue.remove(held)
+    assert queue.num_held == 0 and len(queue) == 4
+
+
+def test_a_request_marked_long_waits_with_the_long_ones() -> None:
+    queue = RequestQueue("fcfs")
+    first, second = request(0), request(1)
+    queue.push(first)
+    queue.push(second)
+    queue.mark_long(first)
+    assert first.is_long
+    assert (queue.peek(), queue.peek(may_start_long=False)) == (first, second)
+    queue.pop(first)
+    assert queue.peek() is second

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from typing import Any
 
 import pytest
 
 from inflight.interface.step import SchedulerOutput
-from inflight.scheduler.step_time import StepTimeModel, load_of
+from inflight.scheduler.scheduler import Scheduler
+from inflight.scheduler.step_limits import Prompt, StepBudget, StepLimits
+from inflight.scheduler.step_time import StepLoad, StepTimeModel, load_of
 from tests.mock_engine import MockEngine
 
 FIXED, PER_TOKEN = 0.010, 0.001
@@ -258,3 +261,145 @@ def test_a_long_prompt_leaves_the_whole_of_a_short_one_behind_it() -> None:
     engine.step()
     assert rows(engine.executor.plans[-1]) == {"s0": 1, "s1": 1, "first": 4, "long": 28, "short": 6}
     engine.run()
+
+
+# -- general properties ----------------------------------------------------------------------------------------------
+
+
+def token_gaps(engine: MockEngine, request_id: str, first_plan: int, seconds: StepTimeModel) -> list[float]:
+    """The seconds between the ends of two steps that draw for a request, from `first_plan` until "long" is computed."""
+    clock, ends = 0.0, []
+    for plan in engine.executor.plans[first_plan : plans_with(engine, "long")[-1].step_id + 1]:
+        clock += seconds.seconds(load_of(plan))
+        if request_id in plan.request_ids and plan.samples[plan.request_ids.index(request_id)]:
+            ends.append(clock)
+    return [b - a for a, b in itertools.pairwise(ends)]
+
+
+@pytest.mark.parametrize("num_streams", [1, 3])
+@pytest.mark.parametrize(("depth", "stagger"), [(1, 1), (3, 1), (3, 2), (4, 3)])
+@pytest.mark.parametrize("target", [0.060, None])
+def test_the_time_between_two_tokens_is_the_target_and_prompts_use_it(
+    target: float | None, depth: int, stagger: int, num_streams: int
+) -> None:
+    """With the target `auto` all times are tenfold, so that twice the time between two tokens is more than 100 ms."""
+    slow = 10 if target is None else 1
+    fixed, token = slow * FIXED, slow * PER_TOKEN
+    model = StepTimeModel((fixed, token, token, token, 1e-12, 1e-12, 1e-12))
+    engine = MockEngine(
+        max_num_batched_tokens=400, max_num_seqs=8, extra_blocks=200, caching=False, depth=depth, stagger=stagger
+    )
+    engine.limit_times(
+        model, long_prefill_token_threshold=12, max_step_seconds=10.0, target_seconds=target, stagger=stagger
+    )
+    decoding(engine, num_streams)
+    first = len(engine.executor.plans)
+    for name in ("before", "long"):
+        engine.add(name, [7] * 60, 1)
+    engine.run()
+    most = target or 2 * stagger * (fixed + token * num_streams)
+    gaps = [gap for i in range(num_streams) for gap in token_gaps(engine, f"s{i}", first, model)]
+    # a block of a long prompt is computed in each step, also if a short prompt has already filled the step
+    assert max(gaps, default=0.0) <= most * 1.001 + 4 * token
+    prompt_steps = [plan for plan in engine.executor.plans[first:] if {"before", "long"} & set(plan.request_ids)]
+    # The last chunk may be small. Chunks end with a block, so a step may leave 3 tokens unused.
+    used = [model.seconds(load_of(plan)) for plan in prompt_steps[stagger:-1]]
+    assert sum(used) >= len(used) * (most / stagger - token * (4 + 2 * num_streams))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_the_load_that_a_budget_adds_up_is_the_load_of_the_plan(
+    num_drafts: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the step takes longer or shorter than its budget says. Prompts, decodes, drafts that are cut, and tokens that a
+    grammar forces are in the same steps."""
+    budgets: list[StepBudget] = []
+    make_budget, note_planned, checked = Scheduler._budget, StepLimits.planned, []
+
+    def budget(scheduler: Scheduler) -> StepBudget:
+        budgets.append(make_budget(scheduler))
+        return budgets[-1]
+
+    def planned(limits: StepLimits, plan: SchedulerOutput) -> float:
+        if budgets[-1].times is not None:
+            assert budgets[-1].load == load_of(plan)
+            checked.append(plan)
+        return note_planned(limits, plan)
+
+    monkeypatch.setattr(Scheduler, "_budget", budget)
+    monkeypatch.setattr(StepLimits, "planned", planned)
+    engine = limited(target_seconds=0.0215, num_speculative_tokens=num_drafts, depth=depth, caching=False)
+    decoding(engine)
+    engine.add("forced", [1], 20, grammar="726")
+    engine.add("long", [7] * 50, 3)
+    engine.scheduler.wait_for_grammars()
+    engine.run()
+    assert len(checked) > 9
+
+
+def one_row_plan(num_tokens: int) -> SchedulerOutput:
+    engine = MockEngine(caching=False)
+    engine.add("a", [1] * num_tokens, 1)
+    engine.run()
+    return engine.executor.plans[0]
+
+
+def test_a_measured_time_is_compared_with_the_prediction_for_its_own_step() -> None:
+    """Steps are committed in the order in which they were planned. Steps that are void are never committed."""
+    limits = limited().scheduler.limits
+    void, first, second = one_row_plan(30), one_row_plan(10), one_row_plan(20)
+    limits.planned(void)
+    limits.void()
+    clock = limits.planned(void) - limits.predicted_seconds
+    limits.void()
+    assert clock == pytest.approx(0.040)  # the clock never goes back
+    ends = [limits.planned(plan) for plan in (first, second)]
+    assert limits.predicted_seconds == pytest.approx(0.030)
+    assert ends == pytest.approx([0.080 + 0.020, 0.080 + 0.020 + 0.030])
+    limits.committed(0.0)
+    assert limits.last_step is None  # its time is not known, and nothing is learned from it
+    assert limits.times is not None and limits.times.slowdown == 1.0
+    limits.committed(0.045)
+    assert limits.last_step == pytest.approx((0.030, 0.045))
+    assert limits.times.slowdown > 1.0
+
+
+def test_a_prompt_that_yielded_to_another_one_is_still_limited_in_the_next_step() -> None:
+    """The short prompt of the higher priority is computed in the step in which it arrives. After that nothing waits."""
+    engine = limited(target_seconds=0.030, policy="priority")
+    decoding(engine)
+    engine.add("low", [7] * 60, 1, priority=9)
+    engine.step()
+    engine.add("high", [5] * 6, 1, priority=0)
+    engine.run()
+    assert len(plans_with(engine, "high")) == 1
+    for plan in plans_with(engine, "low"):
+        assert seconds_of(plan) <= 0.030 * 1.001
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_so_many_prompts_may_be_computed_in_part(most: int) -> None:
+    """The long prompt leaves the short one 8 tokens of a step, but the short one has 12."""
+    engine = limited(target_seconds=0.030, max_num_partial_prefills=most)
+    decoding(engine)
+    engine.add("long", [7] * 60, 1)
+    engine.step()
+    engine.add("short", [9] * 12, 1)
+    engine.run()
+    shorts, last_long = plans_with(engine, "short"), plans_with(engine, "long")[-1]
+    assert (shorts[0].step_id < last_long.step_id) == (most == 2)
+
+
+def test_a_short_prompt_that_is_left_in_part_lets_a_long_one_start() -> None:
+    """Only long prompts count as long ones of which at most so many are computed in part."""
+    budget = StepBudget(100, 4, None, math.inf, StepLoad(), 0)
+    budget.add_prompt(Prompt(context=0, wanted=10, is_long=False, priority=0), 4)
+    assert (budget.num_partial, budget.num_long_partial, budget.num_tokens) == (1, 0, 96)
+    budget.add_prompt(Prompt(context=0, wanted=50, is_long=True, priority=0), 0)  # skipped, but not complete
+    assert (budget.num_partial, budget.num_long_partial, budget.num_tokens) == (2, 1, 96)
+    assert budget.leaves_prompts
+    budget.waiting_priority = 1
+    budget.add_prompt(Prompt(context=0, wanted=50, is_long=True, priority=3), 4)
+    budget.add_prompt(Prompt(context=0, wanted=50, is_long=True, priority=2), 4)
+    assert (budget.num_partial, budget.yielding_priority) == (2, 2)

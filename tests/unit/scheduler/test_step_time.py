@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -150,3 +151,41 @@ def test_after_noisy_times_it_still_follows_a_slower_machine(noise: Callable[[ra
     slow = lambda load: 4 * true_seconds(load)  # noqa: E731
     errors(model, slow, rng, 20)
     assert errors(model, slow, rng, 100)[90] < 0.3
+
+
+@pytest.mark.parametrize("slowdown", [2.0, 0.5])
+def test_each_step_moves_the_slowdown_a_little_toward_1(slowdown: float) -> None:
+    """So if the machine stays slow, in the end the costs say so. Without this, noise would move the costs up and the slowdown
+    down, or the other way, without end."""
+    model, load = started(), decodes(4, 1000)
+    model.slowdown, before = slowdown, started().seconds(load)
+    distances = []
+    for _ in range(100):
+        model.observe(load, model.seconds(load))  # the prediction was right
+        distances.append(abs(math.log(model.slowdown)))
+    assert distances == sorted(distances, reverse=True)
+    assert distances[0] > 0.95 * math.log(2) and distances[-1] < 0.5 * math.log(2)
+    assert model.seconds(load) == pytest.approx(before * model.slowdown)
+
+
+def test_prompts_leave_the_room_that_the_predictions_are_wrong_by() -> None:
+    """So most steps keep the limit, although times are noisy. Without the room half of them would take longer."""
+    rng, model, limit = random.Random(0), started(), 0.5
+    num_late = 0
+    for number in range(600):
+        load = decodes(4, 1000)
+        load.add_prompt(0, model.num_prompt_tokens_within(limit, load, 0, 4096), draws=False)
+        seconds = true_seconds(load) * rng.lognormvariate(0, 0.2)
+        num_late += number >= 100 and seconds > limit
+        model.observe(load, seconds)
+    assert 0.1 < num_late / 500 < 0.35
+
+
+def test_one_strange_step_changes_little() -> None:
+    model, load = started(), decodes(4, 1000)
+    for _ in range(50):
+        model.observe(load, model.seconds(load))
+    before, spread = model.num_prompt_tokens_within(0.5, load, 0, 4096), model._spread
+    model.observe(load, 1.1 * model.seconds(load))
+    assert spread < model._spread < 0.01  # the mean error of many steps, not that of the last one
+    assert 0.9 * before < model.num_prompt_tokens_within(0.5, load, 0, 4096) < before

@@ -68,3 +68,21 @@ def test_only_the_grammar_of_the_suspect_that_may_run_is_compiled() -> None:
     d = request(3, has_grammar=True)
     suspects.add(d)
     assert not d.defers_grammar
+
+
+def test_a_suspect_that_shares_a_failed_step_is_not_yet_the_cause() -> None:
+    """The other requests of the step may be the cause."""
+    suspects, a, b = Suspects(), request(0, num_faults=MAX_FAULTS), request(1)
+    suspects.add(a)
+    assert suspects.note_failed_step([a, b]) is None
+    assert (a.num_faults, b.num_faults) == (MAX_FAULTS + 1, 1)
+    assert suspects.note_failed_step([b]) is None
+    assert suspects.note_failed_step([a]) is a
+
+
+def test_the_engine_cores_that_were_lost_count_as_faults() -> None:
+    suspects = Suspects()
+    assert not suspects.add(request(0, num_faults=MAX_FAULTS - 1))
+    assert suspects.alone is None
+    assert suspects.add(request(1, num_faults=MAX_FAULTS))
+    assert suspects.alone is not None and suspects.alone.order == 1

@@ -133,3 +133,22 @@ def test_a_close_cancels_what_waits() -> None:
     assert jobs["a"].result(timeout=0) is GRAMMAR
     assert jobs["b"].cancelled()
     assert one.submit(gates.job("c")).cancelled()
+
+
+def test_when_a_compilation_needs_too_long_the_next_one_starts_although_it_still_runs() -> None:
+    gate = threading.Event()
+    grammar = cast("CompiledGrammar", object())
+
+    def compile_slowly() -> CompiledGrammar:
+        assert gate.wait(60)
+        return grammar
+
+    lane = CompileLane("lane", num_running=1, max_queued=4, max_seconds=0.05)
+    slow = lane.submit(compile_slowly)
+    lane._max_seconds = 60.0  # the next one may take as long as it likes
+    following = lane.submit(lambda: grammar)
+    with pytest.raises(InvalidRequestError, match="was not compiled within"):
+        slow.result(60)
+    assert following.result(60) is grammar
+    gate.set()
+    lane.close()

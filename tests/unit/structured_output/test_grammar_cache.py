@@ -225,3 +225,28 @@ def test_a_release_of_what_was_evicted_or_refused_changes_nothing(monkeypatch: p
     finally:
         slow.gate.set()
         grammars.close()
+
+
+def test_the_grammar_that_is_asked_for_stays_though_it_is_larger_than_the_cache() -> None:
+    slow = SlowBackend()
+    slow.gate.set()
+    grammars = cache(lambda: slow, max_bytes=1)
+    try:
+        future = grammars.get(choice(0))
+        future.result(timeout=30)
+        assert grammars.get(choice(0)) is future
+        grammars.get(choice(1)).result(timeout=30)
+        assert len(grammars) == 1  # the other one went
+    finally:
+        grammars.close()
+
+
+@pytest.mark.parametrize("length", [1, LONG_TEXT + 1])
+def test_after_a_close_neither_queue_compiles_a_grammar(length: int) -> None:
+    slow = SlowBackend()
+    slow.gate.set()
+    grammars = cache(lambda: slow, num_threads=1)
+    first = grammars.get(GrammarSpec("regex", "1" * length))
+    grammars.close()
+    assert first.done()  # a close waits for what runs
+    assert grammars.get(GrammarSpec("regex", "2" * length)).cancelled()

@@ -80,6 +80,44 @@ def test_a_mask_for_each_draw(step: tuple[SchedulerOutput, StepInputs]) -> None:
         grammar_masks(second, GrammarOutput(rows=ints(0, 3), num_masks=ints(3, 2), masks=masks), inputs.draw_start_loc)
 
 
+def test_masks_of_no_rows_are_none_and_rows_that_draw_nothing_have_none(
+    step: tuple[SchedulerOutput, StepInputs],
+) -> None:
+    second, upper = step
+    inputs = resolve_drafts(second, upper, ints(7, 99, 9, 8), DRAFTS)
+    nothing = GrammarOutput(rows=ints(), num_masks=ints(), masks=np.empty((0, 1), dtype=np.int32))
+    assert grammar_masks(second, nothing, inputs.draw_start_loc) is None  # the step is void
+    assert grammar_masks(second, None, inputs.draw_start_loc) is None
+    wrong = GrammarOutput(rows=ints(1), num_masks=ints(1), masks=np.zeros((1, 1), dtype=np.int32))
+    with pytest.raises(AssertionError, match="grammar masks for rows that draw no token"):
+        grammar_masks(second, wrong, inputs.draw_start_loc)
+
+
+def test_rows_with_and_without_drafts_in_slots_of_any_order() -> None:
+    """The row without drafts draws once, after its prompt."""
+    batch = InputBatch(max_num_seqs=4, max_model_len=32, block_size=4, num_groups=1)
+    first = plan(ints(3), ints(0), ints(2), [True], new_requests=(new(3, ints(8, 9), ints(1)),))
+    batch.apply(first)
+    batch.step_inputs(first)
+    second = plan(
+        ints(3, 1),
+        ints(2, 0),
+        ints(3, 4),
+        [True, True],
+        step_id=1,
+        new_requests=(new(1, ints(4, 5, 6, 7), ints(2)),),
+        max_draft_tokens=ints(2, -1),
+    )
+    batch.apply(second)
+    inputs = resolve_drafts(second, batch.step_inputs(second), ints(3, 99), ints(20, 21, 0, 0).reshape(2, 2))
+    assert inputs.input_ids.tolist() == [0, 20, 21, 4, 5, 6, 7]
+    assert inputs.positions.tolist() == [2, 3, 4, 0, 1, 2, 3]
+    assert (inputs.draft_slots.tolist(), inputs.drawn_slots.tolist()) == ([3, 3], [3])
+    assert inputs.draw_start_loc.tolist() == [0, 3, 4]
+    assert inputs.draw_tokens.tolist() == [0, 1, 2, 6]
+    assert inputs.first_positions.tolist() == [3, 4]
+
+
 def test_a_message_holds_what_is_emitted() -> None:
     sampled = ints(5, 6, 7, -1, 9, 10)
     message = message_of(sampled, np.array([2, 1, 2]), ints(0, 3, 4, 6), 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -118,37 +120,66 @@ def test_forced_tokens_are_known_with_the_drawn_one_before_them() -> None:
     assert (inputs.drawn_tokens.tolist(), inputs.drawn_in_step) == ([0], 1)
 
 
-def test_a_forced_token_ends_a_series_of_single_tokens() -> None:
-    """The step continues the one before it in all but this: its token is known, not drawn."""
-    batch = InputBatch(max_num_seqs=1, max_model_len=16, block_size=4, num_groups=1)
-    first = plan(ints(0), ints(0), ints(1), [True], new_requests=(new(0, ints(1), ints(3)),))
-    forced = TokenDelta(slots=ints(0), positions=ints(2), token_ids=ints(8))
-    found = []
-    for step in (
-        first,
-        plan(ints(0), ints(1), ints(1), [True], step_id=1),
-        plan(ints(0), ints(2), ints(1), [True], step_id=2, forced_tokens=forced),
-    ):
-        batch.apply(step)
-        found.append(batch.step_inputs(step))
-    assert [inputs.continues for inputs in found] == [NO_STEP, 0, NO_STEP]
-    assert (found[2].input_ids.tolist(), found[2].drawn_tokens.tolist()) == ([8], [])
+def decodes(step_id: int, length: int, slots: np.ndarray | None = None, **more: object) -> SchedulerOutput:
+    """A plan in which each request computes the token that was drawn for it before, and draws the next one."""
+    slots = ints(2, 0) if slots is None else slots
+    ones = np.ones_like(slots)
+    return plan(slots, length * ones, ones, [True] * len(slots), **{"step_id": step_id, **more})
 
 
 @pytest.mark.parametrize(
-    ("slots", "computed"), [((1, 0), (3, 3)), ((0, 1), (3, 2)), ((0,), (3,))], ids=["other rows", "again", "fewer rows"]
+    ("change", "continues"),
+    [
+        ({}, True),
+        ({"slots": ints(0, 2)}, False),
+        ({"num_computed_tokens": ints(3, 4)}, False),  # a request was preempted and goes on in its slot
+        ({"samples": np.array([True, False])}, False),
+        ({"forced_tokens": TokenDelta(slots=ints(2), positions=ints(3), token_ids=ints(9))}, False),
+        ({"max_draft_tokens": ints(0, 0)}, False),
+        ({"new_requests": (new(0, ints(1, 2, 3, 4), ints(7)),)}, False),
+    ],
 )
-def test_only_the_next_token_of_every_row_continues_a_step(slots: tuple[int, ...], computed: tuple[int, ...]) -> None:
+def test_only_a_step_that_computes_what_the_one_before_drew_continues_it(
+    change: dict[str, object], continues: bool
+) -> None:
+    batch = InputBatch(max_num_seqs=3, max_model_len=16, block_size=4, num_groups=1)
+    prompts = tuple(new(slot, ints(5, 6), ints(slot)) for slot in (2, 0))
+    first = plan(ints(2, 0), ints(0, 0), ints(2, 2), [True, True], new_requests=prompts)
+    batch.apply(first)
+    assert batch.step_inputs(first).continues == NO_STEP
+    second = batch.step_inputs(decodes(4, 2))
+    assert second.continues == NO_STEP  # the step before computed prompts
+    third = replace(decodes(6, 3), **change)  # type: ignore[arg-type]
+    batch.apply(third)
+    inputs = batch.step_inputs(third)
+    assert inputs.continues == (4 if continues else NO_STEP)
+    if continues:
+        assert (inputs.drawn_slots.tolist(), inputs.drawn_tokens.tolist(), inputs.drawn_in_step) == ([2, 0], [0, 1], 4)
+        assert (inputs.positions.tolist(), inputs.seq_lens.tolist()) == ([3, 3], [4, 4])
+        later = batch.step_inputs(decodes(9, 4, ints(0)))
+        assert (later.continues, later.drawn_in_step) == (NO_STEP, 6)
+
+
+def test_a_chunk_that_draws_nothing_is_not_waited_for() -> None:
     batch = InputBatch(max_num_seqs=2, max_model_len=16, block_size=4, num_groups=1)
-    both, ones = ints(0, 1), ints(1, 1)
-    first = plan(both, ints(0, 0), ints(2, 2), [True, True], new_requests=(
-        new(0, ints(1, 2), ints(3)), new(1, ints(5, 6), ints(4))
-    ))  # fmt: skip
+    first = plan(ints(1), ints(0), ints(3), [True], new_requests=(new(1, ints(5, 6, 7), ints(3)),))
     batch.apply(first)
     batch.step_inputs(first)
-    batch.step_inputs(plan(both, ints(2, 2), ones, [True, True], step_id=1))
-    num_rows = len(slots)
-    other = plan(ints(*slots), ints(*computed), ones[:num_rows], [True] * num_rows, step_id=2)
-    inputs = batch.step_inputs(other)
-    assert (inputs.continues, inputs.drawn_slots.tolist()) == (NO_STEP, list(slots))
-    assert inputs.positions.tolist() == list(computed)
+    resumed = replace(new(1, ints(5, 6, 7, 8, 9), ints(3)), num_prompt_tokens=3)
+    chunk = plan(ints(1), ints(0), ints(2), [False], step_id=3, new_requests=(resumed,))
+    batch.apply(chunk)
+    batch.step_inputs(chunk)
+    assert batch.num_prompt_tokens[1] == 3
+    last = batch.step_inputs(plan(ints(1), ints(2), ints(4), [True], step_id=5))
+    assert (last.input_ids.tolist(), last.drawn_tokens.tolist(), last.drawn_in_step) == ([7, 8, 9, 0], [3], 0)
+
+
+def test_a_step_behind_a_chunk_of_one_token_does_not_continue_it() -> None:
+    """The chunk has drawn nothing, so the next token is one of the prompt."""
+    batch = InputBatch(max_num_seqs=2, max_model_len=16, block_size=4, num_groups=1)
+    prompts = (new(0, ints(5), ints(3)), new(1, ints(7, 8), ints(4)))
+    first = plan(ints(0, 1), ints(0, 0), ints(1, 1), [True, False], new_requests=prompts)
+    batch.apply(first)
+    batch.step_inputs(first)
+    inputs = batch.step_inputs(decodes(1, 1, ints(0, 1)))
+    assert (inputs.continues, inputs.input_ids.tolist(), inputs.drawn_tokens.tolist()) == (NO_STEP, [0, 8], [0])

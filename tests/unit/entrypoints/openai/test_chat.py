@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from inflight.entrypoints.openai.chat import _REASONING_TAIL, _constrain, _parser_factory, _sampling_params
+from inflight.entrypoints.openai.chat import (
+    _REASONING_TAIL,
+    _constrain,
+    _parser_factory,
+    _sampling_params,
+    _template_kwargs,
+    _tool_choice,
+    validate_chat,
+)
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.parsers.events import ContentDelta, ReasoningDelta
 from inflight.parsers.markup import MARKUPS
 from inflight.sampling_params import SamplingParams
@@ -23,13 +32,33 @@ class Engine:
     """A token is a character."""
 
     default_params = SamplingParams()
+    default_max_tokens: int | None = None
+    tokenizer = None
+    model = SimpleNamespace(max_model_len=100)
+
+    @property
+    def chat_template(self) -> Any:
+        return self
+
+    def render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
+        """A template that writes what it was given."""
+        thinks = variables["chat_template_kwargs"].get("enable_thinking", True)
+        tools = "".join(tool["function"]["name"] for tool in variables["tools"] or ())
+        return f"[{tools}]" * bool(tools) + messages[-1]["content"] + "<think>" * thinks
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [*[0] * add_special_tokens, *map(ord, text)]
 
     async def decode(self, token_ids: list[int]) -> str:
         return "".join(map(chr, token_ids))
 
 
 def server(**parsers: Any) -> Any:
-    return SimpleNamespace(engine=Engine(), parsers=SimpleNamespace(**{"tool": None, "reasoning": None, **parsers}))
+    found = SimpleNamespace(**{"tool": None, "reasoning": None, "markup": None, **parsers})
+    settings = SimpleNamespace(default_chat_template_kwargs=None)
+    return SimpleNamespace(
+        engine=Engine(), parsers=found, settings=settings, templates=None, check_model=lambda name: name or "first"
+    )
 
 
 def request(**more: Any) -> ChatCompletionRequest:
@@ -101,3 +130,114 @@ def test_tools_and_json_become_one_constraint() -> None:
 @pytest.mark.parametrize(("wanted", "left"), [(None, [1, 2, 3, 4]), (2, [3, 4]), (9, [1, 2, 3, 4]), (-1, [2, 3, 4])])
 def test_a_prompt_keeps_its_end(wanted: int | None, left: list[int]) -> None:
     assert request(truncate_prompt_tokens=wanted).truncate_prompt([1, 2, 3, 4], max_model_len=4) == left
+
+
+def validated(server: Any, **more: Any) -> ValidatedRequest:
+    return asyncio.run(validate_chat(server, request(**more)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "default", "found"),
+    [
+        ({}, None, None),
+        ({}, 50, 50),
+        ({"max_tokens": 9}, 50, 9),
+        ({"max_completion_tokens": 9}, None, 9),
+        ({"max_completion_tokens": 9, "max_tokens": 9}, 50, 9),
+    ],
+)
+def test_the_length_of_an_answer(fields: dict[str, Any], default: int | None, found: int | None) -> None:
+    """The default is that of the model's generation_config.json."""
+    here = server()
+    here.engine.default_max_tokens = default
+    assert validated(here, **fields).params.max_tokens == found
+    with pytest.raises(FieldError, match="max_tokens=8 and max_completion_tokens=9 differ"):
+        validated(here, max_tokens=8, max_completion_tokens=9)
+
+
+def test_everything_of_a_chat_reaches_the_engine() -> None:
+    plain = validated(server())
+    assert (plain.priority, plain.cache_salt, plain.presentation.model) == (0, "", "first")
+    assert plain.prompts[0].token_ids == list(map(ord, "x<think>"))
+    assert plain.params.skip_special_tokens and plain.presentation.make_parser is None
+    full = validated(server(), priority=-3, cache_salt="salt", model="m", stream=True, truncate_prompt_tokens=2)
+    assert (full.priority, full.cache_salt) == (-3, "salt")
+    assert full.presentation.model == "m" and full.presentation.stream
+    assert full.prompts[0].token_ids == list(map(ord, "k>"))
+    assert validated(server(), add_special_tokens=True).prompts[0].token_ids[0] == 0
+
+
+def test_markup_of_special_tokens_is_not_skipped() -> None:
+    found = validated(server(tool="hermes"), tools=[TOOL])
+    assert not found.params.skip_special_tokens
+    assert found.presentation.make_parser is not None
+    assert "".join(map(chr, found.prompts[0].token_ids)) == "[f]x<think>"
+    assert validated(server(reasoning="qwen3")).params.skip_special_tokens
+
+
+@pytest.mark.parametrize(("parallel", "num_calls"), [(None, 2), (True, 2), (False, 1)])
+def test_at_most_one_call_if_calls_must_not_be_parallel(parallel: bool | None, num_calls: int) -> None:
+    found = validated(server(tool="hermes", markup=MARKUPS[0]), tools=[TOOL], parallel_tool_calls=parallel)
+    assert found.presentation.make_parser is not None
+    parser = found.presentation.make_parser()
+    parser.push('<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2)
+    assert parser.num_tool_calls == num_calls
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"), [({}, True), ({"continue_final_message": True, "add_generation_prompt": False}, False)]
+)
+def test_a_continued_answer_has_no_reasoning_first(fields: dict[str, Any], thinks: bool) -> None:
+    assert validated(server(reasoning="qwen3"), **fields).thinks_first is thinks
+
+
+@pytest.mark.parametrize(("template", "thinks"), [("{{ messages }}", False), ("<think></think>", True)])
+def test_a_request_with_a_template_of_its_own_thinks_if_the_template_knows_the_tag(template: str, thinks: bool) -> None:
+    async def render(template: str, special_tokens: object, **variables: Any) -> str:
+        return "prompt"
+
+    here = server(reasoning="qwen3")
+    here.templates = SimpleNamespace(render=render)
+    found = validated(here, chat_template=template)
+    assert found.thinks_first is thinks
+    assert found.prompts[0].token_ids == list(map(ord, "prompt"))
+    with pytest.raises(FieldError, match="does not allow chat_template"):
+        validated(server(), chat_template=template)
+
+
+def test_the_variables_of_the_template() -> None:
+    def variables(**fields: Any) -> dict[str, Any]:
+        return _template_kwargs(request(**fields))
+
+    assert variables() == {}
+    assert variables(reasoning_effort="high") == {"reasoning_effort": "high"}
+    assert variables(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
+    chosen = {"enable_thinking": True, "x": 1}
+    assert variables(reasoning_effort="none", chat_template_kwargs=chosen) == {"reasoning_effort": "none", **chosen}
+    here = server()
+    here.settings.default_chat_template_kwargs = {"enable_thinking": False}
+    assert validated(here).prompts[0].token_ids == [ord("x")]  # the server's variable
+    assert len(validated(here, chat_template_kwargs={"enable_thinking": True}).prompts[0].token_ids) > 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "found"),
+    [
+        (None, [TOOL], "auto"),
+        (None, None, "none"),
+        ("auto", None, "none"),
+        ("none", [TOOL], "none"),
+        ("required", [TOOL], "required"),
+        ({"type": "function", "function": {"name": "f"}}, [TOOL], {"name": "f"}),
+        ("required", None, "has no tools"),
+        ({"type": "function", "function": {"name": "g"}}, [TOOL], "names 'g', which is not one of the tools"),
+    ],
+)
+def test_the_choice_of_tools(choice: Any, tools: Any, found: Any) -> None:
+    body = request(tool_choice=choice, tools=tools)
+    if isinstance(found, str) and " " in found:
+        with pytest.raises(FieldError, match=found) as caught:
+            _tool_choice(body)
+        assert caught.value.param == "tool_choice"
+    else:
+        assert _tool_choice(body) == found

@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 from inflight.entrypoints.serve.asgi import ASGIApp, Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.protocol import MAX_PIPELINED_BYTES, MAX_PIPELINED_REQUESTS, bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
+from tests.virtual_time import VirtualTimeLoop
 
 SECONDS = 10.0
 GET = b"GET /next HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -74,8 +75,10 @@ async def served(app: ASGIApp, **settings: Any) -> AsyncIterator[int]:
         await asyncio.sleep(0)
 
 
-def on_loop(test: Callable[[], Awaitable[None]]) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+def on_loop(
+    test: Callable[[], Awaitable[None]], make_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+) -> None:
+    with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(cast("Any", asyncio.wait_for(test(), SECONDS)))
 
 
@@ -233,7 +236,7 @@ def test_a_client_that_reads_nothing_is_let_go_and_a_slow_one_is_not(app: ASGIAp
                         received += len(part)
                 assert received < 2**25, "the rest was dropped"
 
-    on_loop(test)
+    on_loop(test, VirtualTimeLoop)
 
 
 def test_curl_asks_for_http2_and_gets_an_answer() -> None:

@@ -1,0 +1,63 @@
+"""The real worker in a new epoch: after a failed step all ranks meet again, and compute as if nothing had been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight.errors import RankError
+from tests.unit.worker.driven import make_executor, wait_for, workers_of, write_small_model
+from tests.unit.worker.test_worker_stages import greedy_job, num_events, plan_ahead, submit
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_model(tmp_path_factory.mktemp("epochs"))
+
+
+@pytest.mark.parametrize("layout", [(1, 1), (2, 1), (1, 2)])
+def test_a_new_epoch_forgets_the_steps_of_the_old_one(folder: Path, layout: tuple[int, int]) -> None:
+    driven = make_executor(folder, *layout, 3)
+    truth = greedy_job("truth")
+    plan_ahead(driven, [truth]).run()
+    workers = workers_of(driven)
+    last = workers[-1]
+    execute, warm_up, failing = last.runner.execute_model, last.runner.warm_up, True
+    warmed_up: list[bool] = []
+
+    def fail_once(model_input: Any, received: Any) -> Any:
+        nonlocal failing
+        if failing and model_input.plan.request_ids == ("free",):
+            failing = False
+            raise RuntimeError("bad luck")
+        return execute(model_input, received)
+
+    last.runner.execute_model = fail_once  # type: ignore[method-assign]
+    last.runner.warm_up = lambda: warmed_up.append(True) or warm_up()  # type: ignore[method-assign, func-returns-value]
+    prepared = [num_events(worker, "prepare") for worker in workers]
+    ahead = plan_ahead(driven, [greedy_job("masked", has_grammar=True)])
+    (masked,) = submit(ahead, 1)
+    ahead.running = []
+    ahead.waiting.append(greedy_job("free"))
+    (failed,) = submit(ahead, 1)
+    wait_for(lambda: not failing)
+    wait_for(
+        lambda: all(
+            num_events(worker, "prepare") >= before + 2 for worker, before in zip(workers, prepared, strict=True)
+        )
+    )
+    ahead.send_masks()
+    error = failed.exception(timeout=20)
+    assert isinstance(error, RankError)
+    result = driven.executor.recover(error)
+    assert (result.epoch, result.replaced) == (1, ())
+    assert masked.done() and warmed_up == [True]
+    for worker in workers:
+        assert not worker._futures and not worker._order._steps
+    again = greedy_job("again")
+    plan_ahead(driven, [again]).run()
+    assert again.tokens[1:] == truth.tokens[1:]
+    assert not worker.is_waiting() and worker.phase() == ""
+    driven.executor.shutdown()
