@@ -25,6 +25,7 @@ from tests.triton_interpreter import mend_triton_interpreter
 EVEN_LATER = 60.0  # seconds after the time limit of a test
 _STDERR = pytest.StashKey[int]()
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
+FULL_GPU = FULL or os.environ.get("INFLIGHT_TEST_FULL_GPU") == "1"  # see scripts/full_gpu_tests
 XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
@@ -129,7 +130,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in gpu_items:
             item.add_marker(skip_gpu)
     for item in items:
-        if item.get_closest_marker("full") and not FULL:
+        if (item.get_closest_marker("full") and not FULL) or (item.get_closest_marker("full_gpu") and not FULL_GPU):
             item.add_marker(skip_full)
 
 

@@ -22,6 +22,7 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
     ([*BASE, 7, 9], {"temperature": 0.8, "top_p": 0.8, "seed": 3, "n": 2}),
     ([4, 8, 15, 16, 23, 42], {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.3, "min_tokens": 2}),
 ]
+STAGES = ["_stage_entries", "_enqueue_draws"]
 ARGUMENTS = {
     "dtype": "float32",
     "skip_tokenizer_init": True,
@@ -69,22 +70,30 @@ def test_outputs_are_those_of_the_cpu(
     assert list(again.outputs[0].token_ids) == expected[-1] and again.num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("stage", ["_stage_entries", "_enqueue_draws"])
+@pytest.mark.parametrize(
+    ("stages", "requests"),
+    [
+        (STAGES * 2, [REQUESTS[2], ([7, 9, 7], {"temperature": 0.0})]),
+        *(pytest.param([stage] * 4, REQUESTS, marks=pytest.mark.full_gpu) for stage in STAGES),
+    ],
+    ids=["by turns", *STAGES],
+)
 def test_after_steps_that_fail_the_tokens_are_the_same(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stages: list[str], requests: list[tuple[list[int], dict[str, Any]]]
 ) -> None:
-    """Each fault is the end of an epoch: staging slots and graphs are new, the model and the blocks stay."""
+    """Each fault is the end of an epoch: staging slots and graphs are new, the model and the blocks stay. There are three
+    staging slots, and four steps fail."""
     install(monkeypatch, FakeGpu(order=COPY_OUT_FIRST))
-    with LLM(str(folder), device="cuda", **ARGUMENTS) as llm:
-        expected = [list(output.outputs[0].token_ids) for output in generate(llm)]
-        for _ in range(4):
+    with LLM(str(folder), device="cuda", **{**ARGUMENTS, "max_num_seqs": len(requests)}) as llm:
+        expected = [list(output.outputs[0].token_ids) for output in generate(llm, requests)]
+        for stage in stages:
             with monkeypatch.context() as patch:
                 patch.setattr(GraphModelRunner, stage, failing_in_the_second_call(getattr(GraphModelRunner, stage)))
-                assert [list(output.outputs[0].token_ids) for output in generate(llm)] == expected
+                assert [list(output.outputs[0].token_ids) for output in generate(llm, requests)] == expected
         assert llm.llm_engine.core.fault_status().num_recoveries == {"step_failed": 4}
 
 
-@pytest.mark.parametrize("stage", ["_stage_entries", "_enqueue_draws"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_steps_that_fail_leave_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     """There are three staging slots, and four steps fail, each with a younger one in flight."""
     install(monkeypatch, FakeGpu(order=COPY_OUT_FIRST))

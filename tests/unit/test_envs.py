@@ -85,6 +85,7 @@ def test_variables_that_nothing_reads_are_told_with_the_nearest_name() -> None:
         "INFLIGHT_ZZZ": "",
         "INFLIGHT_LOG_LEVEL": "",
         "INFLIGHT_TEST_FULL": "",
+        "INFLIGHT_TEST_FULL_GPU": "",
         "PATH": "",
     }
     kubernetes = {

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from inflight.kernels.triton import attention_decode, attention_mixed
+from tests.conftest import FULL_GPU
 from tests.triton_aot import MAX_SHARED_BYTES, KernelCase, resources
 
 BLOCK_SIZE = 16
@@ -39,7 +42,7 @@ def case(
     )
 
 
-def decode(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", **more: object) -> KernelCase:
+def decode(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", **more: Any) -> KernelCase:
     block_n, warps, stages = attention_decode.tile_of(head_dim, torch.bfloat16)
     arguments = {"query": "*bf16", "cache": cache, "output": "*bf16", **TABLES, "sinks": "*fp32"}
     arguments |= {"partials": "*fp32", "partial_sums": "*fp32", "counters": "*i32", **STRIDES}
@@ -54,7 +57,7 @@ def decode(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", 
     return dataclasses.replace(compiled, maxnreg=attention_decode.MAX_REGISTERS)
 
 
-def mixed(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", **more: object) -> KernelCase:
+def mixed(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", **more: Any) -> KernelCase:
     max_shared_bytes = MAX_SHARED_BYTES[capability]
     block_m, block_n, warps, stages = attention_mixed.tile_of(head_dim, torch.bfloat16, max_shared_bytes)
     arguments = {"query": "*bf16", "cache": cache, "output": "*bf16", **TABLES}
@@ -78,44 +81,63 @@ def rotary_kv(capability: int, head_dim: int, cache: str) -> KernelCase:
     return case("rotary_kv", "rotary_kv_kernel", arguments, constants, capability, 4, 3)
 
 
+WINDOW = {"WINDOW": 4096}
+BENT = {**WINDOW, "SOFT_CAP": 50.0, "HAS_SINKS": True}
+FLOAT8 = "*fp8e4nv"
+USUAL = [
+    *(decode(90, 128, 16), decode(80, 64, 16, **WINDOW), decode(89, 128, 4, FLOAT8)),
+    *(mixed(90, 128, 4), mixed(80, 128, 4, **WINDOW), mixed(90, 64, 4)),
+    *(rotary_kv(80, 64, "*bf16"), rotary_kv(89, 128, FLOAT8)),
+]
+# For each tile the GPU that has the least shared memory for it, and of the kernels for it the one that needs most
+# registers. sm_89 has the code of sm_86, but for float8. The tile of decode does not depend on the GPU.
+MOST = [
+    *(mixed(86, 128, 4), mixed(86, 256, 4, **BENT), mixed(86, 512, 4)),
+    *(mixed(80, 512, 4, **BENT), mixed(90, 512, 4, **BENT), mixed(90, 512, 4, FLOAT8)),
+    *(decode(86, 128, 4, **BENT), decode(86, 512, 4, **BENT), decode(90, 512, 4, FLOAT8)),
+]
+# In float8 they need fewer registers and less shared memory.
+RESIDENT_KINDS = [(head_dim, cache) for head_dim in (64, 128) for cache in ("*bf16", FLOAT8)[: 2 if FULL_GPU else 1]]
+RESIDENT = [decode(90, head_dim, 4, cache) for head_dim, cache in RESIDENT_KINDS]
+
+
+def every_shape() -> list[KernelCase]:
+    head_dims = (64, 80, 96, 128, 160, 256, 512)
+    shapes = [(*shape, 4) for shape in itertools.product(MAX_SHARED_BYTES, head_dims)]
+    kinds: list[dict[str, Any]] = [{}, BENT, {"cache": FLOAT8}]
+    return [
+        kernel(*shape, **kind)
+        for shape in shapes
+        for kind in kinds
+        for kernel in (mixed, decode)
+        if shape[0] >= 89 or "cache" not in kind
+    ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _all_are_compiled_at_once() -> None:
+    resources([*USUAL, *MOST, *RESIDENT])
+
+
 def test_no_spills_within_shared_memory_on_tensor_cores() -> None:
-    window = {"WINDOW": 4096}
-    decodes = [decode(90, 128, 16), decode(80, 64, 16, **window), decode(89, 128, 4, "*fp8e4nv")]
-    mixes = [mixed(90, 128, 4), mixed(80, 128, 4, **window), mixed(90, 64, 4)]
-    cases = [*decodes, *mixes, rotary_kv(80, 64, "*bf16"), rotary_kv(89, 128, "*fp8e4nv")]
-    for of, found in zip(cases, resources(cases), strict=True):
+    for of, found in zip(USUAL, resources(USUAL), strict=True):
         assert found.stack_bytes == 0, (of, found)
         assert found.shared_bytes <= MAX_SHARED_BYTES[of.compute_capability], (of, found)
         assert found.has_tensor_cores == ("rotary" not in of.kernel), (of, found)
 
 
-HEAD_DIMS = (64, 80, 96, 128, 160, 256, 512)
-MOST_SHARED = ((80, 512), (86, 256), (86, 512), (90, 512), (86, 128))  # sm_89 has the code of sm_86, but for float8
-
-
 @pytest.mark.parametrize(
-    "shapes",
-    [
-        pytest.param(MOST_SHARED, id="most"),
-        pytest.param(tuple(itertools.product(MAX_SHARED_BYTES, HEAD_DIMS)), id="all", marks=pytest.mark.full),
-    ],
+    "cases", [pytest.param(lambda: MOST, id="most"), pytest.param(every_shape, id="all", marks=pytest.mark.full_gpu)]
 )
-def test_every_head_dimension_fits_the_shared_memory_of_every_gpu(shapes: tuple[tuple[int, int], ...]) -> None:
-    bent = {"WINDOW": 4096, "SOFT_CAP": 50.0, "HAS_SINKS": True}
-    cases = [kernel(capability, head_dim, 4) for capability, head_dim in shapes for kernel in (mixed, decode)]
-    cases += [kernel(capability, head_dim, 4, **bent) for capability, head_dim in shapes for kernel in (mixed, decode)]
-    float8 = [(capability, head_dim) for capability, head_dim in shapes if capability >= 89]
-    cases += [kernel(*shape, 4, "*fp8e4nv") for shape in float8 for kernel in (mixed, decode)]
-    for of, found in zip(cases, resources(cases), strict=True):
+def test_every_head_dimension_fits_the_shared_memory_of_every_gpu(cases: Callable[[], list[KernelCase]]) -> None:
+    compiled = cases()
+    for of, found in zip(compiled, resources(compiled), strict=True):
         assert found.shared_bytes <= MAX_SHARED_BYTES[of.compute_capability], (of, found)
         assert found.stack_bytes == 0, (of, found)
 
 
 def test_programs_of_decode_are_resident_at_once() -> None:
-    kinds = [(head_dim, cache) for head_dim in (64, 128) for cache in ("*bf16", "*fp8e4nv")]
-    for kind, found in zip(
-        kinds, resources([decode(90, head_dim, 4, cache) for head_dim, cache in kinds]), strict=True
-    ):
+    for kind, found in zip(RESIDENT_KINDS, resources(RESIDENT), strict=True):
         assert found.stack_bytes == 0, (kind, found)
         assert attention_decode.PROGRAMS_PER_SM * 4 * 32 * found.registers <= 1 << 16, (kind, found)
         assert attention_decode.PROGRAMS_PER_SM * (found.shared_bytes + 1024) <= 228 << 10, (kind, found)

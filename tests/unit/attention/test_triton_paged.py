@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -21,14 +22,15 @@ from inflight.kernels.layer_ops import TorchLayerOps
 from inflight.kernels.triton.attention_decode import DecodeScratch, Splits, attention_decode, max_partials, num_splits
 from inflight.kernels.triton.attention_mixed import attention_mixed
 from inflight.layers.norm import QKNorm
+from tests.conftest import FULL_GPU
+from tests.covering_array import covering_array
 from tests.unit.attention.paged_case import Case, World
 from tests.unit.layers.contexts import layer_context
 
 CPU = torch.device("cpu")
 FLOAT8 = torch.float8_e4m3fn
 FEW_EXAMPLES = hypothesis.settings(  # each takes the interpreter about a second; to shrink one, minutes
-    max_examples=hypothesis.settings.default.max_examples // 6,
-    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    max_examples=66, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
 )
 CASE = Case(
     num_kv_heads=2,
@@ -41,6 +43,35 @@ CASE = Case(
     steps=((5, 9, 40), (1, 20, 1)),
     seed=0,
 )
+
+
+FEATURES: dict[str, list[Any]] = {
+    "num_kv_heads": [1, 2],
+    "per_head": [1, 3],
+    "head_dim": [16, 20],
+    "block_size": [3, 16],
+    "padding": [0, 100],
+    "kv_cache_dtype": [None, FLOAT8],
+    "soft_cap": [None, 0.7],
+    "has_sinks": [False, True],
+}
+
+
+def covered(**factors: list[Any]) -> pytest.MarkDecorator:
+    """All pairs of `FEATURES` and these factors; all triples with full counts."""
+    rows = covering_array({**FEATURES, **factors}, 3 if FULL_GPU else 2)
+    return pytest.mark.parametrize("row", rows, ids=lambda row: "-".join(map(str, row.values())))
+
+
+def case_of(row: dict[str, Any], **more: Any) -> Case:
+    return dataclasses.replace(CASE, **{name: row[name] for name in (*FEATURES, "window")}, **more)
+
+
+@pytest.fixture
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits have at least 32 keys, a tile of the interpreter's type, and 64 are long."""
+    for name, value in (("LONG_SPLIT_TOKENS", 64), ("MIN_SPLIT_TOKENS", 32)):
+        monkeypatch.setattr(f"inflight.kernels.triton.attention_decode.{name}", value)
 
 
 def triton_backend(num_multiprocessors: int = 8) -> TritonPagedBackend:
@@ -76,6 +107,31 @@ def fill(world: World, lengths: tuple[int, ...]) -> None:
     world.computed += np.array(lengths, dtype=np.int32)
 
 
+@covered(
+    window=[None, 7, 130],
+    rows=[((0, 90, 130), (25, 1, 30)), ((31, 0, 200), (2, 33, 1)), ((95, 64, 1), (33, 0, 31))],
+    rows_at_once=[2, 256],
+)
+def test_rows_of_several_lengths(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles with masked and unmasked keys, with a window's start, without tokens, and at the end of a row."""
+    monkeypatch.setattr("inflight.kernels.triton.attention_mixed.ROWS_AT_ONCE", row["rows_at_once"])
+    contexts, lengths = row["rows"]
+    world = World(case_of(row, steps=row["rows"]), triton_backend())
+    fill(world, contexts)
+    assert world.step(np.array(lengths)) < 1e-5
+
+
+@covered(window=[None, 7, 75], contexts=[(0, 230), (31, 64, 100), (128,)], num_multiprocessors=[1, 4, 30])
+@pytest.mark.usefixtures("short_splits")
+def test_single_tokens_in_splits(row: dict[str, Any]) -> None:
+    contexts, once = row["contexts"], (1,) * len(row["contexts"])
+    world = World(case_of(row, steps=(contexts, once, once)), triton_backend(row["num_multiprocessors"]))
+    fill(world, contexts)
+    assert world.step(np.array(once)) < 1e-5
+    assert world.step(np.array(once)) < 1e-5  # with the counters that the first has left
+
+
+@pytest.mark.full_gpu
 @FEW_EXAMPLES
 @hypothesis.given(
     case=shapes(),
@@ -89,6 +145,7 @@ def test_rows_of_any_length(case: Case, contexts: list[int], lengths: list[int])
     assert world.step(np.array(lengths)) < 1e-5
 
 
+@pytest.mark.full_gpu
 @FEW_EXAMPLES
 @hypothesis.given(
     case=shapes(),
@@ -104,8 +161,9 @@ def test_one_token_a_row(case: Case, contexts: list[int], num_multiprocessors: i
     assert world.step(np.array(once)) < 1e-5  # with the counters that the first has left
 
 
+@pytest.mark.usefixtures("short_splits")
 def test_more_splits_than_are_combined_at_once() -> None:
-    contexts = (128 * 20 + 5, 300)
+    contexts = (32 * 20 + 5, 75)
     world = World(dataclasses.replace(CASE, per_head=1, steps=(contexts, (1, 1)), has_sinks=True), triton_backend(1000))
     fill(world, contexts)
     assert num_splits(2, 2, max(contexts) + 1, 1000) == Splits(21, 21)
@@ -128,10 +186,9 @@ def test_long_rows_are_split_where_short_ones_fill_the_device(num_rows: int, mos
     assert num_splits(num_rows, 8, 4095, 132).most == (2 if num_rows == 24 else 1)
 
 
-def test_one_long_row_among_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here 64 tokens are long, and three programs fill the device: the first row has four a head, the others one."""
-    for name, value in (("LONG_SPLIT_TOKENS", 64), ("MIN_SPLIT_TOKENS", 32)):
-        monkeypatch.setattr(f"inflight.kernels.triton.attention_decode.{name}", value)
+@pytest.mark.usefixtures("short_splits")
+def test_one_long_row_among_short_ones() -> None:
+    """Three programs fill the device: the first row has four a head, the others one."""
     contexts, splits = (500, 60, 3), num_splits(3, 2, 504, 1)
     assert splits == Splits(1, 4)
     world = World(dataclasses.replace(CASE, steps=(contexts, (1, 1, 1))), triton_backend(1))
@@ -153,7 +210,7 @@ def test_large_heads() -> None:
 def test_a_row_is_the_same_bit_for_bit_in_any_mixed_batch(window: int | None) -> None:
     """Whole, in chunks, as a single token, and beside other rows: as long as one row of the batch has several tokens."""
     case = dataclasses.replace(CASE, window=window, head_dim=32, num_kv_heads=1, soft_cap=0.7, has_sinks=True)
-    total = 170
+    total = 100
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(total, 3, 32, generator=generator)
     keys, values = torch.randn(2, total, 1, 32, generator=generator)
@@ -178,8 +235,8 @@ def test_a_row_is_the_same_bit_for_bit_in_any_mixed_batch(window: int | None) ->
         return torch.cat(results)
 
     truth = outputs([total], ())
-    assert torch.equal(outputs([100, 1, 68, 1], (7, 2)), truth)
-    assert torch.equal(outputs([3, 167], ()), truth)
+    assert torch.equal(outputs([60, 1, 38, 1], (7, 2)), truth)
+    assert torch.equal(outputs([3, 97], ()), truth)
 
 
 def test_a_decode_row_does_not_depend_on_who_comes_last() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from inflight.sample.device_sampler import DeviceSampler
 from inflight.sample.sampler import IMPOSSIBLE_TOKEN
 from inflight.sampling_params import SamplingParams
+from tests.conftest import FULL_GPU
 from tests.unit.sample.batch import GREEDY, Row, tokens_of
 from tests.unit.sample.device_batch import DEVICE, assert_same_tokens, columns_of, device_tokens_of
 
@@ -47,7 +48,7 @@ def logits_of(kind: str, vocab_size: int, seed: int) -> Tensor:
     return logits
 
 
-@settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=100 if FULL_GPU else 10, phases=[Phase.explicit, Phase.generate])
 @given(
     st.lists(st.tuples(rows, kinds), min_size=1, max_size=5),
     st.integers(1, 300) | st.sampled_from([1, 63, 64, 65, 256, 700]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from inflight.sampling_params import SamplingParams
 from inflight.worker.copy_out import CopiedStep
 from inflight.worker.cuda_graph import decode_sizes, mixed_sizes, padded_size
 from inflight.worker.graph_model_runner import DeviceStep, GraphModelRunner
+from tests.conftest import FULL_GPU
 from tests.fake_gpu import COMPUTE_FIRST, COPY_OUT_FIRST, FakeEvent, FakeGpu, FakeStream, install
 from tests.model_zoo import VOCAB_SIZE
 from tests.unit.worker.driven import MAX_MODEL_LEN, Driven, make_executor, planner, workers_of, write_small_model
 from tests.unit.worker.plan_ahead import Job
 
-FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 NUM_SLOTS = 3
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -89,7 +88,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             {"cuda_graph_max_tokens": 8},
         ),  # mixed batches of up to 8 tokens are graphs, larger ones are not
         (COMPUTE_FIRST, 2, {"enforce_eager": True}),
-        *([(COMPUTE_FIRST, 3, {"cuda_graph_max_tokens": 16}), (COPY_OUT_FIRST, 1, {})] if FULL else []),
+        *([(COMPUTE_FIRST, 3, {"cuda_graph_max_tokens": 16}), (COPY_OUT_FIRST, 1, {})] if FULL_GPU else []),
     ],
 )
 def test_the_tokens_are_those_of_the_cpu(

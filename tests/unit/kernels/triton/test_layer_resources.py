@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from inflight.kernels.triton.layer_ops import BLOCK, LARGEST, num_warps
 from inflight.kernels.triton.linear import FP8_TILES, TILES
 from inflight.kernels.triton.weight_only import TILES as WEIGHT_ONLY_TILES
+from tests.conftest import FULL_GPU
 from tests.triton_aot import MAX_SHARED_BYTES, KernelCase, resources
 
-FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
-ROWS = (16, 64) if FULL else (64,)  # of which most needs most
+ROWS = (16, 64) if FULL_GPU else (64,)  # of which most needs most
 POINTERS = {
     "x": "*bf16",
     "residual": "*bf16",
@@ -110,8 +109,8 @@ def weight_only_case(
 
 
 def product_cases(capability: int) -> list[KernelCase]:
-    all_tiles = capability == 90 or (FULL and capability == 80)  # the others have half the shared memory
-    all_gates = (0, 1, 2) if FULL else (2,)  # GELU needs most
+    all_tiles = capability == 90 or (FULL_GPU and capability == 80)  # the others have half the shared memory
+    all_gates = (0, 1, 2) if FULL_GPU else (2,)  # GELU needs most
     cases = [
         linear_case(tile, rows, capability, is_fp8=is_fp8, gate=gate)
         for is_fp8, tiles in ((False, TILES), (True, FP8_TILES))
@@ -123,7 +122,7 @@ def product_cases(capability: int) -> list[KernelCase]:
     ]
     formats = [(4, 64)]
     if capability == 90:
-        formats = [(4, 32), (4, 64), (4, 128), (8, 128)] if FULL else [(4, 64), (8, 128)]
+        formats = [(4, 32), (4, 64), (4, 128), (8, 128)] if FULL_GPU else [(4, 64), (8, 128)]
     return cases + [
         weight_only_case(tile, bits, group, rows, capability, gate=gate)
         for tile in WEIGHT_ONLY_TILES

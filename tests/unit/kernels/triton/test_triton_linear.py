@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import hypothesis
@@ -23,14 +22,14 @@ from inflight.kernels.triton.weight_only import (
     weight_only_configs,
     weight_only_linear,
 )
+from tests.conftest import FULL_GPU
 from tests.kernel_reference import multiply_gate
 from tests.triton_inputs import DEVICE, assert_close, drawn, padding_of, strided
 
-FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 SMALL = TileConfig(block_n=32, block_k=32, num_splits=1, num_warps=4, num_stages=2)
 GATES = st.sampled_from([None, SILU, GELU_TANH])
 SPLITS, ROWS, SEEDS = st.integers(1, 5), st.integers(1, 20), st.integers(0, 2**31)
-few = hypothesis.settings(max_examples=30 if FULL else 12)
+few = hypothesis.settings(max_examples=30 if FULL_GPU else 12)
 
 
 def scratch_for(out_features: int, num_rows: int, config: TileConfig) -> SplitKScratch:
