@@ -106,7 +106,9 @@ def attention_mixed_kernel(
     tl.store(output + at, acc.to(output.dtype.element_ty), mask=inside)
 
 
-def tile_of(head_dim: int, dtype: torch.dtype, max_shared_bytes: int = LEAST_SHARED_BYTES) -> tuple[int, int, int, int]:
+def tile_of(
+    head_dim: int, dtype: torch.dtype, max_shared_bytes: int = LEAST_SHARED_BYTES, *, has_float8_cache: bool = False
+) -> tuple[int, int, int, int]:
     """Returns (queries in a tile, keys in a tile, warps, stages). The number of queries is tokens times heads. Two stages are
     for block ids, the other stages are for keys and values.
 
@@ -117,11 +119,13 @@ def tile_of(head_dim: int, dtype: torch.dtype, max_shared_bytes: int = LEAST_SHA
     """
     if dtype == torch.float32:
         return (64, 32, 8, 2) if head_dim <= 64 else (32 if head_dim <= 256 else 16, 16, 8, 2)
+    has_much = max_shared_bytes >= 132 << 10
     if head_dim <= 128:
-        return 128, 64, 8, 5
+        # GPUs with float8 and little shared memory (sm_89) convert keys and values in registers: 64 keys would not fit these.
+        return 128, (32 if has_float8_cache and head_dim > 64 and not has_much else 64), 8, 5
     # With head_dim 256, a stage of keys and values takes 32 KiB.
     if head_dim <= 256:
-        return 64, 32, 8, (5 if max_shared_bytes >= 132 << 10 else 4)
+        return 64, 32, 8, (5 if has_much else 4)
     return 32, (32 if max_shared_bytes >= 163 << 10 else 16), 8, 5
 
 
@@ -148,7 +152,9 @@ def attention_mixed(
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
     num_rows = len(seq_lens)
-    block_m, block_n, num_warps, num_stages = tile_of(head_dim, query.dtype, max_shared_bytes)
+    block_m, block_n, num_warps, num_stages = tile_of(
+        head_dim, query.dtype, max_shared_bytes, has_float8_cache=kv_cache.element_size() == 1
+    )
     constants = mixed_constants(num_heads, num_kv_heads, head_dim, block_size, block_m, block_n)
     assert query.is_contiguous() and scale > 0
     output = torch.empty_like(query)

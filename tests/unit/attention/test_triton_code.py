@@ -59,7 +59,9 @@ def decode(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", 
 
 def mixed(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", **more: Any) -> KernelCase:
     max_shared_bytes = MAX_SHARED_BYTES[capability]
-    block_m, block_n, warps, stages = attention_mixed.tile_of(head_dim, torch.bfloat16, max_shared_bytes)
+    block_m, block_n, warps, stages = attention_mixed.tile_of(
+        head_dim, torch.bfloat16, max_shared_bytes, has_float8_cache=cache == FLOAT8
+    )
     arguments = {"query": "*bf16", "cache": cache, "output": "*bf16", **TABLES}
     arguments |= {"query_start_loc": "*i32", "sinks": "*fp32", "num_rows": "i32", **STRIDES}
     constants = attention_mixed.mixed_constants(2 * per_head, 2, head_dim, BLOCK_SIZE, block_m, block_n)
@@ -93,7 +95,7 @@ USUAL = [
 # registers. sm_89 has the code of sm_86, but for float8. The tile of decode does not depend on the GPU.
 MOST = [
     *(mixed(86, 128, 4), mixed(86, 256, 4, **BENT), mixed(86, 512, 4)),
-    *(mixed(80, 512, 4, **BENT), mixed(90, 512, 4, **BENT), mixed(90, 512, 4, FLOAT8)),
+    *(mixed(80, 512, 4, **BENT), mixed(90, 512, 4, **BENT), mixed(90, 512, 4, FLOAT8), mixed(89, 128, 4, FLOAT8)),
     *(decode(86, 128, 4, **BENT), decode(86, 512, 4, **BENT), decode(90, 512, 4, FLOAT8)),
 ]
 # In float8 they need fewer registers and less shared memory.
