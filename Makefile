@@ -20,8 +20,8 @@ NODE_STAMP := $(if $(and $(shell command -v node),$(shell command -v npm)),$(CLI
 help:
 	@echo "make demo          generate text with the embedded model"
 	@echo "make test          scripts/check and all tests except those of test-clients"
-	@echo "make test-quick    scripts/check and the unit tests of what is not committed; SINCE=main: since the branch left main"
-	@echo "make test-full     the same with big counts"
+	@echo "make test-quick    scripts/check and the tests of what is not committed; SINCE=main: since the branch left main"
+	@echo "make test-full     as make test, with big counts"
 	@echo "make test-clients  real clients against inflight serve; installs about 3 GB into .venv-clients"
 	@echo "make check         formatting, lint, types, architecture"
 	@echo "make clean         remove caches and build products (.venv and .venv-clients stay)"

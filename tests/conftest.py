@@ -47,8 +47,8 @@ class EveryRunEnds:
     """Names what crashed, hung, or was still running when the run was ended. For the process that starts the workers.
 
     pytest-timeout fails a test that hangs (`timeout` in pyproject.toml). If it hangs where no signal handler runs, in a kernel
-    for example, `EVEN_LATER` ends its process. pytest-xdist then starts another worker, with every --dist but those that keep
-    files or groups together: these lose the rest of the file, and wait for ever.
+    for example, `EVEN_LATER` ends its process. pytest-xdist then starts another worker. With --dist loadfile or loadgroup
+    the rest of the file would be lost, and the run would wait for ever.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class EveryRunEnds:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         now = time.monotonic()
-        running = [f"{test} was still running, since {now - start:.0f} s" for test, start in self._running.items()]
+        running = [f"{test} had been running for {now - start:.0f} s" for test, start in self._running.items()]
         for line in [*self._broken, *running]:
             sys.stderr.write(f"ended badly: {line}\n")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 Side = Literal["behind", "before"]
 _PROT_NONE = 0
-_empty = torch.empty  # which a user of this module may replace by `GuardedMemory.empty`
+_empty = torch.empty  # the real one: kernel_calls.py replaces that of torch by `GuardedMemory.empty`
 
 
 class GuardedMemory:

@@ -1,8 +1,9 @@
-"""Python programs as processes beside a test. They are forked by one server of the test run, which has imported torch already.
+"""Python programs as processes beside a test. Each pytest worker has a fork server, which has imported torch already.
 
 A test run starts more than a thousand processes, and the import of torch takes a second or two of processor time in each.
-`PythonProcess` is `subprocess.Popen` for Python programs. `share_imports` lets the engine's own processes come from the server,
-too. A process whose environment or interpreter differs (see `ForkServer.can_start`) starts as a new interpreter.
+`PythonProcess` is `subprocess.Popen` for Python programs. With `shared_imports` the engine's own processes come from the
+server, too. A new interpreter is started if the server is not ready, if a variable that imports read differs (`ForkServer.can_start`),
+or if PYTHONPATH has folders that this process does not import from.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def new_interpreters() -> Iterator[None]:
 
 
 class PythonProcess(subprocess.Popen[Any]):
-    """`subprocess.Popen` of `[sys.executable, ...]`. Options that a fork server does not know make it a new interpreter."""
+    """`subprocess.Popen` of `[sys.executable, ...]`. After this may stand -P, -u, -c, -m or a script. Of `Popen`'s options
+    it takes the streams, `env`, `cwd`, `pass_fds`, `text` and `start_new_session`."""
 
     _forked: ForkedProcess | None = None
 
@@ -109,16 +111,22 @@ class PythonProcess(subprocess.Popen[Any]):
     def _internal_poll(self, _deadstate: int | None = None, **more: Any) -> int | None:
         if self._forked is None:
             return super()._internal_poll(_deadstate, **more)  # type: ignore[misc,no-any-return]
-        if self.returncode is None:
-            self.returncode = self._forked.poll()
+        if self.returncode is None and (code := self._forked.poll()) is not None:
+            self._note_end(code)
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
         if self._forked is None:
             return super()._wait(timeout)  # type: ignore[misc,no-any-return]
         if self.returncode is None:
-            self.returncode = self._forked.wait(timeout)
+            self._note_end(self._forked.wait(timeout))
         return self.returncode
+
+    def _note_end(self, code: int) -> None:
+        assert self._forked is not None
+        if self.returncode is None:
+            self.returncode = code
+            os.close(self._forked.pidfd)
 
 
 def run_python(

@@ -1,5 +1,6 @@
-"""`VirtualTimeLoop`: an event loop whose clock stands still while there is anything to do.
+"""`VirtualTimeLoop`: an event loop whose clock jumps to the next timer when the loop has nothing to do for a millisecond.
 
+Work in other threads or processes does not stop this clock.
 Timeouts that a test gives to the code under test then mean the same on a slow and on a busy machine, and nobody waits for them.
 """
 

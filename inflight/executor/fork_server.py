@@ -10,14 +10,14 @@ The server has one thread and opens no device, so a fork is safe. A forked proce
 own command line, environment, import path, descriptors and signal handlers. Only its imports are done already. Its parent is
 the server. Side effects:
 
-1. If the process that started the server ends, the kernel kills the server. Processes that the server has forked go on, as
-   processes do whose parent ends, unless they ask for PR_SET_PDEATHSIG.
-2. A forked process may get a fork server of its own, a copy of itself from before its first line ran.
-3. `use_fork_server` sets the server of this process, which `ChildProcess` then uses. There is one for each process, as there is
-   one environment.
+1. If the process that started the server ends, the kernel kills the server. The processes that it has forked keep running.
+   Only those that have set PR_SET_PDEATHSIG are killed with it.
+2. If `has_server` is set, a forked process forks itself once more before it runs its command. This copy is its own fork server.
+3. `use_fork_server` sets the server of this process, which `ChildProcess` then uses. It is global state, like `os.environ`: a
+   process has at most one fork server.
 
-Some variables of the environment are read while libraries are imported (`READ_BY_IMPORTS`). A command with other values of
-these is not for the server (`ForkServer.can_start`).
+Some variables of the environment are read while libraries are imported (`READ_BY_IMPORTS`). If a command needs other values
+of these variables, the server cannot start it (`ForkServer.can_start`).
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ MAX_REQUEST_BYTES = 128 << 10  # a packet of a Unix socket has at least this roo
 MAX_DESCRIPTORS = 32
 MAX_ANSWER_SECONDS = 60.0
 READY = b"ready"
-TITLE_ROOM = 4096  # bytes of the server's own command line, in which `ps` shows that of a forked process
+TITLE_ROOM = 4096  # bytes that pad the server's command line; a forked process writes its own over it, for `ps`
 READ_BY_IMPORTS = (
     *("PYTHON", "ATEN_", "GOMP_", "HF_", "HUGGINGFACE_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
     *("PROMETHEUS_", "TOKENIZERS_", "TORCH_", "TORCHINDUCTOR_", "TRANSFORMERS_", "TRITON_"),
 )
-NOT_COMPARED = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED"})  # the request has the import path; streams are opened anew
+NOT_COMPARED = frozenset(
+    {"PYTHONPATH", "PYTHONUNBUFFERED"}
+)  # a request has the import path; `_become` opens the streams
 _PR_SET_PDEATHSIG = 1
 
 
@@ -83,10 +85,12 @@ class ForkRequest:
 
 
 class ForkedProcess:
-    """A process that a fork server has started, with the methods of `subprocess.Popen`. Not a child of this process.
+    """A process that a fork server has started. It is a child of the server, not of this process. It has `poll`, `wait`,
+    `send_signal`, `terminate` and `kill`, as `subprocess.Popen` has them.
 
     Attributes:
-        pidfd: readable when the process has ended. The owner closes it, see `close`.
+        pidfd: readable when the process has ended. The caller owns it, and closes it.
+        returncode: as in `subprocess.Popen`. -SIGKILL if the server ended before it could report the exit code.
     """
 
     def __init__(self, pid: int, pidfd: int, result: int) -> None:
@@ -105,7 +109,7 @@ class ForkedProcess:
     def _read_code(self) -> int:
         with self._lock:
             if self.returncode is None:
-                code = os.read(self._result, 64)  # a moment later at most, or the server is gone
+                code = os.read(self._result, 64)  # the server writes it soon after the end; b"" if it has died
                 os.close(self._result)
                 self.returncode = int(code) if code else -signal.SIGKILL
             return self.returncode
@@ -145,7 +149,16 @@ class ForkServer:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ if environment is None else environment)
-        command = [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), *modules, "." * TITLE_ROOM]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            MODULE,
+            str(theirs.fileno()),
+            str(os.getpid()),
+            *modules,
+            "." * TITLE_ROOM,
+        ]
         with theirs:
             path = {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
             popen = subprocess.Popen(
@@ -190,7 +203,8 @@ class ForkServer:
             descriptors: number of a descriptor in the process -> descriptor of this process.
 
         Raises:
-            OSError: the server is gone, or this process has no free descriptors. Later calls raise it, too.
+            OSError: the request is too large; or the server is gone, does not answer within MAX_ANSWER_SECONDS, or its answer
+                cannot be received. After all but the first, later calls raise it, too.
         """
         request = ForkRequest(
             arguments=list(arguments),
@@ -263,11 +277,11 @@ def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
 def main() -> NoReturn:
     """Serve requests. In a forked process, run its command."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    _die_with_parent()
+    _die_with_parent(int(sys.argv[2]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal or a supervisor sends these to the whole process group
     gc.disable()
-    for module in sys.argv[2:-1]:
+    for module in sys.argv[3:-1]:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # no collection visits what is shared, so it stays shared
@@ -275,13 +289,14 @@ def main() -> NoReturn:
     control.send(READY)
     request, descriptors = _serve(control)
     while request.has_server and (copy := _fork_own_server()) is not None:
-        request, descriptors = _serve(copy)  # this is a process that the copy has forked
+        request, descriptors = _serve(copy)  # returns only in a process that the copy has forked
     _become(request, descriptors)
     _end(_run(request))
 
 
 def _serve(control: socket.socket) -> tuple[ForkRequest, list[int]]:
-    """Answer requests until the other end is closed, and then end this process. Returns in a forked process: its request."""
+    """Answer requests until the other end is closed, and then end this process. Returns only in a forked process: its request
+    and its descriptors."""
     children: dict[int, tuple[int, int]] = {}  # pidfd -> pid, and the pipe for its exit code
     while True:
         ready, _, _ = select.select([control.fileno(), *children], [], [])
@@ -336,9 +351,9 @@ def _close_all_but(kept: Container[int]) -> None:
                 os.close(each)
 
 
-def _die_with_parent(parent: int | None = None) -> None:
+def _die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != (parent or os.getppid()):  # it has ended before the line above
+    if os.getppid() != parent:  # the parent has ended before prctl was called
         os._exit(0)
 
 
@@ -427,6 +442,8 @@ def _end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from inflight.executor import fork_server  # not `__main__`, whose `_Current` nobody else sees
+    from inflight.executor import (
+        fork_server,
+    )  # this file runs as `__main__`; other modules see the `_Current` of this name
 
     fork_server.main()

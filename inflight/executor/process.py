@@ -68,7 +68,8 @@ class ChildProcess:
         stream_fds: the descriptors of the program's byte streams, passed as arguments. The caller closes its copies.
         keeps_secrets: whether the process gets the cluster's token (INFLIGHT_CLUSTER_TOKEN).
         variables: further environment variables of the process.
-        starts_processes: whether the process may start processes of its own.
+        starts_processes: whether the process will start Python processes. If it comes from a fork server, it then gets a fork
+            server of its own.
     """
 
     def __init__(
@@ -192,7 +193,8 @@ class WorkerProcess(ChildProcess):
 def _fork(
     command: Sequence[str], stream_fds: Sequence[int], environment: Mapping[str, str], has_server: bool
 ) -> ForkedProcess | None:
-    """Start the command by the fork server of this process. Returns None if there is none that can."""
+    """Start the command by the fork server of this process. Returns None if this process has no fork server, or if it
+    cannot start the command."""
     server = current_fork_server()
     if server is None or not server.can_start(environment):
         return None
@@ -201,7 +203,7 @@ def _fork(
             descriptors = {0: nothing.fileno(), 1: 1, 2: 2, **{fd: fd for fd in stream_fds}}
             return server.start(command, descriptors, environment, has_server=has_server)
     except OSError as error:
-        logger.warning("a new interpreter starts, because of the fork server: %s", error)
+        logger.warning("the fork server failed, so a new interpreter is started: %s", error)
         return None
 
 

@@ -19,7 +19,11 @@ from inflight.layers.context import LayerContext
 from inflight.models.decoder import GatedMLP
 from inflight.models.transformers_fallback.adapters import Adapter, NormAdapter, replace_module
 
-_WIDTHS = {"gate_proj": (8, 16), "up_proj": (8, 16), "down_proj": (16, 8)}  # of a copy of an MLP
+_WIDTHS = {
+    "gate_proj": (8, 16),
+    "up_proj": (8, 16),
+    "down_proj": (16, 8),
+}  # (in_features, out_features) of the linear layers in the trial copy
 
 
 def replace_norms(model: PreTrainedModel, context: LayerContext) -> None:
@@ -42,7 +46,7 @@ def _eps_of_norm(module: nn.Module, context: LayerContext) -> float | None:
     twin, generator = copy.copy(module), torch.Generator().manual_seed(0)
     values = torch.randn(len(weight), generator=generator)
     twin._parameters = {"weight": nn.Parameter(values, False)}
-    x = 1e-2 * torch.randn(3, len(weight), generator=generator)  # eps counts
+    x = 1e-2 * torch.randn(3, len(weight), generator=generator)  # inputs so small that eps changes the result
     wanted = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * values
     return eps if _gives(twin, x, wanted) else None
 

@@ -2,7 +2,8 @@
 
 Such a layer of transformers reads and writes its state through a cache object. `PackedStates` takes the place of this object.
 Which modules have states, and their shapes, is recorded in one run, as with attention. In a step, a module with states runs
-once for each sequence, on the tensors of the sequence's state in the arena. It runs more often if it must keep several states.
+once for each sequence, on the tensors of the sequence's state in the arena. If states inside the
+sequence must be kept, at ends of blocks or after drafts, it runs once for each such part.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def test_no_worker_outlives_an_engine_that_is_killed_while_it_starts(seconds: fl
         time.sleep(seconds)
         pids = children(engine.pid)
         engine.kill()
-        assert have_ended(pids, 2)
+        assert have_ended(pids, 60), "a worker that imports sees the end of its stream when it has done so"
 
 
 def test_a_worker_ends_with_its_engine_also_in_a_call_that_keeps_the_interpreter() -> None:
