@@ -148,6 +148,8 @@ def test_yarn() -> None:
     assert rope_of(rope_scaling={**yarn, "attention_factor": 2}).attention_factor == 2
     assert rope_of(rope_scaling={**yarn, "mscale": 1, "mscale_all_dim": 1}).attention_factor == 1
     assert rope_of(rope_scaling={**yarn, "truncate": False, "beta_fast": 8}).truncate is False
+    stretched = rope_of(rope_scaling={"type": "yarn", "original_max_position_embeddings": 128})
+    assert stretched.factor == 4.0  # the model has 512 positions
 
 
 @pytest.mark.parametrize(

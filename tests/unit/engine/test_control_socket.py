@@ -72,6 +72,19 @@ def test_without_a_past_the_core_begins_with_none(ends: tuple[Any, ControlSocket
     assert control.receive() == Begin(FaultStatus(), 0.0, frozenset())
 
 
+def test_what_comes_in_one_read_keeps_its_order(ends: tuple[Any, ControlSocket]) -> None:
+    """A front end may come at once after `begin`."""
+    process, control = ends
+    process.begin(())
+    own = process.connect(9, 5)
+    assert isinstance(control.receive(), Begin)
+    arrived = control.receive()
+    assert isinstance(arrived, tuple) and (arrived[0].index, arrived[1]) == (9, 5)
+    arrived[0].outbox.close(5.0)
+    arrived[0].stream.close()
+    own.close()
+
+
 def test_pings_are_answered_while_the_core_waits_for_a_front_end(ends: tuple[Any, ControlSocket]) -> None:
     process, control = ends
     for _ in range(3):

@@ -6,7 +6,8 @@ import socket
 
 import numpy as np
 
-from inflight.engine.outbox import Outbox
+from inflight.engine.outbox import Outbox, merge_stats
+from inflight.engine.step_figures import MAX_GAPS
 from inflight.executor.transport import BlockingStream
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
 from inflight.interface.serving import EngineOutputs
@@ -59,3 +60,18 @@ def test_an_outbox_merges_what_its_front_end_does_not_read() -> None:
     outbox.close(1.0)
     ours.close()
     reader.close()
+
+
+def test_an_outbox_with_nothing_to_send_ends_as_soon_as_it_is_closed() -> None:
+    ours, theirs = socket.socketpair()
+    outbox = Outbox(BlockingStream(ours), "outbox")
+    outbox.close(10.0)
+    assert not outbox._thread.is_alive()  # it was woken
+    ours.close()
+    theirs.close()
+
+
+def test_merged_reports_keep_the_newest_of_what_each_step_has_told() -> None:
+    old, new = ((value,) * MAX_GAPS for value in (1.0, 2.0))
+    merged = merge_stats(stats(1, step_gaps=old, step_time_ratios=old), stats(2, step_gaps=new, step_time_ratios=new))
+    assert (merged.step_gaps, merged.step_time_ratios) == (new, new)

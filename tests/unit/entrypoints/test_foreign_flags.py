@@ -63,6 +63,7 @@ def test_a_flag_is_in_one_table_and_ours_are_in_none() -> None:
         ("m -O3 --compilation-config.mode 3 --no-enable-lora -cc {}", "m"),
         ("-O 3 --mm-processor-cache-gb 2 --mm-encoder-only m", "m"),
         ("--cudagraph-capture-sizes 1 2 4 --port 3", "--port 3"),
+        ("--max-logprobs -1 m", "m"),  # a negative number is a value
     ],
 )
 def test_what_a_command_line_of_vllm_means(theirs: str, ours: str) -> None:

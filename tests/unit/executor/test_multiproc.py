@@ -8,13 +8,15 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import RankError, StepError, StepTimeoutError, WorkerDiedError
-from inflight.executor.multiproc import MultiprocExecutor
+from inflight.executor.multiproc import MultiprocExecutor, _Rank
 from inflight.executor.process import WorkerProcess, wait_for_end
 from inflight.executor.recovery import RecoveryResult
 from inflight.interface.request import ResolvedSampling
@@ -248,3 +250,14 @@ def test_a_rank_that_speaks_for_another_is_ended(executor: MultiprocExecutor, wh
     ):
         executor.collective_rpc("forge", (1, what))
     assert have_ended([pids[1]], 2)
+
+
+def test_a_new_process_has_missed_no_pings() -> None:
+    """Otherwise it would be lost for the silence of the process before it."""
+    heard: list[int] = []
+    executor: Any = object.__new__(MultiprocExecutor)
+    executor._ranks, executor._pings = [_Rank(), _Rank()], SimpleNamespace(heard=heard.append)
+    old = executor._ranks[1]
+    executor._forget(1)
+    assert old.is_gone and executor._ranks[1] is not old
+    assert heard == [1]

@@ -79,6 +79,17 @@ def child(**options: Any) -> ChildProcess:
     return process
 
 
+def test_a_process_that_went_on_between_two_looks_is_not_stopped_for_long(
+    started: list[Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = child()
+    almost = [True] * (MAX_STOPPED_LOOKS - 1)
+    looks = iter([*almost, False, *almost, True])
+    monkeypatch.setattr(ChildProcess, "is_stopped", property(lambda self: next(looks)))
+    found = [process.stays_stopped() for _ in range(2 * MAX_STOPPED_LOOKS)]
+    assert found == [False] * (2 * MAX_STOPPED_LOOKS - 1) + [True]
+
+
 def test_only_some_processes_get_secrets(started: list[Started], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*envs.API_KEY_VARIABLES, "INFLIGHT_CLUSTER_TOKEN"):
         monkeypatch.setenv(name, "secret")

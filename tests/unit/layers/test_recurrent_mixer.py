@@ -122,6 +122,15 @@ def test_a_rank_keeps_the_matrices_of_its_heads_in_float32(num_ranks: int) -> No
     assert found.state_bytes == num_heads * 16 * 32 * 4 + (spec.kernel_size - 1) * num_channels * 2
 
 
+def test_only_the_norm_is_a_scale_in_random_weights() -> None:
+    architecture = parse_architecture(FAMILY_CONFIGS["qwen3_5"][0].to_dict())
+    spec = architecture.layers[0].recurrence
+    assert isinstance(spec, GatedDeltaSpec)
+    mixer = GatedDeltaMixer(HIDDEN_SIZE, 1e-6, spec, 0, layer_context(torch.float32))
+    scales = [name for name, slot in mixer.weight_slots("linear_attn") if slot.is_scale]
+    assert scales == ["linear_attn.norm.weight"]
+
+
 def test_the_tensors_of_a_state_lie_apart_and_aligned() -> None:
     backend: Any = None
     state = RecurrentState("layer", [(3, 5), (7,), (2, 2)], [torch.float32, torch.bfloat16, torch.float32], backend)

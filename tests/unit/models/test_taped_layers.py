@@ -176,6 +176,16 @@ def test_a_recording_of_one_token_is_a_tape_for_many(tmp_path: Path, calls: list
     assert calls == ["record", "replay", "replay"]
 
 
+def test_a_step_that_draws_no_token_is_no_recording(tmp_path: Path, calls: list[str]) -> None:
+    """Such as the first part of a long prompt. The next step is recorded."""
+    folder = write_model(FAMILY_CONFIGS["llama"][0], tmp_path / "model", seed=1)
+    sessions = [Session(folder, is_taped=is_taped) for is_taped in (True, False)]
+    for step in [((5,), "none"), ((3,), LAST), ((1,), LAST)]:
+        found, wanted = (session.step(*step) for session in sessions)
+        assert torch.equal(found, wanted)
+    assert calls == ["record", "replay"]
+
+
 def test_new_kv_caches_drop_the_tapes(tmp_path: Path, calls: list[str]) -> None:
     session = Session(write_model(FAMILY_CONFIGS["llama"][0], tmp_path / "model", seed=1), is_taped=True)
     first = session.run()
@@ -238,6 +248,19 @@ def test_ranks_that_share_memory(tmp_path: Path, connect: Connect, calls: list[s
         session.clear()
     assert_same(run_both(sessions), plain)
     assert calls.count("record") == 4
+
+
+def test_new_collectives_drop_the_tapes(tmp_path: Path, connect: Connect, calls: list[str]) -> None:
+    """The KV caches stay, as in the new epoch of ranks that were not lost."""
+    folder = write_model(FAMILY_CONFIGS["llama"][0], tmp_path / "model", seed=1)
+    plain, taped = (two(folder, connect(), is_taped=is_taped) for is_taped in (False, True))
+    for sessions in (plain, taped):
+        run_both(sessions)
+    first = calls.count("record")
+    for session, each in zip(taped, connect(), strict=True):
+        session.model.taped._tp.connect(each)
+    assert_same(run_both(taped), run_both(plain))
+    assert calls.count("record") == 2 * first > 0
 
 
 @pytest.mark.parametrize("is_taped", [False, True])

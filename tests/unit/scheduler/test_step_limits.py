@@ -363,6 +363,9 @@ def test_a_measured_time_is_compared_with_the_prediction_for_its_own_step() -> N
     limits.committed(0.045)
     assert limits.last_step == pytest.approx((0.030, 0.045))
     assert limits.times.slowdown > 1.0
+    limits.planned(first)
+    limits.committed(0.0)
+    assert limits.last_step is None  # the times of the step before are not told again
 
 
 def test_a_prompt_that_yielded_to_another_one_is_still_limited_in_the_next_step() -> None:
