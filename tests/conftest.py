@@ -20,6 +20,7 @@ import pytest
 
 from tests import python_process
 from tests.python_process import shared_imports
+from tests.spread import spread
 from tests.triton_interpreter import mend_triton_interpreter
 
 EVEN_LATER = 60.0  # seconds after the time limit of a test
@@ -132,6 +133,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (item.get_closest_marker("full") and not FULL) or (item.get_closest_marker("full_gpu") and not FULL_GPU):
             item.add_marker(skip_full)
+    durations = Path(__file__).with_name("durations.json")
+    if XDIST_WORKER and durations.exists():
+        named = [(item.nodeid.partition("::")[0], item) for item in items]
+        items[:] = spread(named, json.loads(durations.read_text()), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
 
 def pytest_collection_finish() -> None:

@@ -2,8 +2,8 @@
 
 A test run starts more than a thousand processes, and the import of torch takes a second or two of processor time in each.
 `PythonProcess` is `subprocess.Popen` for Python programs. With `shared_imports` the engine's own processes come from the
-server, too. A new interpreter is started if the server is not ready, if a variable that imports read differs (`ForkServer.can_start`),
-or if PYTHONPATH has folders that this process does not import from.
+server, too. A new interpreter is started if the server is not ready, if a variable that imports read differs
+(`ForkServer.can_start`), or if PYTHONPATH has folders that this process does not import from.
 """
 
 from __future__ import annotations

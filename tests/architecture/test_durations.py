@@ -1,0 +1,68 @@
+"""How long the tests may take: a budget for each room, held against the times of the last measured run.
+
+tests/durations.json has the seconds of each test file in one `make test` on an idle machine with two cores. docs/testing.md
+says how it is written. Four processes share the cores, so a file's seconds are about twice its processor time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from tests.architecture.source import ROOT
+
+# Seconds of all tests together in one `make test`. Four processes make 2,880 in twelve minutes.
+BUDGETS = {
+    "conformance": 80,
+    "e2e": 2350,
+    "gpu": 10,
+    "scripts": 30,
+    "unit": 60,  # the files directly in tests/unit
+    "unit/attention": 120,
+    "unit/bench_serve": 40,
+    "unit/config": 40,
+    "unit/device": 10,
+    "unit/distributed": 80,
+    "unit/engine": 130,
+    "unit/entrypoints": 100,
+    "unit/executor": 140,
+    "unit/interface": 20,
+    "unit/kernels": 130,
+    "unit/kv_cache": 10,
+    "unit/layers": 50,
+    "unit/metrics": 10,
+    "unit/model_loader": 50,
+    "unit/models": 80,
+    "unit/parsers": 50,
+    "unit/sample": 160,
+    "unit/scheduler": 30,
+    "unit/spec_decode": 20,
+    "unit/structured_output": 30,
+    "unit/tokenizer": 20,
+    "unit/worker": 100,
+}
+NEW_FILE_SECONDS = 10.0  # assumed for a file that tests/durations.json does not have yet
+
+
+def room_of(file: str) -> str:
+    _, *folders, _ = file.split("/")
+    return "/".join(folders[:2] if folders[0] == "unit" else folders[:1])
+
+
+def seconds_by_room() -> Counter[str]:
+    measured = json.loads((ROOT / "tests" / "durations.json").read_text())
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    found: Counter[str] = Counter()
+    for file in files:
+        if not file.startswith(("tests/architecture/", "tests/clients/")):
+            found[room_of(file)] += measured.get(file, NEW_FILE_SECONDS)
+    return found
+
+
+def test_every_room_keeps_to_its_budget() -> None:
+    found = seconds_by_room()
+    assert set(found) <= set(BUDGETS), "a new room needs a budget"
+    over = {room: round(seconds) for room, seconds in found.items() if seconds > BUDGETS[room]}
+    assert not over, (
+        f"make these tests faster, or write tests/durations.json anew (docs/testing.md): {over}, of {BUDGETS}"
+    )
