@@ -133,7 +133,7 @@ def test_without_a_usable_record_all_run(repository: Repository) -> None:
     for text in ("", "0" * 40, elsewhere):
         record.write_text(text)
         code, sentence = repository.ask()
-        assert code == 0 and "is no commit before this one" in sentence and "\n" not in sentence
+        assert code == 0 and "cannot be compared with HEAD" in sentence and "\n" not in sentence
     record.unlink()
     assert repository.ask() == (0, "The full GPU tests must run: tests/gpu_full_run.txt cannot be read.")
 

@@ -73,10 +73,14 @@ class Session:
         self.layers = list(model.cached_layers().values())
         self.clear()
 
-    def clear(self) -> None:
-        """New KV caches."""
+    def rewind(self) -> None:
+        """All sequences begin again, in the same KV caches."""
         self.computed = np.zeros(NUM_SEQUENCES, dtype=np.int32)
         self.random = torch.Generator().manual_seed(1)
+
+    def clear(self) -> None:
+        """New KV caches."""
+        self.rewind()
         self.specs = [layer.kv_cache_spec(BLOCK_SIZE, self.dtype) for layer in self.layers]
         for layer, spec in zip(self.layers, self.specs, strict=True):
             arena = torch.zeros(NUM_SEQUENCES * BLOCKS_EACH, spec.block_bytes, dtype=torch.uint8)
@@ -87,6 +91,9 @@ class Session:
         sequences = [index for index, count in enumerate(tokens) if count]
         counts = np.array([tokens[index] for index in sequences], dtype=np.int32)
         starts = np.concatenate(([0], counts.cumsum())).astype(np.int32)
+        assert (self.computed[sequences] + counts).max(initial=0) <= BLOCKS_EACH * BLOCK_SIZE, (
+            "no room for the sequence"
+        )
         before = self.computed[sequences]
         inputs = AttentionInputs(
             query_start_loc=starts,
@@ -259,6 +266,8 @@ def test_new_collectives_drop_the_tapes(tmp_path: Path, connect: Connect, calls:
     first = calls.count("record")
     for session, each in zip(taped, connect(), strict=True):
         session.model.taped._tp.connect(each)
+    for session in (*plain, *taped):
+        session.rewind()
     assert_same(run_both(taped), run_both(plain))
     assert calls.count("record") == 2 * first > 0
 
