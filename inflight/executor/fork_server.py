@@ -46,6 +46,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
+from inflight.executor.command_line import show_command
+
 MODULE = "inflight.executor.fork_server"
 MAX_REQUEST_BYTES = 128 << 10  # a packet of a Unix socket has at least this room
 MAX_DESCRIPTORS = 32
@@ -388,15 +390,7 @@ def _become(request: ForkRequest, descriptors: Sequence[int]) -> None:
     sys.stderr = io.TextIOWrapper(
         io.BufferedWriter(io.FileIO(2, "wb", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
     )
-    _show_command(request.arguments)
-
-
-def _show_command(arguments: Sequence[str]) -> None:
-    """Write this process's command over that of the server, where the kernel reads it for `ps`."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, see proc(5)
-    text = "\0".join([sys.executable, *arguments]).encode()[: end - start - 1]
-    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+    show_command([sys.executable, *request.arguments])
 
 
 def _run(request: ForkRequest) -> int:

@@ -48,18 +48,6 @@ def name_process(title: str, short_name: str | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def show_title(title: str) -> None:
-    """Replace this process's arguments from `sys.argv[1]` on by `title`, as `ps` shows them. The kernel reads them from this
-    process's memory, so they are overwritten there."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, see proc(5)
-    arguments = ctypes.string_at(start, end - start)
-    offset = arguments.find(sys.argv[1].encode())
-    if offset >= 0:
-        room = len(arguments) - offset
-        ctypes.memmove(start + offset, title.encode()[: room - 1].ljust(room, b"\0"), room)
-
-
 class ChildProcess:
     """
     Args:

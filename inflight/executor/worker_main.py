@@ -23,8 +23,9 @@ from functools import partial
 from typing import Any, cast
 
 from inflight.errors import CodecError
+from inflight.executor.command_line import show_title
 from inflight.executor.failures import failed_reply, failure_of
-from inflight.executor.process import name_process, show_title
+from inflight.executor.process import name_process
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
 from inflight.executor.worker_loop import WorkerLoop
 from inflight.interface.messages import (

@@ -238,7 +238,7 @@ def test_a_worker_is_named_after_its_place() -> None:
 def test_the_title_replaces_the_arguments_and_nothing_behind_them(title: str) -> None:
     """Behind the arguments the kernel keeps the environment. `ps` would show it, if no zero byte came before it."""
     script = (
-        "import os, sys; from inflight.executor.process import show_title; show_title(os.environ['TITLE']);"
+        "import os, sys; from inflight.executor.command_line import show_title; show_title(os.environ['TITLE']);"
         "print(open('/proc/self/cmdline').read().rstrip(chr(0)).split(chr(0))[3:])"
     )
     done = subprocess.run(
