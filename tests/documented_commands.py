@@ -106,15 +106,8 @@ def indented_commands(page: Path) -> Iterator[str]:
             yield f"{page.name}:{number}: {line.strip()}"
 
 
-def make_workspace(folder: Path, hub_ids: dict[str, list[str]]) -> Path:
-    """A folder that looks like the repository's root and has what pages name: models and an offline hub.
-
-    Args:
-        hub_ids: repository of the hub -> its GGUF files; none: it holds safetensors. All hold the embedded model.
-
-    Returns:
-        The workspace. The hub's cache is `folder`/hub.
-    """
+def make_workspace(folder: Path) -> Path:
+    """A folder that looks like the repository's root and has the models that pages name."""
     workspace = folder / "workspace"
     workspace.mkdir(parents=True)
     for each in ROOT.iterdir():
@@ -122,18 +115,26 @@ def make_workspace(folder: Path, hub_ids: dict[str, list[str]]) -> Path:
             (workspace / each.name).symlink_to(each)
     shutil.copytree(EMBEDDED_MODEL, workspace / "my-model")
     write_embedded_gguf(workspace / "my-model.gguf")
+    return workspace
+
+
+def make_hub(cache: Path, hub_ids: dict[str, list[str]]) -> None:
+    """Put the embedded model into a cache of the hub.
+
+    Args:
+        hub_ids: repository of the hub -> its GGUF files; none: it holds safetensors.
+    """
     for name, files in hub_ids.items():
-        repository = folder / "hub" / f"models--{name.replace('/', '--')}"
+        repository = cache / f"models--{name.replace('/', '--')}"
         snapshot = repository / "snapshots" / COMMIT
         (repository / "refs").mkdir(parents=True)
         (repository / "refs" / "main").write_text(COMMIT)
         if files:
             snapshot.mkdir(parents=True)
             for file in files:
-                shutil.copy(workspace / "my-model.gguf", snapshot / file)
+                write_embedded_gguf(snapshot / file)
         else:
             shutil.copytree(EMBEDDED_MODEL, snapshot)
-    return workspace
 
 
 def write_embedded_gguf(path: Path) -> Path:

@@ -9,10 +9,11 @@ server, too. A new interpreter is started if the server is not ready, if a varia
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,20 @@ IMPORTED = (
 
 
 @contextlib.contextmanager
-def shared_imports() -> Iterator[None]:
-    """Let this process and those below it start Python programs by a fork server. Its imports run beside the first tests."""
-    server = ForkServer.spawn(IMPORTED)
+def shared_imports(environment: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Let this process and those below it start Python programs by a new fork server, which has imported libraries with this
+    environment (None: that of this process). The imports run beside the first tests.
+
+    On a machine for GPU tests the packages of the HTTP server may be missing. There each program gets a new interpreter."""
+    if importlib.util.find_spec("fastapi") is None:
+        yield
+        return
+    before, server = current_fork_server(), ForkServer.spawn(IMPORTED, environment)
     use_fork_server(server)
     try:
         yield
     finally:
-        use_fork_server(None)
+        use_fork_server(before)
         server.close()
 
 

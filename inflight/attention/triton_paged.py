@@ -89,8 +89,11 @@ class TritonPagedBackend(AttentionBackend):
         )
 
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:
-        copied = torch.tensor(array, dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        return copied.to(self._device, non_blocking=True)
+        copied = torch.from_numpy(np.array(array, dtype=np.int32))
+        pinned = (
+            copied.pin_memory() if self._device.type == "cuda" else copied
+        )  # torch.tensor cannot pin an array of numpy
+        return pinned.to(self._device, non_blocking=True)
 
     def forward(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import importlib
 import importlib.util
 import json
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from inflight.executor.fork_server import current_fork_server
 from tests.documented_commands import (
     LANGUAGES,
     PAGES,
@@ -30,10 +32,13 @@ from tests.documented_commands import (
     blocks_of,
     commands_of,
     indented_commands,
+    make_hub,
     make_workspace,
     port_of,
     serves,
 )
+from tests.python_commands import python_commands
+from tests.python_process import shared_imports
 
 # Repositories of the hub that the pages name; each holds the embedded model, as safetensors or in the GGUF files named.
 HUB = {"Qwen/Qwen3-0.6B": [], "Qwen/Qwen3-0.6B-GGUF": ["Qwen3-0.6B-Q8_0.gguf"]}
@@ -55,15 +60,15 @@ class Shell:
         if serves(command):
             self._serve(command, where)
             return
-        self._check(["bash", "-c", command], "", f"{where}: {command}")
+        self._check(["bash", "-c", command], f"{where}: {command}")
 
     def run_python(self, script: str, where: str) -> None:
-        self._check([sys.executable, "-"], script, where)
+        self._check(["python", "-c", script], where)
 
-    def _check(self, arguments: list[str], script: str, what: str) -> None:
+    def _check(self, arguments: list[str], what: str) -> None:
         done = subprocess.run(
             arguments,
-            input=script,
+            stdin=subprocess.DEVNULL,
             cwd=self._workspace,
             env=self._environment,
             capture_output=True,
@@ -116,24 +121,36 @@ class Shell:
         self._server = None
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """With the commands `inflight` and `python` of a fork server, which has imported libraries with this environment."""
+    home = tmp_path_factory.mktemp("home")
+    found = {name: value for name, value in os.environ.items() if not name.startswith(("INFLIGHT_", "OPENAI_"))}
+    with python_commands() as programs:
+        found |= {
+            "PATH": f"{programs}:{Path(sys.executable).parent}:{found['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(home),
+            "HF_HUB_CACHE": str(home / "hub"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "no_proxy": "localhost,127.0.0.1",
+        }
+        make_hub(home / "hub", HUB)
+        with shared_imports(found):
+            server = current_fork_server()
+            assert server is not None and server.wait_until_ready(SECONDS)
+            yield found
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    workspace = make_workspace(tmp_path, HUB)
-    home = tmp_path / "home"
-    home.mkdir()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("INFLIGHT_", "OPENAI_"))}
-    environment |= {
-        "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "HOME": str(home),
-        "HF_HUB_CACHE": str(tmp_path / "hub"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "no_proxy": "localhost,127.0.0.1",
-    }
-    shell = Shell(workspace, environment)
-    yield shell
-    shell.stop()
+def shell(tmp_path: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """One at a time on a machine: pages name ports."""
+    with tmp_path_factory.getbasetemp().parent.joinpath("documented_commands.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shell = Shell(make_workspace(tmp_path), environment)
+        yield shell
+        shell.stop()
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: page.name)

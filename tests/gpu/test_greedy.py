@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from inflight import LLM, RequestOutput, SamplingParams
+from inflight.errors import ConfigError
 from tests.e2e.greedy_truth import Comparison
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
@@ -29,10 +30,14 @@ ARGUMENTS: dict[str, Any] = {
     "distributed_executor_backend": "uni",
 }
 
+# Their attention or recurrent layers have kernels for CPUs only.
+CPU_FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "deepseek_v2", "deepseek_v3", "youtu", "minicpm3")
+FAMILIES = [family for family in FAMILY_CONFIGS if family not in CPU_FAMILIES]
+
 # Graphs where the plain one of each family is concerned; the odd ones show shapes and windows.
 GRAPHS, EAGER, CHUNKED = {}, {"enforce_eager": True}, {"max_num_batched_tokens": 64}
 CASES: list[tuple[str, int, dict[str, Any]]] = [
-    *((family, 0, mode) for family in FAMILY_CONFIGS for mode in (GRAPHS, EAGER)),
+    *((family, 0, mode) for family in FAMILIES for mode in (GRAPHS, EAGER)),
     ("llama", 0, CHUNKED),  # prompts in pieces, beside decodes, within the graphs of mixed batches
     ("llama", 1, EAGER),  # one key head for 8, head_dim 20
     ("llama", 7, EAGER),  # head_dim 80
@@ -82,8 +87,15 @@ def test_float32_tokens_are_those_of_transformers(
     assert comparison.num_ties <= 4
 
 
+@pytest.mark.parametrize("family", CPU_FAMILIES)
+def test_a_family_without_kernels_for_gpus_is_refused(root: Path, family: str) -> None:
+    folder = write_model(FAMILY_CONFIGS[family][0], root / f"{family}-refused", seed=0)
+    with pytest.raises(ConfigError, match="on CPUs only so far"):
+        LLM(str(folder), **ARGUMENTS)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_of_few_bits_are_as_good_as_those_of_transformers(root: Path, family: str, dtype: torch.dtype) -> None:
     """A token may be another than the best in float32, by as much as transformers' logits in the dtype are away from these."""
     folder = write_model(FAMILY_CONFIGS[family][0], root / f"{family}-{dtype}", seed=0, dtype=dtype)

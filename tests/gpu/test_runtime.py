@@ -147,6 +147,8 @@ def test_memory_comes_back(folder: Path) -> None:
 
     with LLM(str(folder), **ARGUMENTS) as warm:  # what libraries keep for good, they take with the first engine
         warm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+    del warm
+    gc.collect()
     before = allocated()
     with LLM(str(folder), **ARGUMENTS) as made:
         made.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
