@@ -260,10 +260,10 @@ def test_a_deadline_is_a_504_or_an_event_of_the_stream() -> None:
     with running_server(settings=settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
         assert error_of(client.post(TEXT, json=ENDLESS), 504)["code"] == "request_timeout"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(running.engine, "process", lambda *_, **__: asyncio.sleep(20))  # texts are waited for, too
+            patch.setattr(running.engine, "process", lambda *_, **__: asyncio.sleep(200))  # texts are waited for, too
             start = time.monotonic()
             assert error_of(client.post(TEXT, json=ENDLESS), 504)["code"] == "request_timeout"
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 60
         *_, last, done, _ = client.post(TEXT, json={**ENDLESS, "stream": True}).text.split("\n\n")
         assert done == "data: [DONE]"
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_timeout"
@@ -275,7 +275,7 @@ def test_a_drain_ends_each_stream_with_its_reason() -> None:
         with other.stream("POST", TEXT, json={**ENDLESS, "stream": True}) as response:
             pieces = response.iter_text()
             text = next(pieces)
-            asyncio.run_coroutine_threadsafe(running.engine.drain(0.0), running.loop).result(10)
+            asyncio.run_coroutine_threadsafe(running.engine.drain(0.0), running.loop).result(60)
             text += "".join(pieces)
         *_, last, done, _ = text.split("\n\n")
         assert done == "data: [DONE]"

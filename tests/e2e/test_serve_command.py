@@ -55,7 +55,7 @@ def test_a_second_sigterm_stops_at_once() -> None:
         start = time.monotonic()
         server.popen.send_signal(signal.SIGTERM)
         assert server.end() == 128 + signal.SIGTERM, server.text_of_log()
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 60
         assert not any("[DONE]" in stream.rest() for stream in streams)
         assert_nothing_left(pids, set())
 

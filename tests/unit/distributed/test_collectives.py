@@ -159,7 +159,7 @@ def test_a_silent_rank_is_waited_for_until_the_time_limit(kind: str, make: Calla
     start = time.monotonic()
     with pytest.raises(TimeoutError, match=r"silent for 0\.3 s"):
         first.all_reduce(torch.zeros(4))
-    assert 0.2 < time.monotonic() - start < 5.0
+    assert 0.2 < time.monotonic() - start < 60
     with pytest.raises(OSError, match="silent"):
         first.all_reduce(torch.zeros(4))
 
@@ -365,7 +365,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[list[Rank]]:
 
 
 def wait_until_waiting(rank: Rank) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         rank.tell("is waiting")
         if rank.says(5) == "True":

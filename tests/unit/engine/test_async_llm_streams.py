@@ -90,12 +90,12 @@ def test_a_drain_ends_with_the_last_request() -> None:
         engine, _ = lone_front_end()
         running = request("a")
         stream = engine.submit(running)
-        drained = asyncio.create_task(engine.drain(20.0))
+        drained = asyncio.create_task(engine.drain(200.0))
         await asyncio.sleep(0)
         start = time.monotonic()
         answer(engine, [running], [97], FinishReason.LENGTH)
         await drained
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < 60
         assert reasons_of(await read(stream)) == ["length"]
 
     run(test)

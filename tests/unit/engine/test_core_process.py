@@ -42,7 +42,7 @@ def test_when_the_engine_is_killed_every_stream_hears_of_it() -> None:
             for stream in streams:
                 with pytest.raises(EngineDeadError, match="process is gone"):
                     await read(stream)
-            assert time.monotonic() - start < 5.0
+            assert time.monotonic() - start < 60
             assert engine.num_unfinished_requests == 0
             for call in (engine.check_health, engine.check_ready):
                 with pytest.raises(EngineDeadError):
@@ -73,7 +73,7 @@ def test_when_the_front_end_is_killed_the_engine_ends() -> None:
         engines = children(process.pid)
         assert len(engines) == 1
         process.kill()
-        assert have_ended(engines, 3.0)
+        assert have_ended(engines, 60)
     finally:
         process.kill()
         process.communicate()
@@ -219,7 +219,7 @@ def test_outputs_that_cannot_be_sent_end_the_engines_process() -> None:
     time.sleep(5)
     """
     process = run_script(script)
-    assert "cannot be sent" in process.communicate(timeout=20)[1]
+    assert "cannot be sent" in process.communicate(timeout=60)[1]
     assert process.returncode == 1
 
 

@@ -33,7 +33,7 @@ def test_addresses_are_in_the_order_of_the_ranks() -> None:
 def test_a_rank_that_does_not_report_is_named_after_the_time() -> None:
     start = time.monotonic()
     assert meeting(0).wait_for_reports([0, 1], 0.05) == {1}
-    assert 0.04 < time.monotonic() - start < 2.0
+    assert 0.04 < time.monotonic() - start < 60
 
 
 def test_a_rank_that_has_failed_is_not_waited_for() -> None:

@@ -82,9 +82,9 @@ def test_waiting_for_the_next_grammar_does_not_take_it_away() -> None:
     start = time.monotonic()
     grammars.wait(0.02, for_all=False)
     grammars.wait(0.02, for_all=True)
-    assert 0.04 <= time.monotonic() - start < 5  # as long as it was told
+    assert 0.04 <= time.monotonic() - start < 60  # as long as it was told
     manager.futures["x"].set_result("")
-    grammars.wait(30, for_all=False)
-    grammars.wait(30, for_all=True)
-    assert time.monotonic() - start < 5  # and no longer than it takes
+    grammars.wait(300, for_all=False)
+    grammars.wait(300, for_all=True)
+    assert time.monotonic() - start < 60  # and no longer than it takes
     assert grammars.take_compiled() == [("a", "")]

@@ -70,7 +70,7 @@ BODIES = [("/tokenize", b'{"prompt": "x"}'), ("/detokenize", b'{"tokens": [1]}')
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 @pytest.mark.parametrize(
-    ("arrived", "body_seconds", "encode_seconds"), [(0.0, 20.0, 0.0), (0.0, 0.0, 20.0), (5.0, 0.0, 20.0)]
+    ("arrived", "body_seconds", "encode_seconds"), [(0.0, 90.0, 0.0), (0.0, 0.0, 90.0), (5.0, 0.0, 90.0)]
 )
 def test_what_takes_too_long_is_a_504(
     path: str, body: bytes, arrived: float, body_seconds: float, encode_seconds: float
@@ -79,7 +79,7 @@ def test_what_takes_too_long_is_a_504(
     start = time.monotonic()
     status, answer = post(app, path, body, arrived=arrived, body_seconds=body_seconds)
     assert (status, answer["error"]["code"]) == (504, "request_timeout")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)

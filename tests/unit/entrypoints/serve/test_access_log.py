@@ -62,7 +62,7 @@ def reported(
 def test_log_and_metrics_say_the_same_status(app: ASGIApp, status: int, num_bytes: int, tmp_path: Path) -> None:
     [(route, seen, seconds)], line = reported(app, tmp_path)
     assert (route, seen) == ("unmatched", status)
-    assert 0 <= seconds < 5
+    assert 0 <= seconds < 60
     assert (line["status"], line["bytes"], line["client"]) == (status, num_bytes, "-")
 
 

@@ -101,7 +101,7 @@ def test_a_client_that_goes_ends_what_runs_also_with_requests_behind_it(behind: 
             writer.close()
             start = time.monotonic()
             await app.gone.wait()
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 60
             assert app.paths == ["/wait"], "what waited is not begun"
 
     on_loop(test)
