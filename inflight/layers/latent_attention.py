@@ -36,7 +36,7 @@ class LatentAttention(Loadable):
         heads = head_part(spec.num_heads, 1, context.tp)
         self.num_heads = heads.size
         order = row_order(spec.rope, latent.rope_dim)
-        order = torch.arange(latent.rope_dim) if order is None else order
+        order = torch.arange(latent.rope_dim, dtype=torch.int64, device="cpu") if order is None else order
         inputs = {"kv_a_proj_with_mqa": _whole(spec.head_dim, _behind(latent.rank, order))}
         head_order = _behind(latent.nope_dim, order)
         query = head_part(spec.num_heads, len(head_order), context.tp)
@@ -118,4 +118,4 @@ def _whole(size: int, order: Tensor | None = None) -> OutputPart:
 
 def _behind(num_rows: int, order: Tensor) -> Tensor:
     """An order of rows: the first `num_rows` as they are, then the others in the order `order`."""
-    return torch.cat((torch.arange(num_rows), num_rows + order))
+    return torch.cat((torch.arange(num_rows, dtype=torch.int64, device="cpu"), num_rows + order))

@@ -119,9 +119,9 @@ class DecoderAttention(Loadable):
 
 def _with_gate(query: OutputPart, head_dim: int) -> dict[str, OutputPart]:
     """The projections to queries and to their gates, if the checkpoint has the gates of each head behind its queries."""
-    order = torch.arange(query.size) if query.order is None else query.order
+    order = torch.arange(query.size, dtype=torch.int64, device="cpu") if query.order is None else query.order
     rows = order + order // head_dim * head_dim  # a head has twice as many rows
-    gates = torch.arange(query.size)
+    gates = torch.arange(query.size, dtype=torch.int64, device="cpu")
     gates = gates + (gates // head_dim + 1) * head_dim
     both = replace(query, total=2 * query.total, start=2 * query.start, source="q_proj")
     return {"q_proj": replace(both, order=rows), "gate": replace(both, order=gates)}
@@ -259,7 +259,7 @@ class DecoderForCausalLM(CausalLM):
         self.stage, self.unread = stage, architecture.unread
         self.embedding_scale = architecture.embedding_scale
         if architecture.rounds_embedding_scale:
-            self.embedding_scale = float(torch.tensor(self.embedding_scale, dtype=context.dtype))
+            self.embedding_scale = float(torch.tensor(self.embedding_scale, dtype=context.dtype, device="cpu"))
         self.logits_scale, self.logits_cap = architecture.logits_scale, architecture.logits_cap
         self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, context) if stage.is_first else None
         # one rotation per step for each kind of rotary embedding among the layers
