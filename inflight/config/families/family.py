@@ -131,12 +131,12 @@ def with_residual_scale(
     """The same model, if every layer adds `residual` * output to the residual stream.
 
     Instead, the whole stream is divided by `residual`. It is read by norms only, and a norm gives the same result for x / r as
-    for x, if its eps is divided by r^2.
+    for x, if its eps is divided by r^2. All other norms keep their eps.
     """
     return replace(
         model,
         embedding_scale=embedding_scale / residual,
-        rms_norm_eps=model.rms_norm_eps / residual**2,
+        stream_eps=model.rms_norm_eps / residual**2,
         logits_scale=logits_scale,
     )
 

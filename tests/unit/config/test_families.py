@@ -298,7 +298,8 @@ def test_phi3_and_the_length_up_to_which_its_short_factors_hold() -> None:
 
 def test_granite_divides_the_residual_stream() -> None:
     model = parse("granite", embedding_multiplier=12.0, residual_multiplier=0.5, logits_scaling=4.0, rms_norm_eps=1e-6)
-    assert (model.embedding_scale, model.rms_norm_eps, model.logits_scale) == (24.0, 4e-6, 0.25)
+    assert (model.embedding_scale, model.stream_eps, model.logits_scale) == (24.0, 4e-6, 0.25)
+    assert model.rms_norm_eps == 1e-6, "the eps of norms that do not read the residual stream"
 
 
 def test_smollm3_leaves_the_rotary_embedding_out_of_every_fourth_layer() -> None:
