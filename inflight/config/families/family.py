@@ -200,6 +200,17 @@ def read_mlp(
     return MlpSpec(size=size, bias=bias, activation=_ACTIVATIONS[activation], is_fused=is_fused)
 
 
+def read_silu_mlp(fields: JsonFields) -> MlpSpec:
+    """The MLP of a family whose recurrent layers have the activation SiLU: they read the same field, or no field."""
+    mlp = read_mlp(fields)
+    if mlp.activation != SILU:
+        raise UnsupportedModelError(
+            f"{fields.where}: hidden_act={fields.text('hidden_act')!r} is not supported by Inflight's own code, because the "
+            "recurrent layers of this family have 'silu'; use model_impl='transformers' (--model-impl transformers)"
+        )
+    return mlp
+
+
 def read_cap(fields: JsonFields, name: str, default: float | None) -> float | None:
     """A soft cap. null means no cap. If the field is absent, the cap is `default`."""
     if default is None and not fields.has(name):

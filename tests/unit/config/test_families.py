@@ -166,6 +166,7 @@ def test_what_is_absent_has_the_value_that_transformers_gives_it(family: Family)
 
 # What families call a field, if not as most do.
 ACTIVATIONS = dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation")
+RECURRENT = ("qwen3_5_text", "qwen3_next", "lfm2")  # their recurrent layers have SiLU
 NO_BIAS = ("mistral", "qwen2", "phi3", "ministral", "ministral3", "lfm2")  # they have no field `attention_bias`
 ONE_BIAS = ("glm", "glm4")  # on queries, keys and values only
 MLP_BIAS = ("llama", "granite", "smollm3", "minicpm3")
@@ -181,7 +182,7 @@ def test_the_fields_that_families_share_go_to_their_places(family: Family) -> No
         True,
         False,
     ]
-    for activation in ("silu", "gelu_pytorch_tanh"):
+    for activation in ("silu",) if kind in RECURRENT else ("silu", "gelu_pytorch_tanh"):
         model = parse(kind, **given, **{ACTIVATIONS.get(kind, "hidden_act"): activation})
         assert {layer.mlp.activation for layer in model.layers} == {SILU if activation == "silu" else GELU_TANH}
     model = parse(kind, **given, attention_bias=True, mlp_bias=True)
@@ -332,6 +333,13 @@ def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
         ("qwen3_5_text", {"linear_num_value_heads": 17}, "linear_num_value_heads=17 is not a multiple of"),
         ("qwen3_5_text", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim=1 is not supported; at least 2 is"),
         ("qwen3_5_text", {"linear_key_head_dim": 0}, "linear_key_head_dim=0 is not a positive integer"),
+        (
+            "qwen3_5_text",
+            {"hidden_act": "gelu_pytorch_tanh"},
+            "hidden_act='gelu_pytorch_tanh' is not supported by Inflight",
+        ),
+        ("qwen3_next", {"num_experts": 0, "hidden_act": "gelu_new"}, "(--model-impl transformers)"),
+        ("lfm2", {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act='gelu_pytorch_tanh' is not supported by Inflight"),
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu' is not supported; supported are silu"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 is not a positive number"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
