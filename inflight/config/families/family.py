@@ -277,7 +277,9 @@ def read_layer_types(fields: JsonFields, default: list[bool], window: int | None
         )
     wanted = [kind == "sliding_attention" for kind in layer_types]
     if any(wanted) and window is None:
-        raise UnsupportedModelError("config.json: layer_types has sliding_attention, but no sliding_window is in use")
+        raise UnsupportedModelError(
+            "config.json: layer_types has sliding_attention, but no window is in use (sliding_window, use_sliding_window)"
+        )
     return wanted
 
 

@@ -169,7 +169,7 @@ ACTIVATIONS = dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_ac
 RECURRENT = ("qwen3_5_text", "qwen3_next", "lfm2")  # their recurrent layers have SiLU
 NO_BIAS = ("mistral", "qwen2", "phi3", "ministral", "ministral3", "lfm2")  # they have no field `attention_bias`
 ONE_BIAS = ("glm", "glm4")  # on queries, keys and values only
-MLP_BIAS = ("llama", "granite", "smollm3", "minicpm3")
+MLP_BIAS = ("llama", "granite", "smollm3", "minicpm3", "deepseek_v2")
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=families.NAMES)
