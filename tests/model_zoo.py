@@ -342,6 +342,12 @@ def write_model(
 ) -> Path:
     """Draws the model and saves it in `folder`, which is created and returned. A small shard size makes several files."""
     model = AutoModelForCausalLM.from_config(config).to(dtype)
+    draw_weights(model, seed)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def draw_weights(model: PreTrainedModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         is_norm = "norm" in name
@@ -350,8 +356,6 @@ def write_model(
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.copy_(1 + torch.randn(1, generator=generator) * _STANDARD_DEVIATION)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-    return folder
 
 
 def reference_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -123,7 +123,7 @@ class CpuPagedBackend(AttentionBackend):
         num_tokens, num_heads, head_dim = query.shape
         num_new = key.shape[1]  # without new keys, the kernel writes nothing
         layout = self.head_layout(kv_cache, num_heads, head_dim, params.value_dim, query.dtype)
-        output = torch.empty((num_tokens, num_heads, params.value_dim or head_dim), dtype=query.dtype)
+        output = torch.empty((num_tokens, num_heads, params.value_dim or head_dim), dtype=query.dtype, device="cpu")
         self._kernels.inflight_paged_attention(
             query.data_ptr(),
             query.stride(0),

@@ -87,7 +87,11 @@ class TorchSdpaBackend(AttentionBackend):
                 first = row.first_key if sliding_window is None else max(row.first_key, start - sliding_window + 1)
                 keys, values = gathered[[0, -1], :, first - row.first_key : end - row.first_key]
                 values = values[..., : params.value_dim]
-                visible = _visible(torch.arange(start, end)[:, None], torch.arange(first, end), sliding_window)
+                visible = _visible(
+                    torch.arange(start, end, dtype=torch.int64, device="cpu")[:, None],
+                    torch.arange(first, end, dtype=torch.int64, device="cpu"),
+                    sliding_window,
+                )
                 output[tokens] = _attend(query[tokens], keys, values, visible, params)
         return output
 

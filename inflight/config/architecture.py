@@ -54,7 +54,8 @@ class LatentSpec:
     vector of `rank` numbers. Beside it, all heads share `rope_dim` rotated elements of the keys. A head's query has `nope_dim`
     elements without rotation and `rope_dim` with; its value has `value_dim`.
 
-    `query_rank`: queries come from a latent vector of so many numbers. None: they come from the layer's input.
+    `query_rank`: queries come from a latent vector of so many numbers. None: they come from the layer's input. Latent vectors
+    are normed with `eps`, which is not the model's: transformers' models do not read it from config.json.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class LatentSpec:
     nope_dim: int
     rope_dim: int
     value_dim: int
+    eps: float = 1e-6
 
     def rank_sizes(self, num_heads: int) -> tuple[int, int]:
         """See `AttentionSpec.rank_sizes`. `num_heads`: of one rank."""
@@ -272,6 +274,9 @@ class ModelArchitecture:
     reads `layers`, which has one entry per layer. `weight_format` says how the linear weights are stored, by a name in
     `weight_format.py`.
 
+    Norms add `rms_norm_eps` to the mean square of their input. Those that read the residual stream add `stream_eps`, unless it
+    is None.
+
     Embeddings are multiplied by `embedding_scale`, which is first rounded to the model's dtype if `rounds_embedding_scale` is
     set. Logits l become `logits_scale * l`, and then c * tanh(l / c) if there is a `logits_cap` c. `norm_offset` is added to
     the weights of all norms but those of recurrent layers. The checkpoint may have tensors that are for other uses, such as
@@ -287,6 +292,7 @@ class ModelArchitecture:
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     rms_norm_eps: float
+    stream_eps: float | None = None
     max_position_embeddings: int
     tie_word_embeddings: bool = False
     embedding_scale: float = 1.0

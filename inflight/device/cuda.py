@@ -135,7 +135,7 @@ class CudaDevice(Accelerator):
         return CudaStream(torch.cuda.Stream(self.torch_device))  # type: ignore[no-untyped-call]
 
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(num_elements, dtype=dtype, pin_memory=True)
+        return torch.empty(num_elements, dtype=dtype, device="cpu", pin_memory=True)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         torch.cuda.synchronize(self.torch_device)

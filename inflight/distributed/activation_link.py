@@ -45,6 +45,7 @@ class LinkSpec:
         return torch.tensor(
             [self.hidden_size, dtype, self.max_num_tokens, self.tensor_parallel_size, self.split_bytes],
             dtype=torch.int64,
+            device="cpu",
         )
 
 

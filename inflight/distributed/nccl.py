@@ -84,7 +84,7 @@ def connect(
     if max_ctas is not None:
         options.config.max_ctas = max_ctas
     communicator = Communicator(ProcessGroupNCCL(store, rank, size, options))
-    group, x = NcclCollectives(size, rank, communicator), torch.zeros(1, device=device)
+    group, x = NcclCollectives(size, rank, communicator), torch.zeros(1, dtype=torch.float32, device=device)
     for collective in (group.all_reduce, group.all_gather, group.broadcast):
         collective(x)  # NCCL makes the connections of an algorithm when the algorithm is first used
     torch.cuda.synchronize(device)

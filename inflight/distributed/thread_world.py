@@ -52,7 +52,7 @@ class Meeting:
 
     def __init__(self, size: int, timeout_seconds: float) -> None:
         self._barrier = threading.Barrier(size, timeout=timeout_seconds)
-        self._tensors: list[Tensor] = [torch.empty(0)] * size
+        self._tensors: list[Tensor] = [torch.empty(0, dtype=torch.float32, device="cpu")] * size
         self._closed = ""
 
     def put(self, rank: int, x: Tensor) -> list[Tensor]:

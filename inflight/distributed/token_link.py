@@ -56,6 +56,6 @@ class TokenReceiver:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _receive(self, num_rows: int) -> Tensor:
-        message = torch.empty(num_rows, self._width, dtype=torch.int32)
+        message = torch.empty(num_rows, self._width, dtype=torch.int32, device="cpu")
         self._channel.receive(message)
         return message

@@ -74,7 +74,7 @@ class LayerOps(ABC):
         cos, sin = angles.cos(), angles.sin_()
         sin[:, : len(frequencies) // 2].neg_()
         if scale != 1.0:
-            factors = torch.where(frequencies == 0, 1.0, scale)
+            factors = torch.full_like(frequencies, scale).masked_fill_(frequencies == 0, 1.0)
             cos, sin = cos.mul_(factors), sin.mul_(factors)
         return cos.to(dtype), sin.to(dtype)
 

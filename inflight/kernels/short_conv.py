@@ -43,7 +43,7 @@ class CpuShortConv:
     def __init__(self, kernels: KernelLibrary, weight: Tensor, bias: Tensor | None) -> None:
         kernel_size, num_channels = weight.shape
         require_supported(short_conv_problem(num_channels, kernel_size, torch.float32))
-        for each in (weight, torch.zeros(num_channels) if bias is None else bias):
+        for each in (weight, torch.zeros(num_channels, dtype=torch.float32, device="cpu") if bias is None else bias):
             fits = each.shape[-1] == num_channels and each.dtype == torch.float32 and each.is_contiguous()
             require(fits, f"short_conv needs contiguous weights in float32 for {num_channels} channels", each)
         self._kernels, self._weight, self._bias = kernels, weight, bias
@@ -72,7 +72,7 @@ class CpuShortConv:
         layer = ShortConv(
             num_channels, kernel_size, states.stride(0), self._weight.data_ptr(), bias, DTYPES[rows.dtype]
         )
-        out = torch.empty((len(rows), num_channels), dtype=rows.dtype)
+        out = torch.empty((len(rows), num_channels), dtype=rows.dtype, device="cpu")
         self._kernels.inflight_short_conv(
             rows.data_ptr(), rows.stride(0), out.data_ptr(), states.data_ptr(), step, layer
         )

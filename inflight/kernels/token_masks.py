@@ -47,7 +47,7 @@ def check_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
 
 def torch_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
     check_token_masks(logits, rows, masks)
-    vocab_size, bits = logits.shape[1], torch.arange(WORD_BITS, dtype=torch.int32)
+    vocab_size, bits = logits.shape[1], torch.arange(WORD_BITS, dtype=torch.int32, device="cpu")
     step = max(1, CHUNK_ELEMENTS // vocab_size)
     for start in range(0, len(rows), step):
         at, words = rows[start : start + step], masks[start : start + step]

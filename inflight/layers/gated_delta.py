@@ -107,8 +107,9 @@ def _grouped(spec: GatedDeltaSpec, tp: TensorParallelGroup) -> dict[str, OutputP
     ):
         group, first = sum(sizes.values()), 0
         whole = head_part(spec.num_key_heads, group, tp)
+        starts = torch.arange(0, whole.size, group, dtype=torch.int64, device="cpu")
         for name, size in sizes.items():
-            rows = torch.arange(0, whole.size, group)[:, None] + first + torch.arange(size)
+            rows = starts[:, None] + first + torch.arange(size, dtype=torch.int64, device="cpu")
             found[name] = replace(whole, size=rows.numel(), order=rows.flatten(), source=source)
             first += size
     return found

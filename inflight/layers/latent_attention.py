@@ -27,16 +27,16 @@ class LatentAttention(Loadable):
     """Each rank has some of the query heads. All ranks compute and keep the same latent vectors."""
 
     def __init__(
-        self, hidden_size: int, eps: float, spec: AttentionSpec, layer: int, rotation_index: int, context: LayerContext
+        self, hidden_size: int, spec: AttentionSpec, layer: int, rotation_index: int, context: LayerContext
     ) -> None:
         super().__init__()
         latent = spec.latent
         assert latent is not None
-        self.latent, self.rotation_index, self.eps, self.ops = latent, rotation_index, eps, context.ops
+        self.latent, self.rotation_index, self.ops = latent, rotation_index, context.ops
         heads = head_part(spec.num_heads, 1, context.tp)
         self.num_heads = heads.size
         order = row_order(spec.rope, latent.rope_dim)
-        order = torch.arange(latent.rope_dim) if order is None else order
+        order = torch.arange(latent.rope_dim, dtype=torch.int64, device="cpu") if order is None else order
         inputs = {"kv_a_proj_with_mqa": _whole(spec.head_dim, _behind(latent.rank, order))}
         head_order = _behind(latent.nope_dim, order)
         query = head_part(spec.num_heads, len(head_order), context.tp)
@@ -44,12 +44,12 @@ class LatentAttention(Loadable):
         self.q_a_layernorm: RMSNorm | None = None
         if latent.query_rank is not None:
             inputs["q_a_proj"] = _whole(latent.query_rank)
-            self.q_a_layernorm = RMSNorm(latent.query_rank, eps, context)
+            self.q_a_layernorm = RMSNorm(latent.query_rank, latent.eps, context)
         name = "q_proj" if latent.query_rank is None else "q_b_proj"
         query_size = latent.query_rank or hidden_size
         self.q_proj = ColumnParallelLinear(query_size, {name: query}, bias=False, context=context)
         self.in_proj = ColumnParallelLinear(hidden_size, inputs, bias=spec.qkv_bias, context=context)
-        self.kv_a_layernorm = RMSNorm(latent.rank, eps, context)
+        self.kv_a_layernorm = RMSNorm(latent.rank, latent.eps, context)
         self.kv_b = head_part(spec.num_heads, latent.nope_dim + latent.value_dim, context.tp)
         rows = torch.empty(self.kv_b.size, latent.rank, dtype=context.dtype, device=context.weight_device)
         self.kv_b_weight = nn.Parameter(rows, False)
@@ -99,7 +99,7 @@ class LatentAttention(Loadable):
         self.absorb_keys(queries[:, :, : latent.nope_dim], query[:, :, : latent.rank])
         self.ops.copy_heads(rotation.apply(queries[:, :, latent.nope_dim :], None), query[:, :, latent.rank :])
         cached = projected[:, :row_size].unsqueeze(1)
-        self.ops.norm_heads(cached[:, :, : latent.rank], self.kv_a_layernorm.weight.unsqueeze(0), self.eps)
+        self.ops.norm_heads(cached[:, :, : latent.rank], self.kv_a_layernorm.weight.unsqueeze(0), latent.eps)
         key_rope = cached[:, :, latent.rank :]
         self.ops.copy_heads(rotation.apply(key_rope, None), key_rope)
         attended = self.attn.forward_latent(query, cached, attn_metadata).flatten(1)
@@ -118,4 +118,4 @@ def _whole(size: int, order: Tensor | None = None) -> OutputPart:
 
 def _behind(num_rows: int, order: Tensor) -> Tensor:
     """An order of rows: the first `num_rows` as they are, then the others in the order `order`."""
-    return torch.cat((torch.arange(num_rows), num_rows + order))
+    return torch.cat((torch.arange(num_rows, dtype=torch.int64, device="cpu"), num_rows + order))

@@ -115,7 +115,7 @@ def tune(
                 continue
             measured = _more_than_the_cache_holds(group, clock.cache_bytes)
             for num_rows in row_counts:
-                x = torch.randn(num_rows, weight.shape[1], device=device).to(dtype)
+                x = torch.randn(num_rows, weight.shape[1], dtype=torch.float32, device=device).to(dtype)
                 out = torch.empty(num_rows, group[0].num_columns, dtype=out_dtype, device=device)
                 times = _times(measured, x, out, tiles, clock)
                 fastest = min(times, key=times.__getitem__)

@@ -112,7 +112,7 @@ class WholeQKNorm(Loadable):
         shares = [part.total / (part.size * self.tp.size) for part in self.parts.values()]
         squares = [x.square().sum(dim=1) * share for x, share in zip(wide, shares, strict=True)]
         sums = self.tp.all_reduce(torch.stack(squares, dim=1))  # [num_tokens, 2]
-        totals = torch.tensor([part.total for part in self.parts.values()], device=sums.device)
+        totals = torch.tensor([part.total for part in self.parts.values()], dtype=sums.dtype, device=sums.device)
         scales = (sums / totals + self.eps).rsqrt_()
         for piece, x, scale, weight in zip(pieces, wide, scales.unbind(1), weights, strict=True):
             piece.copy_(x.mul_(scale[:, None]).mul_(weight))

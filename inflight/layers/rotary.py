@@ -30,7 +30,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.dtype, self.ops = context.dtype, context.ops
         self.attention_factor = 1.0 if rope is None else rope.attention_factor
-        inverse = torch.zeros(head_dim // 2)
+        inverse = torch.zeros(head_dim // 2, dtype=torch.float32, device="cpu")
         if rope is not None:
             rotary_dim = rope.rotary_dim or head_dim
             found = inverse_frequencies(rope, head_dim if rope.kind == "proportional" else rotary_dim)
@@ -55,21 +55,25 @@ def row_order(rope: RopeConfig | None, head_dim: int) -> Tensor | None:
     if rope is None or rope.kind == "proportional" or (not rope.interleaved and rope.rotary_dim in (None, head_dim)):
         return None
     rotary_dim = rope.rotary_dim or head_dim
-    rotated = torch.arange(rotary_dim)
+    rotated = torch.arange(rotary_dim, dtype=torch.int64, device="cpu")
     firsts, seconds = (rotated[::2], rotated[1::2]) if rope.interleaved else rotated.chunk(2)
-    passed = torch.arange(rotary_dim, head_dim).chunk(2) if rotary_dim < head_dim else (rotated[:0], rotated[:0])
+    passed = (
+        torch.arange(rotary_dim, head_dim, dtype=torch.int64, device="cpu").chunk(2)
+        if rotary_dim < head_dim
+        else (rotated[:0], rotated[:0])
+    )
     return torch.cat((firsts, passed[0], seconds, passed[1]))
 
 
 def repeat_order(order: Tensor, num_rows: int) -> Tensor:
     """Returns the order of `num_rows` rows in which the rows of each head have the order `order`."""
-    starts = torch.arange(0, num_rows, len(order))
+    starts = torch.arange(0, num_rows, len(order), dtype=torch.int64, device="cpu")
     return (starts[:, None] + order).flatten()
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:
     """Returns the radians per position of each pair: float32 [rotary_dim / 2]."""
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device="cpu") / rotary_dim
     inverse: Tensor = 1.0 / rope.theta**exponents
     if rope.kind == "default":
         return inverse
@@ -78,7 +82,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:
     if rope.kind == "llama3":
         return _llama3(inverse, rope)
     if rope.kind == "longrope":
-        return 1.0 / (torch.tensor(rope.factors) * rope.theta**exponents)
+        return 1.0 / (torch.tensor(rope.factors, dtype=torch.float32, device="cpu") * rope.theta**exponents)
     assert rope.kind == "yarn", rope.kind
     return _yarn(inverse, rope, rotary_dim)
 
@@ -107,5 +111,5 @@ def _yarn(inverse: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001  # so that nothing is divided by zero
-    interpolate = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    interpolate = ((torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low)).clamp(0, 1)
     return inverse / rope.factor * interpolate + inverse * (1 - interpolate)

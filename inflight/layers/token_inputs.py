@@ -31,7 +31,7 @@ class TokenInputs(Loadable):
     ) -> None:
         super().__init__()
         self.num_layers, self.size, self.scale = num_layers, spec.size, hidden_size**-0.5
-        self.table_scale = float(torch.tensor(spec.size**0.5, dtype=context.dtype))
+        self.table_scale = float(torch.tensor(spec.size**0.5, dtype=context.dtype, device="cpu"))
         self.table = VocabParallelEmbedding(spec.vocab_size, num_layers * spec.size, context)
         self.projection = _whole(hidden_size, num_layers * spec.size, "per_layer_model_projection", context)
         self.norm = RMSNorm(spec.size, eps, context)

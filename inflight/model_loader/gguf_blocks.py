@@ -62,7 +62,7 @@ def _two_halves(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _nibbles(packed: Tensor) -> Tensor:
     """uint8 [..., n] -> uint8 [..., 2, n]: the low halves of all bytes, then the high halves."""
-    values = torch.empty(*packed.shape[:-1], 2, packed.shape[-1], dtype=torch.uint8)
+    values = torch.empty(*packed.shape[:-1], 2, packed.shape[-1], dtype=torch.uint8, device="cpu")
     torch.bitwise_and(packed, 15, out=values[..., 0, :])
     torch.bitwise_right_shift(packed, 4, out=values[..., 1, :])
     return values
@@ -89,7 +89,7 @@ def _q4_1(blocks: Tensor) -> QuantizedWeight:
 
 def _fifth_bits(packed: Tensor) -> Tensor:
     """uint8 [..., 4] -> uint8 [..., 2, 16]. The value of weight i is 16 if bit i is set, else 0."""
-    bits = (packed[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1  # [..., 4, 8]
+    bits = (packed[..., None] >> torch.arange(8, dtype=torch.uint8, device="cpu")) & 1  # [..., 4, 8]
     return (bits << 4).view(*packed.shape[:-1], 2, 16)
 
 
@@ -130,7 +130,7 @@ def _q4_k(blocks: Tensor) -> QuantizedWeight:
 
 def _q5_k(blocks: Tensor) -> QuantizedWeight:
     scales, offsets = _scales_of_super_block(blocks)
-    groups = torch.arange(8, dtype=torch.uint8)[:, None]
+    groups = torch.arange(8, dtype=torch.uint8, device="cpu")[:, None]
     fifth = (blocks[..., None, 16:48] >> groups & 1) << 4  # [num_rows, num_blocks, 8, 32]
     values = _nibbles(blocks[..., 48:].reshape(*blocks.shape[:2], 4, _GROUP)).view_as(fifth)
     return _weight(values | fifth, scales, offsets, 8)
@@ -145,7 +145,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
     i of all four groups, those of group 0 in its lowest bits.
     """
     low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)).view(*blocks.shape[:2], 2, 4, _GROUP)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device="cpu")[:, None]
     high = (blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, _GROUP) >> shifts) & 3
     values = (low | high << 4).float().sub_(32).view(*blocks.shape[:2], 16, 16)
     scales = blocks[..., 192:208].contiguous().view(torch.int8) * _halves(blocks, 208, 1)

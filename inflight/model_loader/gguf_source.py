@@ -136,6 +136,6 @@ def model_name(stored_name: str, norms: NormNames, own: Mapping[str, str]) -> st
 def _rows_as_stored(start: int, stop: int, head_dim: int) -> Tensor:
     """Returns the positions in the file of the model's rows `[start, stop)`. The rows, and the positions in the file, are
     counted from the first row of one head."""
-    row = torch.arange(start, stop)
+    row = torch.arange(start, stop, dtype=torch.int64, device="cpu")
     half, place = row % head_dim // (head_dim // 2), row % (head_dim // 2)
     return row - row % head_dim + 2 * place + half

@@ -70,7 +70,7 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
 
 def unpack_nibbles(packed: Tensor) -> Tensor:
     """uint8 [rows, n] -> uint8 [rows, 2 * n], the low half of each byte first."""
-    values = torch.empty(*packed.shape, 2, dtype=torch.uint8)
+    values = torch.empty(*packed.shape, 2, dtype=torch.uint8, device="cpu")
     torch.bitwise_and(packed, 15, out=values[..., 0])
     torch.bitwise_right_shift(packed, 4, out=values[..., 1])
     return values.flatten(-2)
@@ -94,14 +94,15 @@ def make_weight(
         ValueError: a value of `group_index` is not in [0, num_groups).
     """
     num_columns, num_groups = values.shape[1], scales.shape[1]
+    columns = torch.arange(num_columns, dtype=torch.int64, device="cpu")
     if group_index is None:
-        group_index = torch.arange(num_columns) // (num_columns // num_groups)
+        group_index = columns // (num_columns // num_groups)
         in_order = True
     else:
         if bool(((group_index < 0) | (group_index >= num_groups)).any()):
             raise ValueError(f"its g_idx names groups outside [0, {num_groups}): the file is corrupt")
         evenly = num_columns % num_groups == 0
-        in_order = evenly and bool((group_index == torch.arange(num_columns) // (num_columns // num_groups)).all())
+        in_order = evenly and bool((group_index == columns // (num_columns // num_groups)).all())
     middle = 2 ** (bits - 1)
     if num_groups == 1 and bits == 8 and bool((zero_points == middle).all()):
         return QuantizedWeight(values=(values ^ middle).view(torch.int8), scales=scales, offsets=None, bits=8)

@@ -119,9 +119,9 @@ class DecoderAttention(Loadable):
 
 def _with_gate(query: OutputPart, head_dim: int) -> dict[str, OutputPart]:
     """The projections to queries and to their gates, if the checkpoint has the gates of each head behind its queries."""
-    order = torch.arange(query.size) if query.order is None else query.order
+    order = torch.arange(query.size, dtype=torch.int64, device="cpu") if query.order is None else query.order
     rows = order + order // head_dim * head_dim  # a head has twice as many rows
-    gates = torch.arange(query.size)
+    gates = torch.arange(query.size, dtype=torch.int64, device="cpu")
     gates = gates + (gates // head_dim + 1) * head_dim
     both = replace(query, total=2 * query.total, start=2 * query.start, source="q_proj")
     return {"q_proj": replace(both, order=rows), "gate": replace(both, order=gates)}
@@ -147,6 +147,14 @@ class GatedMLP(Loadable):
         return out
 
 
+def _norm(architecture: ModelArchitecture, context: LayerContext, *, reads_stream: bool = False) -> RMSNorm:
+    """`reads_stream`: its input is the residual stream, and not what a layer adds to it."""
+    eps = architecture.rms_norm_eps
+    if reads_stream and architecture.stream_eps is not None:
+        eps = architecture.stream_eps
+    return RMSNorm(architecture.hidden_size, eps, context, offset=architecture.norm_offset)
+
+
 class DecoderLayer(Loadable):
     """Attention and MLP. The input of each is the residual stream, and its output is added to the stream. `LayerSpec.norms`
     says which inputs and outputs have a norm.
@@ -167,10 +175,10 @@ class DecoderLayer(Loadable):
         super().__init__()
         spec = architecture.layers[layer]
         names, sizes = spec.norms, (architecture.hidden_size, architecture.rms_norm_eps)
-        self.before_attention = self._norm(names.before_attention, architecture, context)
+        self.before_attention = _norm(architecture, context, reads_stream=True) if names.before_attention else None
         self.self_attn: DecoderAttention | LatentAttention | RecurrentMixer
         if spec.attention is not None and spec.attention.latent is not None:
-            self.self_attn = LatentAttention(*sizes, spec.attention, layer, rotation_index, context)
+            self.self_attn = LatentAttention(sizes[0], spec.attention, layer, rotation_index, context)
         elif spec.attention is not None:
             self.self_attn = DecoderAttention(architecture, spec.attention, layer, rotation_index, context, owner)
         elif isinstance(spec.recurrence, GatedDeltaSpec):
@@ -178,20 +186,15 @@ class DecoderLayer(Loadable):
         else:
             assert spec.recurrence is not None
             self.self_attn = ShortConvMixer(architecture.hidden_size, spec.recurrence, layer, context)
-        self.after_attention = self._norm(names.after_attention, architecture, context)
-        self.before_mlp = self._norm(names.before_mlp, architecture, context)
+        self.after_attention = _norm(architecture, context) if names.after_attention else None
+        self.before_mlp = _norm(architecture, context, reads_stream=True) if names.before_mlp else None
         self.mlp = GatedMLP(architecture.hidden_size, spec.mlp, context)
-        self.after_mlp = self._norm(names.after_mlp, architecture, context)
+        self.after_mlp = _norm(architecture, context) if names.after_mlp else None
         inputs = architecture.token_inputs
         self.token_input = None if inputs is None else TokenInput(*sizes, inputs, context)
         ones = torch.ones(1, dtype=torch.float32, device=context.device)
         self.scalar = nn.Parameter(ones, False) if spec.has_scalar else None
         self.norm_names, self.ops, self.layer = names, context.ops, layer
-
-    @staticmethod
-    def _norm(name: str | None, architecture: ModelArchitecture, context: LayerContext) -> RMSNorm | None:
-        size, eps, offset = architecture.hidden_size, architecture.rms_norm_eps, architecture.norm_offset
-        return None if name is None else RMSNorm(size, eps, context, offset=offset)
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         names = asdict(self.norm_names)
@@ -259,7 +262,7 @@ class DecoderForCausalLM(CausalLM):
         self.stage, self.unread = stage, architecture.unread
         self.embedding_scale = architecture.embedding_scale
         if architecture.rounds_embedding_scale:
-            self.embedding_scale = float(torch.tensor(self.embedding_scale, dtype=context.dtype))
+            self.embedding_scale = float(torch.tensor(self.embedding_scale, dtype=context.dtype, device="cpu"))
         self.logits_scale, self.logits_cap = architecture.logits_scale, architecture.logits_cap
         self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, context) if stage.is_first else None
         # one rotation per step for each kind of rotary embedding among the layers
@@ -284,7 +287,7 @@ class DecoderForCausalLM(CausalLM):
             self.token_inputs = TokenInputs(len(self.layers), *sizes, architecture.token_inputs, context)
         self.taped = TapedLayers(self.layers, context)
         if stage.is_last:
-            self.norm = RMSNorm(hidden_size, architecture.rms_norm_eps, context, offset=architecture.norm_offset)
+            self.norm = _norm(architecture, context, reads_stream=True)
             # if the embedding is on another stage, a tied head reads the embedding's weights itself
             self.head_name = "model.embed_tokens" if architecture.tie_word_embeddings else "lm_head"
             self.lm_head = LogitsHead(

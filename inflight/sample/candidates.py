@@ -165,5 +165,5 @@ class Prefix:
     def before(self, tokens: Tensor) -> Tensor:
         """Which tokens come before each row's token, if ordered by falling logit, then rising id: bool [n, vocab_size]."""
         logit = self.logits.gather(1, tokens)
-        columns = torch.arange(self.logits.shape[1], device=self.logits.device)
+        columns = torch.arange(self.logits.shape[1], dtype=torch.int64, device=self.logits.device)
         return (self.logits > logit) | ((self.logits == logit) & (columns < tokens))

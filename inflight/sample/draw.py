@@ -42,7 +42,8 @@ def draw_by_bounds(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor
     """
     tokens = np.empty(len(logits), dtype=np.int64)
     scores = np.empty(len(logits), dtype=np.float32)
-    words, bounds = torch.empty(0, 0, dtype=torch.int32), torch.empty(0, 0)
+    words = torch.empty(0, 0, dtype=torch.int32, device="cpu")
+    bounds = torch.empty(0, 0, dtype=torch.float32, device="cpu")
     for rows in row_chunks(logits):
         chunk = logits[rows]
         if words.shape != chunk.shape:

@@ -219,7 +219,7 @@ class LogitsProcessors:
             end = first + max(1, int(np.searchsorted(sizes, CHUNK_ELEMENTS[history.device.type], side="right")))
             part, start, stop = slice(first, end), int(starts[first:end].min()), int(stops[first:end].max())
             tokens = history[:, start:stop].index_select(0, self.tensors[f"{name}_slots"][part])
-            places = torch.arange(start, stop, device=history.device)
+            places = torch.arange(start, stop, dtype=torch.int64, device=history.device)
             here = (places >= self.tensors[f"{name}_starts"][part]) & (places < self.tensors[f"{name}_stops"][part])
             yield part, tokens, here
             first = end

@@ -73,12 +73,13 @@ def top_window(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     group_size = math.isqrt(vocab_size // width)
     num_groups = vocab_size // group_size
     grouped = num_groups * group_size if group_size > 1 else 0
-    ids = torch.arange(grouped, vocab_size, device=logits.device).expand(num_rows, -1)  # the tokens in no group
+    others = torch.arange(grouped, vocab_size, dtype=torch.int64, device=logits.device)  # the tokens in no group
+    ids = others.expand(num_rows, -1)
     values = logits
     if grouped:
         maxima = logits[:, :grouped].view(num_rows, group_size, num_groups).amax(dim=1)
         groups = torch.topk(maxima, width, dim=1, sorted=False).indices
-        members = torch.arange(0, grouped, num_groups, device=logits.device)
+        members = torch.arange(0, grouped, num_groups, dtype=torch.int64, device=logits.device)
         ids = torch.cat([(groups[:, :, None] + members).flatten(1), ids], dim=1)
         values = logits.gather(1, ids)
     order = torch.topk(sort_keys(values, ids), width, dim=1).indices

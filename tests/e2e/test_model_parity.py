@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend, AttentionInputs
@@ -95,6 +96,26 @@ def test_longrope_beyond_its_original_length(tmp_path: Path) -> None:
         truth = reference_model(folder)(prompt().unsqueeze(0)).logits[0]
         ours = run_prompt(load(folder, "float32"), prompt())
     assert relative_difference(ours, truth) < FLOAT32_TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "youtu", "minicpm3"])
+def test_norms_of_small_latent_vectors(tmp_path: Path, family: str) -> None:
+    """The smaller a vector is, the more its norm's eps counts. transformers gives these norms an eps of their own. MiniCPM3
+    also multiplies what its layers add to the residual stream, here as in a model of 62 layers."""
+    config = copy.deepcopy(FAMILY_CONFIGS[family][0])
+    config.q_lora_rank, config.rms_norm_eps = 24, 1e-3
+    if family == "minicpm3":
+        config.scale_depth = 1.4 * (config.num_hidden_layers / 62) ** 0.5
+    folder = write_model(config, tmp_path / "model", seed=0)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if ".q_a_proj." in name or ".kv_a_proj_with_mqa." in name:
+            weight.mul_(0.01)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with torch.inference_mode():
+        truth = reference_model(folder)(prompt().unsqueeze(0)).logits[0].log_softmax(-1)
+        ours = run_prompt(load(folder, "float32"), prompt()).log_softmax(-1)
+    assert float((ours - truth).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize(("family", "index"), CASES)

@@ -131,12 +131,12 @@ def with_residual_scale(
     """The same model, if every layer adds `residual` * output to the residual stream.
 
     Instead, the whole stream is divided by `residual`. It is read by norms only, and a norm gives the same result for x / r as
-    for x, if its eps is divided by r^2.
+    for x, if its eps is divided by r^2. All other norms keep their eps.
     """
     return replace(
         model,
         embedding_scale=embedding_scale / residual,
-        rms_norm_eps=model.rms_norm_eps / residual**2,
+        stream_eps=model.rms_norm_eps / residual**2,
         logits_scale=logits_scale,
     )
 
@@ -198,6 +198,17 @@ def read_mlp(
         )
     size = fields.integer("intermediate_size")
     return MlpSpec(size=size, bias=bias, activation=_ACTIVATIONS[activation], is_fused=is_fused)
+
+
+def read_silu_mlp(fields: JsonFields) -> MlpSpec:
+    """The MLP of a family whose recurrent layers have the activation SiLU: they read the same field, or no field."""
+    mlp = read_mlp(fields)
+    if mlp.activation != SILU:
+        raise UnsupportedModelError(
+            f"{fields.where}: hidden_act={fields.text('hidden_act')!r} is not supported by Inflight's own code, because the "
+            "recurrent layers of this family have 'silu'; use model_impl='transformers' (--model-impl transformers)"
+        )
+    return mlp
 
 
 def read_cap(fields: JsonFields, name: str, default: float | None) -> float | None:
@@ -266,7 +277,9 @@ def read_layer_types(fields: JsonFields, default: list[bool], window: int | None
         )
     wanted = [kind == "sliding_attention" for kind in layer_types]
     if any(wanted) and window is None:
-        raise UnsupportedModelError("config.json: layer_types has sliding_attention, but no sliding_window is in use")
+        raise UnsupportedModelError(
+            "config.json: layer_types has sliding_attention, but no window is in use (sliding_window, use_sliding_window)"
+        )
     return wanted
 
 

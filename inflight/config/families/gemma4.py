@@ -89,7 +89,7 @@ def _read_attention(fields: JsonFields, index: int, has_window: bool) -> Attenti
             f"{own.where}: {', '.join(unknown)} is not supported; {' and '.join(_PER_LAYER)} are"
         )
     values = {name: own.values[name] for name in _PER_LAYER if own.has(name)}
-    if not has_window and not fields.has("per_layer_config"):
+    if not has_window and "per_layer_config" not in fields.values:  # null means that all layers are alike
         values["head_dim"] = fields.integer("global_head_dim", 512)
         if is_equal and fields.has("num_global_key_value_heads"):
             values["num_key_value_heads"] = fields.integer("num_global_key_value_heads")

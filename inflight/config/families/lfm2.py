@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import HEAD, LayerSpec, ModelArchitecture, NormNames, ShortConvSpec
-from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp, read_recurrent_layers
+from inflight.config.families.family import (
+    Family,
+    make_architecture,
+    read_attention,
+    read_recurrent_layers,
+    read_silu_mlp,
+)
 from inflight.config.json_fields import JsonFields
 from inflight.errors import UnsupportedModelError
 
@@ -30,7 +36,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     recurrence = ShortConvSpec(
         num_channels=fields.integer("hidden_size"), kernel_size=kernel_size, bias=fields.boolean("conv_bias", False)
     )
-    mlp = replace(read_mlp(fields), size=_mlp_size(fields))
+    mlp = replace(read_silu_mlp(fields), size=_mlp_size(fields))
     full = LayerSpec(attention=attention, mlp=mlp, norms=_NORMS)
     short = LayerSpec(short_conv=recurrence, mlp=mlp, norms=_NORMS)
     num_layers = fields.integer("num_hidden_layers")

@@ -12,8 +12,8 @@ from inflight.config.families.family import (
     make_architecture,
     partial_rotation,
     read_attention,
-    read_mlp,
     read_recurrent_layers,
+    read_silu_mlp,
 )
 from inflight.config.json_fields import JsonFields
 from inflight.errors import UnsupportedModelError
@@ -35,7 +35,7 @@ def parse_hybrid(fields: JsonFields, name: str, *, is_grouped: bool = False) -> 
         qk_norm=HEAD,
         has_gate=True,
     )
-    mlp, recurrence = read_mlp(fields), replace(_read_recurrence(fields), is_grouped=is_grouped)
+    mlp, recurrence = read_silu_mlp(fields), replace(_read_recurrence(fields), is_grouped=is_grouped)
     full, recurrent = LayerSpec(attention=attention, mlp=mlp), LayerSpec(gated_delta=recurrence, mlp=mlp)
     num_layers, interval = fields.integer("num_hidden_layers"), fields.integer("full_attention_interval", 4)
     every_fourth = [(index + 1) % interval == 0 for index in range(num_layers)]

@@ -65,7 +65,7 @@ class CpuGatedDelta:
             weights.eps,
             DTYPES[rows.dtype],
         )
-        out = torch.empty((len(rows), shape.num_value_heads * shape.value_dim), dtype=rows.dtype)
+        out = torch.empty((len(rows), shape.num_value_heads * shape.value_dim), dtype=rows.dtype, device="cpu")
         self._kernels.inflight_gated_delta(
             rows.data_ptr(), rows.stride(0), out.data_ptr(), states.data_ptr(), step, layer
         )

@@ -29,7 +29,7 @@ class CpuLayerOps(LayerOps):
         num_rows, size = x.shape
         fits = x.stride(1) == 1 and x.dtype in DTYPES and _is_weight(weight, (size,), x.dtype)
         require(fits, "rms_norm needs rows in float32 or bfloat16, and a weight of their size and dtype", x, weight)
-        out = torch.empty((num_rows, size), dtype=x.dtype)
+        out = torch.empty((num_rows, size), dtype=x.dtype, device="cpu")
         self.kernels.inflight_rms_norm(
             x.data_ptr(),
             x.stride(0),
@@ -109,7 +109,7 @@ class CpuLayerOps(LayerOps):
         fits = x.stride(1) == 1 and rows.dtype == torch.int64 and rows.dim() == 1 and rows.is_contiguous()
         require(fits, "select_rows needs rows without gaps, and indices in int64", x, rows)
         require_rows(rows, len(x))
-        out = torch.empty((len(rows), x.shape[1]), dtype=x.dtype)
+        out = torch.empty((len(rows), x.shape[1]), dtype=x.dtype, device="cpu")
         stride, row_bytes = x.stride(0) * x.itemsize, x.shape[1] * x.itemsize
         self.kernels.inflight_select_rows(x.data_ptr(), stride, rows.data_ptr(), out.data_ptr(), len(rows), row_bytes)
         return out

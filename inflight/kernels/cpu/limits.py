@@ -48,20 +48,20 @@ def require(fits: bool, needed: str, *given: object) -> None:
     Args:
         fits: whether a call's arguments are what the kernel needs.
         needed: the kernel's name and what it needs, for the message.
-        given: the arguments, for the message.
+        given: the arguments. A kernel gets pointers to the tensors among them.
 
     Raises:
-        AssertionError: they are not.
+        AssertionError: they are not, or a tensor is not in the memory of the CPU.
     """
-    if not fits:
-        raise AssertionError(f"{needed}; given: {', '.join(map(_described, given))}")
+    if not fits or any(isinstance(each, Tensor) and not each.is_cpu for each in given):
+        raise AssertionError(f"{needed}, in the memory of the CPU; given: {', '.join(map(_described, given))}")
 
 
 def _described(given: object) -> str:
     if not isinstance(given, Tensor):
         return str(given)
     dtype = str(given.dtype).removeprefix("torch.")
-    return f"{dtype} {list(given.shape)} with strides {list(given.stride())}"
+    return f"{dtype} {list(given.shape)} with strides {list(given.stride())} on {given.device}"
 
 
 def require_rows(rows: Tensor, num_rows: int) -> None:

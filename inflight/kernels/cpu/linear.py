@@ -29,7 +29,7 @@ class HugePages:
     deleted."""
 
     def __init__(self) -> None:
-        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._chunk = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._used = 0
 
     def allocate(self, num_bytes: int) -> Tensor:
@@ -99,12 +99,12 @@ class PackedLinear:
         weight.packed = self.packed.data_ptr()
         self._bias: Tensor | None = None
         if bias is not None:
-            features = torch.empty(num_lanes.value, dtype=torch.int64)
+            features = torch.empty(num_lanes.value, dtype=torch.int64, device="cpu")
             kernels.inflight_packed_features(weight, features.data_ptr())
             self._bias = bias.float()[features.clamp(min=0)].contiguous()
             weight.bias = self._bias.data_ptr()
         self.num_columns = weight.out_features // 2 if weight.gate else weight.out_features
-        rows = torch.cat([part.data_ptr() + torch.arange(len(part)) * part.stride(0) * part.itemsize for part in parts])
+        rows = torch.cat([_row_pointers(part) for part in parts])
         pointers = (None if tensor is None else tensor.data_ptr() for tensor in (scales, offsets))
         kernels.inflight_pack_linear(rows.data_ptr(), parts[0].dtype == torch.int8, *pointers, weight)
 
@@ -116,7 +116,7 @@ class PackedLinear:
         fits = fits and (x.dtype == self.dtype if self.dtype.is_floating_point else x.dtype in DTYPES)
         require(fits, "a linear layer needs rows of its input features, in the weight's dtype if this is floats", x)
         if out is None:
-            out = torch.empty((num_rows, self.num_columns), dtype=out_dtype)
+            out = torch.empty((num_rows, self.num_columns), dtype=out_dtype, device="cpu")
         fits = out.is_contiguous() and out.shape == (num_rows, self.num_columns) and out.dtype == out_dtype
         require(
             fits and out_dtype in DTYPES, "a linear layer needs memory for its results, in float32 or bfloat16", out
@@ -132,6 +132,11 @@ class PackedLinear:
             self.weight,
         )
         return out
+
+
+def _row_pointers(part: Tensor) -> Tensor:
+    index = torch.arange(len(part), dtype=torch.int64, device="cpu")
+    return part.data_ptr() + index * part.stride(0) * part.itemsize
 
 
 class PackedHeads:
@@ -222,9 +227,9 @@ def quantize_rows(kernels: ctypes.CDLL, parts: Sequence[Tensor], *, bits: int, g
         fits = bits <= 8 and part.stride(1) == 1 and part.shape[1] == in_features and part.dtype in DTYPES
         require(fits, "quantize_rows needs 8 or 4 bits, and parts of one width in float32 or bfloat16", bits, part)
     shape = out_features, in_features // group_size
-    values = torch.empty(out_features, in_features, dtype=torch.int8 if bits == 8 else torch.uint8)
-    scales = torch.empty(shape)
-    offsets = None if bits == 8 else torch.empty(shape)
+    values = torch.empty(out_features, in_features, dtype=torch.int8 if bits == 8 else torch.uint8, device="cpu")
+    scales = torch.empty(shape, dtype=torch.float32, device="cpu")
+    offsets = None if bits == 8 else torch.empty(shape, dtype=torch.float32, device="cpu")
     first = 0
     for part in parts:
         held = slice(first, first + len(part))

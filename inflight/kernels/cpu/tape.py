@@ -101,8 +101,10 @@ class Tape:
         require(len(steps) == self._num_steps, "a tape needs as many KV groups as its recording", len(steps))
         if rows is not None:
             require_rows(rows, num_tokens)
-        memory = torch.empty(num_tokens * self._bytes_per_token, dtype=torch.uint8)
-        results = [torch.empty((counts[shape.kind], *shape.row), dtype=shape.dtype) for shape in self._results]
+        memory = torch.empty(num_tokens * self._bytes_per_token, dtype=torch.uint8, device="cpu")
+        results = [
+            torch.empty((counts[shape.kind], *shape.row), dtype=shape.dtype, device="cpu") for shape in self._results
+        ]
         addresses = [tensor.data_ptr() for tensor in (memory, *tensors)]
         addresses += [ctypes.addressof(step) for step in steps]
         addresses += [tensor.data_ptr() for tensor in results]

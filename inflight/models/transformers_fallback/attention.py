@@ -91,11 +91,11 @@ class Mask:
                 allow_is_causal_skip=False,
                 use_vmap=self._use_vmap,
             )
-            return torch.as_tensor(row).view(max_model_len)
+            return torch.as_tensor(row, dtype=torch.bool, device="cpu").view(max_model_len)
 
         last = max_model_len - 1
         window = int(sees(last).sum())
-        keys = torch.arange(max_model_len)
+        keys = torch.arange(max_model_len, dtype=torch.int64, device="cpu")
         sizes = [size << i for i in range(max_model_len.bit_length()) for size in (1, window)]
         near = {size + offset for size in sizes for offset in (-1, 0, 1)}
         for position in sorted(position for position in {0, last, *near} if 0 <= position <= last):

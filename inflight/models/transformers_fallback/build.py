@@ -25,8 +25,9 @@ from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even
 from inflight.layers.vocab import LogitsHead
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, HeadAdapter, replace_module
 from inflight.models.transformers_fallback.attention import NAME
+from inflight.models.transformers_fallback.default_dtype import DefaultDtype
 
-_BUILDING = threading.Lock()  # transformers sets the process's default dtype while it builds a model
+_BUILDING = threading.Lock()  # transformers may replace parts of its modules while it builds a model (`apply_patches`)
 
 
 class _SharedTable:
@@ -83,12 +84,11 @@ def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:
         UnsupportedModelError: transformers cannot build the model.
     """
     config = read_config(model_config)
-    dtype = context.dtype
-    with _BUILDING, _EmptyOnMeta():
+    # without a dtype, transformers does not change the default dtype of the whole process
+    options = {"dtype": None, "attn_implementation": NAME, "trust_remote_code": model_config.trust_remote_code}
+    with _BUILDING, DefaultDtype(context.dtype), _EmptyOnMeta():
         try:
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=NAME, trust_remote_code=model_config.trust_remote_code
-            )
+            model = AutoModelForCausalLM.from_config(config, **options)
         except (
             ValueError,
             TypeError,
@@ -103,6 +103,9 @@ def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:
                 f"{type(error).__name__}: {error}"
             ) from error
     assert isinstance(model, PreTrainedModel)
+    for each in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
+        if each is not None:
+            each.dtype = context.dtype
     model.tie_weights()
     _move(model, context)
     return model.eval()

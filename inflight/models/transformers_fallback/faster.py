@@ -44,9 +44,10 @@ def _eps_of_norm(module: nn.Module, context: LayerContext) -> float | None:
     if weight.dim() != 1 or weight.dtype != context.dtype:
         return None
     twin, generator = copy.copy(module), torch.Generator().manual_seed(0)
-    values = torch.randn(len(weight), generator=generator)
+    drawn = partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")
+    values = drawn(len(weight))
     twin._parameters = {"weight": nn.Parameter(values, False)}
-    x = 1e-2 * torch.randn(3, len(weight), generator=generator)  # inputs so small that eps changes the result
+    x = 1e-2 * drawn(3, len(weight))  # inputs so small that eps changes the result
     wanted = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * values
     return eps if _gives(twin, x, wanted) else None
 
@@ -69,14 +70,16 @@ def _describe_mlp(module: nn.Module, context: LayerContext) -> MlpSpec | None:
     if len(biases) > 1 or any(child.weight.dtype != context.dtype for child in linears.values()):
         return None
     generator = torch.Generator().manual_seed(0)
-    drawn = partial(torch.randn, generator=generator, dtype=torch.float64)
+    drawn = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
     gate, up, down = (drawn(out, width) for width, out in _WIDTHS.values())
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     for name, weight in zip(_WIDTHS, (gate, up, down), strict=True):
-        twin._modules[name] = linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype, device="meta")
+        twin._modules[name] = linear
         linear.weight = nn.Parameter(weight, False)
-    x = drawn(1, 3, 8) * torch.tensor([0.1, 1.0, 100.0])[:, None]  # some MLPs clamp large values
+    sizes = torch.tensor([0.1, 1.0, 100.0], dtype=torch.float64, device="cpu")  # some MLPs clamp large values
+    x = drawn(1, 3, 8) * sizes[:, None]
     for activation in (SILU, GELU_TANH):
         if _gives(twin, x, (ACTIVATIONS[activation](x @ gate.T) * (x @ up.T)) @ down.T):
             return MlpSpec(size=linears["up_proj"].out_features, bias=biases.pop(), activation=activation)

@@ -30,6 +30,7 @@ from inflight.models.causal_lm import CausalLM
 from inflight.models.transformers_fallback.adapters import replace_module
 from inflight.models.transformers_fallback.attention import PackedAttention
 from inflight.models.transformers_fallback.build import build, find_layers, replace_head, replace_linears
+from inflight.models.transformers_fallback.default_dtype import float32_by_default
 from inflight.models.transformers_fallback.faster import replace_mlps, replace_norms
 from inflight.models.transformers_fallback.self_check import check
 from inflight.models.transformers_fallback.stages import cut
@@ -111,7 +112,8 @@ class TransformersForCausalLM(CausalLM):
             given |= {
                 name: self.attention.states for name in ("past_key_values", "cache_params") if name in self._takes
             }
-        out: ModelOutput = self.decoder(**_named(inputs), use_cache=False, **given)
+        with float32_by_default():
+            out: ModelOutput = self.decoder(**_named(inputs), use_cache=False, **given)
         return out
 
     def first_positions(self) -> tuple[int, ...]:
@@ -130,7 +132,8 @@ class TransformersForCausalLM(CausalLM):
         called: list[PreTrainedModel] = []
         inner = [each for each in self.lm.modules() if isinstance(each, PreTrainedModel) and each is not self.lm]
         hooks = [each.register_forward_pre_hook(lambda module, _: called.append(module)) for each in inner]
-        logits: Tensor = self.lm(**_named(inputs), use_cache=False)["logits"][0]
+        with float32_by_default():
+            logits: Tensor = self.lm(**_named(inputs), use_cache=False)["logits"][0]
         for hook in hooks:
             hook.remove()
         if not called:
@@ -164,7 +167,8 @@ class TransformersForCausalLM(CausalLM):
             return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
         self._hidden.hidden = hidden[None]
         input_ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
-        logits = self.lm(input_ids=input_ids, use_cache=False)["logits"][0].float()
+        with float32_by_default():
+            logits = self.lm(input_ids=input_ids, use_cache=False)["logits"][0].float()
         self._hidden.hidden = None
         return logits.contiguous() if out is None else out.copy_(logits)
 

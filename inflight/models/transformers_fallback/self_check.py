@@ -55,11 +55,13 @@ def _check(model: TransformersForCausalLM) -> None:
     num_tokens = min(NUM_TOKENS, model.max_model_len)
     lengths = num_tokens, min(9, num_tokens)
     if model.stage.is_first:  # the first tokens of a vocabulary may be special, like padding
-        tokens, others = (torch.randint(vocab_size // 2, vocab_size, (n,), generator=generator) for n in lengths)
+        draw = partial(torch.randint, generator=generator, dtype=torch.int64, device="cpu")
+        tokens, others = (draw(vocab_size // 2, vocab_size, (n,)) for n in lengths)
     else:  # hidden states
-        tokens, others = (torch.randn(n, model.hidden_size, generator=generator).to(model.dtype) for n in lengths)
+        draw = partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")
+        tokens, others = (draw(n, model.hidden_size).to(model.dtype) for n in lengths)
     tokens, others = tokens.to(device), others.to(device)
-    positions = torch.arange(num_tokens, device=device)
+    positions = torch.arange(num_tokens, dtype=torch.int64, device=device)
     inputs: list[Tensor] = []
     outputs: list[tuple[str, Tensor]] = []
     with attention_of(model.lm, "eager"):
@@ -126,12 +128,13 @@ def _run_in_chunks(
             num_computed_tokens=np.array([start, first], dtype=np.int32),
             block_table=np.array([[1, 2], [3, 4]], dtype=np.int32),
         )
+        positions = [*range(start, stop), *range(offset + first, offset + end)]
         outputs: list[tuple[str, Tensor]] = []
         with _watch(model.decoder_layers, outputs, replaced=[each[..., start:stop, :] for each in inputs]):
             step = torch.cat((tokens[start:stop], others[first:end]))
             hidden = model(
                 step,
-                torch.tensor([*range(start, stop), *range(offset + first, offset + end)], device=tokens.device),
+                torch.tensor(positions, dtype=torch.int64, device=tokens.device),
                 tuple(backend.layer_metadata(attention, spec) for spec in specs),
                 intermediate=None if model.stage.is_first else IntermediateTensors(step, step),
             )

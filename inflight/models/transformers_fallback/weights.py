@@ -116,7 +116,7 @@ class FallbackUnit(Loadable):
             elif name in self.plan.converted:
                 for _, source in self.plan.converted[name][1]:
                     shape = self.plan.shape(source)
-                    kept = torch.empty(shape, device="meta")
+                    kept = torch.empty(shape, dtype=torch.float32, device="meta")
                     yield source, WeightSlot(shape=shape, destination=kept, accept=_Keep(self.parts, source))
 
     def finish_loading(self) -> None:

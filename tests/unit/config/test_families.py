@@ -166,9 +166,10 @@ def test_what_is_absent_has_the_value_that_transformers_gives_it(family: Family)
 
 # What families call a field, if not as most do.
 ACTIVATIONS = dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation")
+RECURRENT = ("qwen3_5_text", "qwen3_next", "lfm2")  # their recurrent layers have SiLU
 NO_BIAS = ("mistral", "qwen2", "phi3", "ministral", "ministral3", "lfm2")  # they have no field `attention_bias`
 ONE_BIAS = ("glm", "glm4")  # on queries, keys and values only
-MLP_BIAS = ("llama", "granite", "smollm3", "minicpm3")
+MLP_BIAS = ("llama", "granite", "smollm3", "minicpm3", "deepseek_v2")
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=families.NAMES)
@@ -181,7 +182,7 @@ def test_the_fields_that_families_share_go_to_their_places(family: Family) -> No
         True,
         False,
     ]
-    for activation in ("silu", "gelu_pytorch_tanh"):
+    for activation in ("silu",) if kind in RECURRENT else ("silu", "gelu_pytorch_tanh"):
         model = parse(kind, **given, **{ACTIVATIONS.get(kind, "hidden_act"): activation})
         assert {layer.mlp.activation for layer in model.layers} == {SILU if activation == "silu" else GELU_TANH}
     model = parse(kind, **given, attention_bias=True, mlp_bias=True)
@@ -298,7 +299,8 @@ def test_phi3_and_the_length_up_to_which_its_short_factors_hold() -> None:
 
 def test_granite_divides_the_residual_stream() -> None:
     model = parse("granite", embedding_multiplier=12.0, residual_multiplier=0.5, logits_scaling=4.0, rms_norm_eps=1e-6)
-    assert (model.embedding_scale, model.rms_norm_eps, model.logits_scale) == (24.0, 4e-6, 0.25)
+    assert (model.embedding_scale, model.stream_eps, model.logits_scale) == (24.0, 4e-6, 0.25)
+    assert model.rms_norm_eps == 1e-6, "the eps of norms that do not read the residual stream"
 
 
 def test_smollm3_leaves_the_rotary_embedding_out_of_every_fourth_layer() -> None:
@@ -331,6 +333,13 @@ def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
         ("qwen3_5_text", {"linear_num_value_heads": 17}, "linear_num_value_heads=17 is not a multiple of"),
         ("qwen3_5_text", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim=1 is not supported; at least 2 is"),
         ("qwen3_5_text", {"linear_key_head_dim": 0}, "linear_key_head_dim=0 is not a positive integer"),
+        (
+            "qwen3_5_text",
+            {"hidden_act": "gelu_pytorch_tanh"},
+            "hidden_act='gelu_pytorch_tanh' is not supported by Inflight",
+        ),
+        ("qwen3_next", {"num_experts": 0, "hidden_act": "gelu_new"}, "(--model-impl transformers)"),
+        ("lfm2", {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act='gelu_pytorch_tanh' is not supported by Inflight"),
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu' is not supported; supported are silu"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 is not a positive number"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),

@@ -26,7 +26,8 @@ def test_the_architecture_is_that_of_config_json(tmp_path: Path, architecture: s
     truth = parse_architecture(read_model_config(plain))
     ours = parse_architecture(read_model_config(file))
     assert ours.rms_norm_eps == pytest.approx(truth.rms_norm_eps)  # float32 in the file
-    assert replace(ours, rms_norm_eps=truth.rms_norm_eps) == truth
+    assert ours.stream_eps == pytest.approx(truth.stream_eps)
+    assert replace(ours, rms_norm_eps=truth.rms_norm_eps, stream_eps=truth.stream_eps) == truth
 
 
 def test_phi_4_has_no_window(tmp_path: Path) -> None:

@@ -334,6 +334,9 @@ def test_a_method_that_uses_the_kernels_leaves_the_other_weights_to_torch() -> N
         (described(8, 4, 8, 8), [zeros(4, 8, dtype=INT8)], {"scales": zeros(4, 2)}),
         (described(8, 4, 8, 8), [zeros(4, 8, dtype=INT8)], {"scales": zeros(4, 1, dtype=BFLOAT16)}),
         (described(8, 4, 8, 8), [zeros(4, 8, dtype=INT8)], {"scales": zeros(3, 1)}),
+        (described(8, 4, 8, 8), [zeros(4, 8, dtype=INT8)], {"scales": zeros(4, 1).to("meta")}),
+        (described(8, 4, 32, 8), [zeros(4, 8).to("meta")], {}),
+        (described(8, 4, 32, 8), [zeros(4, 8)], {"bias": zeros(4).to("meta")}),
     ],
 )
 def test_a_weight_that_does_not_fit_its_description_is_not_packed(
@@ -440,6 +443,10 @@ ANGLES = zeros(3, 8)
         lambda: OPS.copy_heads(HEADS, zeros(3, 2, 7)),
         lambda: OPS.copy_heads(HEADS, HEADS.to(BFLOAT16)),
         lambda: OPS.copy_heads(HEADS.half(), HEADS.half()),
+        lambda: OPS.rms_norm(X.to("meta"), zeros(8), 1e-6),
+        lambda: OPS.rms_norm(X, zeros(8).to("meta"), 1e-6),
+        lambda: OPS.copy_heads(HEADS, HEADS.to("meta")),
+        lambda: OPS.select_rows(X, torch.tensor([0], device="meta")),
         lambda: OPS.select_rows(X, torch.tensor([3])),
         lambda: OPS.select_rows(X, torch.tensor([0, -1])),
         lambda: OPS.select_rows(X, torch.tensor([0, 1], dtype=torch.int32)),
