@@ -16,6 +16,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.gguf_config import read_model_config
 from inflight.config.machine import detect_machine
 from inflight.config.resolve import resolve
+from inflight.config.stored_head import resolve_head
 from inflight.config.unknown_family import describe_model
 from inflight.engine.generation_defaults import model_eos_token_ids, warn_of_unknown_fields
 from inflight.engine.input_processor import InputProcessor
@@ -76,18 +77,19 @@ def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcess
 
 
 def resolve_config(args: EngineArgs) -> EngineConfig:
-    """Returns the configuration for this model on this machine. Reads the model's config.json. If `args.model` is the id of a
-    model on the Hugging Face hub, downloads the model.
+    """Returns the configuration for this model on this machine. Reads the model's config.json and the headers of
+    its weights. If `args.model` is the id of a model on the Hugging Face hub, downloads the model.
 
     Raises:
         ConfigError: the arguments are wrong, or do not fit the model or the machine.
     """
     folder = resolve_model_folder(args.model, args.revision, with_code=args.trust_remote_code)
     warn_of_unknown_fields(args.override_generation_config or {})
+    architecture = describe_model(read_model_config(folder, args.hf_overrides), args.model_impl)
     return resolve(
         args,
         folder=folder,
-        architecture=describe_model(read_model_config(folder, args.hf_overrides), args.model_impl),
+        architecture=architecture if args.load_format == "dummy" else resolve_head(architecture, folder),
         machine=detect_machine(args.device),
         timeout_seconds=envs.execute_model_timeout_seconds(),
     )

@@ -9,7 +9,7 @@ that the decoder has computed before.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,7 @@ class TransformersForCausalLM(CausalLM):
     """
     Args:
         stored: name -> shape of each tensor of the checkpoint; None if the model gets random weights.
+        differ: whether two tensors of the checkpoint differ.
 
     Raises:
         UnsupportedModelError: transformers does not know the model, or it cannot run on Inflight's KV cache.
@@ -75,6 +76,7 @@ class TransformersForCausalLM(CausalLM):
         context: LayerContext,
         stage: PipelineStage,
         stored: Mapping[str, tuple[int, ...]] | None,
+        differ: Callable[[str, str], bool],
     ) -> None:
         nn.Module.__init__(self)
         self.name, self.vocab_size = model_config.architecture.name, model_config.architecture.vocab_size
@@ -82,7 +84,7 @@ class TransformersForCausalLM(CausalLM):
         self.stage = stage
         self.dtype, self.device = context.dtype, context.device
         self.lm = build(model_config, context)
-        plan = None if stored is None else WeightPlan(self.lm, stored)
+        plan = None if stored is None else WeightPlan(self.lm, stored, differ)
         self._unread = set() if plan is None else plan.unread
         layers_name, layers = find_layers(self.lm)
         self.decoder_layers = cut(self.lm, layers_name, layers, stage)

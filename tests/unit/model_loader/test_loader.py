@@ -15,6 +15,7 @@ from torch import Tensor
 
 from inflight.config.engine import ModelConfig
 from inflight.config.parse_architecture import parse_architecture
+from inflight.config.stored_head import resolve_head
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError
 from inflight.model_loader.loader import load_model
@@ -27,7 +28,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 def load(folder: Path, *, load_format: str = "safetensors", dtype: str = "float32", seed: int = 0) -> CausalLM:
-    architecture = parse_architecture(json.loads((folder / "config.json").read_text()))
+    architecture = resolve_head(parse_architecture(json.loads((folder / "config.json").read_text())), folder)
     config = ModelConfig(
         folder=folder,
         name="x",
@@ -122,8 +123,19 @@ def test_harmless_extras_are_left_out(folder: Path, tied: Path, tmp_path: Path) 
     assert torch.equal(logits(folder), truth)
     copy = Path(shutil.copytree(tied, tmp_path / "tied"))
     truth = logits(copy)
-    edit(copy, lambda tensors: tensors.update({"lm_head.weight": torch.ones(3)}))
+    edit(copy, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
     assert torch.equal(logits(copy), truth)
+
+
+def test_a_head_that_contradicts_config_json_is_never_left_out(tied: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tied, tmp_path / "tied"))
+    edit(copy, lambda tensors: tensors.update({"lm_head.weight": torch.ones(3)}))
+    assert "lm_head.weight" in refusal(copy)
+    edit(copy, lambda tensors: tensors.update({"lm_head.weight": -tensors["model.embed_tokens.weight"]}))
+    untied = Path(shutil.copytree(copy, tmp_path / "untied"))
+    config = json.loads((copy / "config.json").read_text())
+    (untied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    assert torch.equal(logits(copy), logits(untied))
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
