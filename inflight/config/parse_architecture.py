@@ -19,7 +19,7 @@ SUPPORTED_ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 _FAMILIES = {family.architecture: family for family in FAMILIES}
 _WRAPPERS = dict(family.wrapper for family in FAMILIES if family.wrapper is not None)  # architecture -> model_type
 # A model that also reads images has the fields of its part for text in the object text_config, except for these.
-_FIELDS_OUTSIDE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings")
+FIELDS_OUTSIDE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings")
 
 
 def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
@@ -35,7 +35,7 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
     if family is None and wrapper is not None:
         text = fields.mapping("text_config")
         family = _family_within(wrapper, text)
-        outside = {name: value for name in _FIELDS_OUTSIDE if (value := config.get(name)) is not None}
+        outside = {name: value for name in FIELDS_OUTSIDE if (value := config.get(name)) is not None}
         fields = JsonFields({**text.values, **outside}, text.where)
     if family is None:
         raise UnsupportedModelError(

@@ -29,7 +29,13 @@ from inflight.layers.weights import Loadable
 from inflight.models.causal_lm import CausalLM
 from inflight.models.transformers_fallback.adapters import replace_module
 from inflight.models.transformers_fallback.attention import PackedAttention
-from inflight.models.transformers_fallback.build import build, find_layers, replace_head, replace_linears
+from inflight.models.transformers_fallback.build import (
+    build,
+    find_layers,
+    replace_head,
+    replace_linears,
+    warn_of_unknown_overrides,
+)
 from inflight.models.transformers_fallback.faster import replace_mlps, replace_norms
 from inflight.models.transformers_fallback.self_check import check
 from inflight.models.transformers_fallback.stages import cut
@@ -82,6 +88,7 @@ class TransformersForCausalLM(CausalLM):
         self.name, self.vocab_size = model_config.architecture.name, model_config.architecture.vocab_size
         self.max_model_len, self.hidden_size = model_config.max_model_len, model_config.architecture.hidden_size
         self.stage = stage
+        self._model_config, self._tells = model_config, context.tp.rank == 0 and stage.is_last
         self.dtype, self.device = context.dtype, context.device
         self.lm = build(model_config, context)
         plan = None if stored is None else WeightPlan(self.lm, stored, differ)
@@ -185,6 +192,8 @@ class TransformersForCausalLM(CausalLM):
         Raises:
             UnsupportedModelError: the model cannot be computed on the KV cache, or the results differ.
         """
+        if self._tells:
+            warn_of_unknown_overrides(self._model_config)
         with torch.no_grad():
             check(self)
         self.backend = self.attention.backend

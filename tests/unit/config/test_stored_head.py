@@ -13,6 +13,7 @@ from torch import Tensor
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.gguf_config import read_model_config
+from inflight.config.overrides import merge_overrides
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.safetensors_file import model_name
 from inflight.config.stored_head import resolve_head
@@ -24,7 +25,7 @@ TIED = FAMILY_CONFIGS["qwen3"][1]
 
 
 def architecture_of(path: Path, **overrides: object) -> ModelArchitecture:
-    return parse_architecture(read_model_config(path, overrides))
+    return parse_architecture(merge_overrides(read_model_config(path), overrides))
 
 
 def save(folder: Path, tensors: dict[str, Tensor], *, sharded: bool = False) -> Path:
