@@ -56,7 +56,10 @@ class EngineArgs:
     )
     tokenizer: str | None = _model(None, "Take the tokenizer from this folder or hub id.")
     revision: str | None = _model(None, "Branch, tag or commit of a hub id.")
-    chat_template: str | None = _model(None, "Jinja template, or a file that holds one, instead of the model's own.")
+    chat_template: str | None = _model(
+        None,
+        "Jinja template, a file that holds one, or the name of one of the model's templates, instead of its default.",
+    )
     generation_config: str = _model(
         "auto", "Take sampling defaults from the model's generation_config.json.", choices=("auto", "none")
     )
