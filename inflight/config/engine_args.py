@@ -247,6 +247,11 @@ class EngineArgs:
             raise ConfigError(f"unknown argument {unknown}")
         return cls(**kwargs)
 
+    @property
+    def config_overrides(self) -> dict[str, Any]:  # Any: JSON
+        """`hf_overrides`, and the dtype if it is given: then config.json need not name one that is supported."""
+        return {**({} if self.dtype == "auto" else {"dtype": self.dtype}), **(self.hf_overrides or {})}
+
     def __post_init__(self) -> None:
         times = (
             _time_problem("target_inter_token_latency", self.target_inter_token_latency, ("auto", "none")),

@@ -68,4 +68,4 @@ def _architecture_names(fields: JsonFields) -> tuple[str, ...]:
     of_type = {family.model_type: family.architecture for family in FAMILIES}
     of_type |= {model_type: name for name, model_type in _WRAPPERS.items()}
     model_type = fields.text("model_type", "unknown")  # a config that was saved without weights has no names
-    return fields.texts("architectures") or (of_type.get(model_type, f"model_type {model_type}"),)
+    return fields.name_or_names("architectures") or (of_type.get(model_type, f"model_type {model_type}"),)

@@ -15,6 +15,8 @@ from inflight.errors import CheckpointError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _OF_TEXT = {"model.language_model.": "model.", "language_model.": ""}
+# A decoder that was saved without its head has names without this prefix.
+_PREFIX, _IN_DECODER = "model.", ("embed_tokens.", "layers.", "norm.", "embedding_norm.")
 _LARGEST_HEADER = 100_000_000  # bytes; the format allows no more
 _COMPARED_AT_ONCE = 2**22  # bytes
 
@@ -69,13 +71,15 @@ def model_name(stored_name: str, renames: Sequence[tuple[str, str]]) -> str:
     """The name that a tensor has in Inflight's own code. `renames`: see `ModelArchitecture`.
 
     In a model that also reads images, the names of the part for text begin with one of `_OF_TEXT`. They get the names that they
-    have in a model for text alone.
+    have in a model for text alone. Names of a decoder without the prefix "model." get it.
     """
     name = stored_name
     for prefix, other in _OF_TEXT.items():
         if stored_name.startswith(prefix):
             name = other + stored_name.removeprefix(prefix)
             break
+    if name.startswith(_IN_DECODER):
+        name = _PREFIX + name
     for part, other in renames:
         name = name.replace(part, other)
     return name

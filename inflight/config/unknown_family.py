@@ -52,7 +52,10 @@ def describe_model(config: Mapping[str, object], model_impl: str) -> ModelArchit
 
 
 def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
-    name = ", ".join(JsonFields(config).texts("architectures")) or f"model_type {config.get('model_type', 'unknown')}"
+    name = (
+        ", ".join(JsonFields(config).name_or_names("architectures"))
+        or f"model_type {config.get('model_type', 'unknown')}"
+    )
     if find_spec("transformers") is None:
         raise UnsupportedModelError(
             f"config.json: {name} is not one of Inflight's own families ({', '.join(SUPPORTED_ARCHITECTURES)}); transformers "

@@ -93,7 +93,7 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
     warn_of_unknown_fields(args.override_generation_config or {})
     config, overrides = read_model_config(folder), args.hf_overrides or {}
     describe = partial(describe_model, model_impl=args.model_impl)
-    architecture = describe(merge_overrides(config, overrides))
+    architecture = describe(merge_overrides(config, args.config_overrides))
     if architecture.implementation != TRANSFORMERS and (names := ineffective_overrides(config, overrides, describe)):
         logger.warning("hf_overrides: %s of %s changes nothing in this model", ", ".join(names), architecture.name)
     return resolve(

@@ -54,6 +54,9 @@ class Checkpoint(WeightSource):
             if stored is None or stored.file.name != file_name:
                 raise CheckpointError(f"{folder / INDEX_FILE} says that {name} is in {file_name}, but it is not there")
 
+        listed = set(map(self._name_of, weight_map)) or self.tensors.keys()
+        self.unlisted = self.tensors.keys() - listed
+
     @contextmanager
     def open(self) -> Iterator[ReadPart]:
         with ExitStack() as stack:

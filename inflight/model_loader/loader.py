@@ -93,7 +93,9 @@ def load_model(
         # tensors on the meta device have shapes but no memory
         on_meta = replace(later, device=torch.device("meta"))
         described = model if stage == whole else make(on_meta, whole)
-        check_weights(source, described)
+        unlisted = check_weights(source, described)
+        if unlisted and tp.rank == 0 and stage.is_last:
+            logger.warning("the model does not need these tensors, which no index lists: %s", list_names(unlisted))
         fill = partial(_fill_from_source, source=source, not_kept=not_kept)
     for prefix, unit in model.load_units():
         unit.allocate(device)

@@ -14,8 +14,9 @@ _OLD_BUFFER = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 _MAX_NAMES_SHOWN = 8
 
 
-def check_weights(source: WeightSource, model: CausalLM) -> None:
-    """Checks the tensors of `source` against `model`.
+def check_weights(source: WeightSource, model: CausalLM) -> list[str]:
+    """Checks the tensors of `source` against `model`. Returns the tensors that the model does not need, and that the index of
+    the checkpoint does not list. They are no part of it.
 
     Raises:
         CheckpointError: tensors are missing, extra, misshapen, or in an unsupported dtype.
@@ -29,6 +30,8 @@ def check_weights(source: WeightSource, model: CausalLM) -> None:
         for name in source.tensors
         if name not in slots and not _OLD_BUFFER.search(name) and not model.leaves_unread(name)
     ]
+    unlisted = [name for name in extra if name in source.unlisted]
+    extra = [name for name in extra if name not in source.unlisted]
     if extra:
         raise CheckpointError(
             f"the checkpoint has weights that config.json does not account for: {list_names(extra)} (in "
@@ -44,6 +47,7 @@ def check_weights(source: WeightSource, model: CausalLM) -> None:
             raise CheckpointError(
                 f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are supported"
             )
+    return unlisted
 
 
 def list_names(names: list[str]) -> str:

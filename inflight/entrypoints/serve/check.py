@@ -52,7 +52,7 @@ def model_problems(args: EngineArgs) -> list[str]:
     found += _problems_of(lambda: _check_weight_files(args, source))
     try:
         architecture = describe_model(
-            merge_overrides(read_model_config(source), args.hf_overrides or {}), args.model_impl
+            merge_overrides(read_model_config(source), args.config_overrides), args.model_impl
         )
         machine = detect_machine(args.device)  # raises ConfigError if an environment variable is wrong
     except ConfigError as error:

@@ -11,6 +11,7 @@ from transformers import AutoConfig, Gemma3Config, Gemma3TextConfig
 
 from inflight.config.architecture import RopeConfig
 from inflight.config.engine import ModelConfig
+from inflight.config.engine_args import EngineArgs
 from inflight.config.overrides import ineffective_overrides, merge_overrides
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.unknown_family import describe_model
@@ -103,6 +104,14 @@ def test_the_original_length_beside_the_rope_object() -> None:
 def test_dtype(stored: str, given: str) -> None:
     config = {name: value for name, value in PLAIN.items() if name != "dtype"} | {stored: "bfloat16"}
     assert parse_architecture(merge_overrides(config, {given: "float16"})).dtype == "float16"
+
+
+def test_a_dtype_that_is_given_replaces_one_that_is_not_supported() -> None:
+    config = {**PLAIN, "dtype": "float8_e4m3fn"}
+    args = EngineArgs(dtype="float16", hf_overrides={"vocab_size": 7})
+    architecture = parse_architecture(merge_overrides(config, args.config_overrides))
+    assert (architecture.dtype, architecture.vocab_size) == ("float16", 7)
+    assert EngineArgs().config_overrides == {}
 
 
 def wrapper(**more: Any) -> dict[str, Any]:

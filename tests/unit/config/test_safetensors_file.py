@@ -47,6 +47,12 @@ def test_bytes_are_compared_to_the_last(tmp_path: Path) -> None:
         ("model.language_model.layers.0.a", "model.layers.0.a"),
         ("language_model.model.layers.0.a", "model.layers.0.a"),
         ("language_model.lm_head.weight", "lm_head.weight"),
+        ("layers.0.a", "model.layers.0.a"),
+        ("embed_tokens.weight", "model.embed_tokens.weight"),
+        ("norm.weight", "model.norm.weight"),
+        ("language_model.layers.0.a", "model.layers.0.a"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("vision_tower.layers.0.a", "vision_tower.layers.0.a"),
     ],
 )
 def test_names(stored: str, name: str) -> None:

@@ -138,6 +138,28 @@ def test_a_head_that_contradicts_config_json_is_never_left_out(tied: Path, tmp_p
     assert torch.equal(logits(copy), logits(untied))
 
 
+def test_a_decoder_that_was_saved_without_its_head(tied: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tied, tmp_path / "decoder"))
+    tensors = load_file(copy / "model.safetensors")
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, copy / "model.safetensors")
+    assert torch.equal(logits(copy), logits(tied))
+
+
+def test_a_tensor_that_the_index_does_not_list(written: Path, sharded: Path, caplog: pytest.LogCaptureFixture) -> None:
+    truth = logits(written)
+    shard, index = sharded / "model-00001-of-00002.safetensors", sharded / "model.safetensors.index.json"
+    tensors = load_file(shard)
+    save_file({**tensors, "model.layers.9.old": torch.ones(2)}, shard)
+    content = json.loads(index.read_text())
+    content["weight_map"].pop(DOWN)  # it is needed, so it is used
+    index.write_text(json.dumps(content))
+    with caplog.at_level("WARNING"):
+        assert torch.equal(logits(sharded), truth)
+    assert ["model.layers.9.old" in record.getMessage() for record in caplog.records] == [True]
+    index.unlink()
+    assert "model.layers.9.old" in refusal(sharded)
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
