@@ -56,7 +56,10 @@ class EngineArgs:
     )
     tokenizer: str | None = _model(None, "Take the tokenizer from this folder or hub id.")
     revision: str | None = _model(None, "Branch, tag or commit of a hub id.")
-    chat_template: str | None = _model(None, "Jinja template, or a file that holds one, instead of the model's own.")
+    chat_template: str | None = _model(
+        None,
+        "Jinja template, a file that holds one, or the name of one of the model's templates, instead of its default.",
+    )
     generation_config: str = _model(
         "auto", "Take sampling defaults from the model's generation_config.json.", choices=("auto", "none")
     )
@@ -243,6 +246,11 @@ class EngineArgs:
         if unknown := unknown_name(cls, kwargs):
             raise ConfigError(f"unknown argument {unknown}")
         return cls(**kwargs)
+
+    @property
+    def config_overrides(self) -> dict[str, Any]:  # Any: JSON
+        """`hf_overrides`, and the dtype if it is given: then config.json need not name one that is supported."""
+        return {**({} if self.dtype == "auto" else {"dtype": self.dtype}), **(self.hf_overrides or {})}
 
     def __post_init__(self) -> None:
         times = (

@@ -55,23 +55,13 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 _FACTOR_TOLERANCE = 1e-4  # largest relative difference between a divisor in the file and the computed one
 
 
-def read_model_config(path: Path, overrides: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The config.json of a model folder, or the equivalent for a GGUF file. Fields of `overrides` replace those of the file.
-    Nested objects, such as rope_scaling, are merged field by field.
+def read_model_config(path: Path) -> dict[str, object]:
+    """The config.json of a model folder, or the equivalent for a GGUF file.
 
     Raises:
         ConfigError: there is no config.json, it cannot be read, or the GGUF file holds a model that is not supported.
     """
-    config = gguf_config(read_gguf(path)) if path.is_file() else read_config(path)
-    return _merged(config, overrides or {})
-
-
-def _merged(config: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
-    merged = {**config, **overrides}
-    for name, value in overrides.items():
-        if isinstance(own := config.get(name), Mapping) and isinstance(value, Mapping):
-            merged[name] = _merged(own, value)
-    return merged
+    return gguf_config(read_gguf(path)) if path.is_file() else read_config(path)
 
 
 def gguf_config(file: GgufFile) -> dict[str, object]:

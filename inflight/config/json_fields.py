@@ -59,6 +59,11 @@ class JsonFields:
             raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a list of strings")
         return tuple(value)
 
+    def name_or_names(self, name: str) -> tuple[str, ...]:
+        """A string or a list of strings; () if absent."""
+        value = self.values.get(name)
+        return (value,) if isinstance(value, str) else self.texts(name)
+
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of finite numbers above 0."""
         value = self._value(name, None)
@@ -77,9 +82,9 @@ class JsonFields:
         return JsonFields(value, f"{self.where}: {name}")
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """An id or a list of ids; () if absent."""
+        """An id or a list of ids; () if absent, or -1, as some files write for no id."""
         value = self._value(name, [])
-        ids = value if isinstance(value, (list, tuple)) else [value]
+        ids = value if isinstance(value, (list, tuple)) else [] if value == -1 else [value]
         if not all(isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0 for entry in ids):
             raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a token id or a list of them")
         return tuple(ids)

@@ -19,7 +19,7 @@ SUPPORTED_ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 _FAMILIES = {family.architecture: family for family in FAMILIES}
 _WRAPPERS = dict(family.wrapper for family in FAMILIES if family.wrapper is not None)  # architecture -> model_type
 # A model that also reads images has the fields of its part for text in the object text_config, except for these.
-_FIELDS_OUTSIDE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings")
+FIELDS_OUTSIDE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings")
 
 
 def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
@@ -35,7 +35,7 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
     if family is None and wrapper is not None:
         text = fields.mapping("text_config")
         family = _family_within(wrapper, text)
-        outside = {name: value for name in _FIELDS_OUTSIDE if (value := config.get(name)) is not None}
+        outside = {name: value for name in FIELDS_OUTSIDE if (value := config.get(name)) is not None}
         fields = JsonFields({**text.values, **outside}, text.where)
     if family is None:
         raise UnsupportedModelError(
@@ -68,4 +68,4 @@ def _architecture_names(fields: JsonFields) -> tuple[str, ...]:
     of_type = {family.model_type: family.architecture for family in FAMILIES}
     of_type |= {model_type: name for name, model_type in _WRAPPERS.items()}
     model_type = fields.text("model_type", "unknown")  # a config that was saved without weights has no names
-    return fields.texts("architectures") or (of_type.get(model_type, f"model_type {model_type}"),)
+    return fields.name_or_names("architectures") or (of_type.get(model_type, f"model_type {model_type}"),)

@@ -29,6 +29,10 @@ _FIELDS = {
     "proportional": ("factor",),
     "longrope": ("short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"),
 }
+# The fields that belong to a kind, its name included.
+SCALING_FIELDS = frozenset(
+    {"rope_type", "type", "finetuned", *(field for fields in _FIELDS.values() for field in fields)}
+)
 _COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
 # Some checkpoints have this field although their kind of rotary embedding does not use it. Then the field is ignored.
 _HARMLESS_FIELDS = ("original_max_position_embeddings",)

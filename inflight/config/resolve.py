@@ -72,10 +72,20 @@ def resolve(
     scheduler = _resolve_scheduler(args, max_model_len, machine)
     _check_device_state(args, max_model_len, machine)
     speculative = resolve_speculative(args.speculative_config)
-    may_have_states = architecture.recurrences or architecture.implementation == TRANSFORMERS
+    is_of_transformers = architecture.implementation == TRANSFORMERS
+    may_have_states = architecture.recurrences or is_of_transformers
     num_states = 1 if speculative is None or not may_have_states else 1 + speculative.num_speculative_tokens
     weights_seed = 0 if args.seed is None else args.seed
-    fingerprint = _fingerprint(folder, architecture, dtype, kv_cache_dtype, load_format, weights_seed, quantization)
+    fingerprint = _fingerprint(
+        folder,
+        architecture,
+        args.hf_overrides if is_of_transformers else None,  # which else is in the architecture
+        dtype,
+        kv_cache_dtype,
+        load_format,
+        weights_seed,
+        quantization,
+    )
     return EngineConfig(
         model=ModelConfig(
             folder=folder,
@@ -421,6 +431,7 @@ def _resolve_load_format(wanted: str, folder: Path) -> str:
 def _fingerprint(
     folder: Path,
     architecture: ModelArchitecture,
+    overrides: Mapping[str, Any] | None,  # Any: JSON
     dtype: str,
     kv_cache_dtype: str,
     load_format: str,
@@ -428,5 +439,7 @@ def _fingerprint(
     quantization: QuantizationConfig,
 ) -> str:
     drawn_from = seed if load_format == "dummy" else 0
-    text = repr((str(folder.resolve()), architecture, dtype, kv_cache_dtype, load_format, drawn_from, quantization))
+    text = repr(
+        (str(folder.resolve()), architecture, overrides, dtype, kv_cache_dtype, load_format, drawn_from, quantization)
+    )
     return hashlib.sha256(text.encode()).hexdigest()

@@ -17,7 +17,7 @@ from inflight.config.weight_format import parse_weight_format
 from inflight.errors import UnsupportedModelError
 
 # Our name of a size -> the names that families have for it. The first name that is in the file counts.
-_NAMES = {
+SIZE_NAMES = {
     "vocab_size": ("vocab_size",),
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "layers_block_type"),
@@ -52,7 +52,10 @@ def describe_model(config: Mapping[str, object], model_impl: str) -> ModelArchit
 
 
 def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
-    name = ", ".join(JsonFields(config).texts("architectures")) or f"model_type {config.get('model_type', 'unknown')}"
+    name = (
+        ", ".join(JsonFields(config).name_or_names("architectures"))
+        or f"model_type {config.get('model_type', 'unknown')}"
+    )
     if find_spec("transformers") is None:
         raise UnsupportedModelError(
             f"config.json: {name} is not one of Inflight's own families ({', '.join(SUPPORTED_ARCHITECTURES)}); transformers "
@@ -91,7 +94,7 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
 
 
 def _size(fields: JsonFields, name: str, default: int | None = None) -> int:
-    found = next((theirs for theirs in _NAMES[name] if fields.has(theirs)), _NAMES[name][0])
+    found = next((theirs for theirs in SIZE_NAMES[name] if fields.has(theirs)), SIZE_NAMES[name][0])
     value = fields.values.get(found)
     if isinstance(value, (list, tuple)) and value:  # a size of each layer, or the kind of each
         fields = JsonFields({found: len(value) if isinstance(value[0], str) else max(value)}, fields.where)

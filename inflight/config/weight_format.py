@@ -69,7 +69,8 @@ def _gptq(fields: JsonFields) -> str:
 
 def _check_compressed_tensors(fields: JsonFields) -> None:
     _check(fields, "format", _COMPRESSED_FORMATS)
-    _check(fields, "quantization_status", ("compressed",), default="compressed")
+    # "frozen" says that the scales are final. How a weight is stored, the loader sees in its tensors.
+    _check(fields, "quantization_status", ("compressed", "frozen"), default="compressed")
     _check(fields.mapping("sparsity_config"), "format", ("dense",), default="dense")
     for name in ("kv_cache_scheme", "transform_config"):
         if fields.values.get(name):

@@ -7,15 +7,20 @@ processor meanwhile.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from inflight import envs
+from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.gguf_config import read_model_config
 from inflight.config.machine import detect_machine
+from inflight.config.overrides import ineffective_overrides, merge_overrides
 from inflight.config.resolve import resolve
+from inflight.config.stored_head import resolve_head
 from inflight.config.unknown_family import describe_model
 from inflight.engine.generation_defaults import model_eos_token_ids, warn_of_unknown_fields
 from inflight.engine.input_processor import InputProcessor
@@ -25,6 +30,8 @@ from inflight.structured_output.manager import StructuredOutputManager
 from inflight.structured_output.selector import create_backend
 from inflight.tokenizer.source import read_chat_template, read_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +83,23 @@ def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcess
 
 
 def resolve_config(args: EngineArgs) -> EngineConfig:
-    """Returns the configuration for this model on this machine. Reads the model's config.json. If `args.model` is the id of a
-    model on the Hugging Face hub, downloads the model.
+    """Returns the configuration for this model on this machine. Reads the model's config.json and the headers of
+    its weights. If `args.model` is the id of a model on the Hugging Face hub, downloads the model.
 
     Raises:
         ConfigError: the arguments are wrong, or do not fit the model or the machine.
     """
     folder = resolve_model_folder(args.model, args.revision, with_code=args.trust_remote_code)
     warn_of_unknown_fields(args.override_generation_config or {})
+    config, overrides = read_model_config(folder), args.hf_overrides or {}
+    describe = partial(describe_model, model_impl=args.model_impl)
+    architecture = describe(merge_overrides(config, args.config_overrides))
+    if architecture.implementation != TRANSFORMERS and (names := ineffective_overrides(config, overrides, describe)):
+        logger.warning("hf_overrides: %s of %s changes nothing in this model", ", ".join(names), architecture.name)
     return resolve(
         args,
         folder=folder,
-        architecture=describe_model(read_model_config(folder, args.hf_overrides), args.model_impl),
+        architecture=architecture if args.load_format == "dummy" else resolve_head(architecture, folder),
         machine=detect_machine(args.device),
         timeout_seconds=envs.execute_model_timeout_seconds(),
     )

@@ -57,7 +57,7 @@ def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]
         ConfigError: the end tokens are not token ids.
     """
     found = (generation_config or {}).get("eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    ids = found if isinstance(found, list) else [] if found is None or found == -1 else [found]
     if any(isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 for token_id in ids):
         raise ConfigError(f"generation_config.json: eos_token_id={found!r} must be a token id or a list of token ids")
     return frozenset(ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,12 +10,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from inflight.config.safetensors_file import INDEX_FILE, find_files, model_name
 from inflight.errors import CheckpointError
 from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-_OF_TEXT = {"model.language_model.": "model.", "language_model.": ""}
 
 
 @contextmanager
@@ -38,11 +34,8 @@ def open_file(file: Path) -> Iterator[Any]:  # Any: safetensors has no types
 class Checkpoint(WeightSource):
     """The tensors of a model folder, as they are stored.
 
-    In a model that also reads images, the part for text has names that begin with one of `_OF_TEXT`. They get the names that
-    they have in a model for text alone, unless `keeps_names` is set. `renames`: see `ModelArchitecture`.
-
-    The file is `model.safetensors`. If it does not exist, `model.safetensors.index.json` lists the files. If there is no index
-    either, the files are all `*.safetensors`.
+    They have the names that Inflight's own code gives them (`model_name`), unless `keeps_names` is set. `renames`: see
+    `ModelArchitecture`. `find_files` says which files are read.
 
     Raises:
         CheckpointError: there are no weights, a file is missing or corrupt, the index contradicts the files, or a tensor is in
@@ -52,26 +45,17 @@ class Checkpoint(WeightSource):
     def __init__(self, folder: Path, *, keeps_names: bool = False, renames: Sequence[tuple[str, str]] = ()) -> None:
         self.tensors: dict[str, StoredTensor] = {}
         self._stored_names: dict[str, str] = {}  # of tensors that got other names
-        self._prefixes, self._renames = {} if keeps_names else _OF_TEXT, renames
-        weight_map: dict[str, str] = {}
-        if (folder / SINGLE_FILE).is_file():
-            files = [folder / SINGLE_FILE]
-        elif (folder / INDEX_FILE).is_file():
-            weight_map = _read_index(folder / INDEX_FILE)
-            files = [folder / name for name in sorted(set(weight_map.values()))]
-        else:
-            files = sorted(folder.glob("*.safetensors"))
-            if not files:
-                raise CheckpointError(
-                    f"{folder} has no *.safetensors, and no GGUF file; other formats are not read: save the weights as "
-                    "safetensors"
-                )
+        self._keeps_names, self._renames = keeps_names, renames
+        files, weight_map = find_files(folder)
         for file in files:
             self._add_file(file)
         for name, file_name in weight_map.items():
             stored = self.tensors.get(self._name_of(name))
             if stored is None or stored.file.name != file_name:
                 raise CheckpointError(f"{folder / INDEX_FILE} says that {name} is in {file_name}, but it is not there")
+
+        listed = set(map(self._name_of, weight_map)) or self.tensors.keys()
+        self.unlisted = self.tensors.keys() - listed
 
     @contextmanager
     def open(self) -> Iterator[ReadPart]:
@@ -102,24 +86,4 @@ class Checkpoint(WeightSource):
                 self.tensors[name] = StoredTensor(file, tuple(header.get_shape()), header.get_dtype())
 
     def _name_of(self, stored_name: str) -> str:
-        name = stored_name
-        for prefix, other in self._prefixes.items():
-            if stored_name.startswith(prefix):
-                name = other + stored_name.removeprefix(prefix)
-                break
-        for part, other in self._renames:
-            name = name.replace(part, other)
-        return name
-
-
-def _read_index(file: Path) -> dict[str, str]:
-    """Reads the index. Returns tensor name -> file name."""
-    try:
-        weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
-        entries = {str(name): str(file_name) for name, file_name in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} is no index of safetensors files ({error!r}); download it again") from error
-    for name, file_name in entries.items():
-        if Path(file_name).name != file_name:
-            raise CheckpointError(f"{file}: {name} is in {file_name!r}, which is not a file of this folder")
-    return entries
+        return stored_name if self._keeps_names else model_name(stored_name, self._renames)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from inflight.attention.backend import AttentionBackend
 from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
 from inflight.config.engine import ModelConfig
 from inflight.config.partition import PipelineStage
+from inflight.config.stored_head import warn_of_another_head
 from inflight.config.weight_format import PLAIN
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
@@ -42,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _STANDARD_DEVIATION = 0.02  # of dummy weights
 _DEQUANTIZED_AT_ONCE = 2**24  # number of weights; as float32 they have 64 MB
+_COMPARED_AT_ONCE = 2**22  # number of weights
 
 
 def load_model(
@@ -78,7 +81,7 @@ def load_model(
     # ones.
     later = replace(context, allocates_later=True)
     make: Callable[[LayerContext, PipelineStage], CausalLM] = (
-        partial(_make_fallback, model_config, source)
+        partial(_make_fallback, model_config, source, cache(partial(_differ, source, tp.rank == 0 and stage.is_last)))
         if architecture.implementation == TRANSFORMERS
         else partial(DecoderForCausalLM, architecture)
     )
@@ -90,7 +93,9 @@ def load_model(
         # tensors on the meta device have shapes but no memory
         on_meta = replace(later, device=torch.device("meta"))
         described = model if stage == whole else make(on_meta, whole)
-        check_weights(source, described, architecture.tie_word_embeddings)
+        unlisted = check_weights(source, described)
+        if unlisted and tp.rank == 0 and stage.is_last:
+            logger.warning("the model does not need these tensors, which no index lists: %s", list_names(unlisted))
         fill = partial(_fill_from_source, source=source, not_kept=not_kept)
     for prefix, unit in model.load_units():
         unit.allocate(device)
@@ -102,12 +107,39 @@ def load_model(
 
 
 def _make_fallback(
-    model_config: ModelConfig, source: WeightSource | None, context: LayerContext, stage: PipelineStage
+    model_config: ModelConfig,
+    source: WeightSource | None,
+    differ: Callable[[str, str], bool],
+    context: LayerContext,
+    stage: PipelineStage,
 ) -> CausalLM:
     from inflight.models.transformers_fallback.model import TransformersForCausalLM  # transformers is optional
 
     stored = None if source is None else {name: tensor.shape for name, tensor in source.tensors.items()}
-    return TransformersForCausalLM(model_config, context, stage, stored)
+    return TransformersForCausalLM(model_config, context, stage, stored, differ)
+
+
+def _differ(source: WeightSource | None, tells: bool, one: str, other: str) -> bool:
+    """Whether two tensors of the checkpoint differ that are one weight, as config.json says. `tells`: log that they do."""
+    assert source is not None, "random weights are not compared"
+    differ = not _are_equal(source, one, other)
+    if differ and tells:
+        warn_of_another_head(source.tensors[one].file)
+    return differ
+
+
+def _are_equal(source: WeightSource, one: str, other: str) -> bool:
+    """Whether two tensors are equal in dtype, form, shape and values."""
+    stored = source.tensors[one]
+    if stored.is_quantized or replace(source.tensors[other], file=stored.file) != stored:
+        return False
+    rows = max(1, _COMPARED_AT_ONCE * stored.shape[0] // max(1, math.prod(stored.shape)))
+    with source.open() as read:
+        for start in range(0, stored.shape[0], rows):
+            held = slice(start, min(start + rows, stored.shape[0])), *map(slice, stored.shape[1:])
+            if not torch.equal(_floats(read(one, held)), _floats(read(other, held))):
+                return False
+    return True
 
 
 def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> None:

@@ -36,7 +36,7 @@ class PackedCheckpoint(WeightSource):
         self._stored = stored
         self._layout = LAYOUTS[weight_format]()
         self._modules: dict[str, _Module] = {}  # by the name of the weight
-        self.tensors = dict(stored.tensors)
+        self.tensors, self.unlisted = dict(stored.tensors), stored.unlisted
         with stored.open() as read:
             for name in stored.tensors:
                 module, _, suffix = name.rpartition(".")

@@ -9,11 +9,14 @@ from inflight.model_loader.weight_source import WeightSource
 from inflight.models.causal_lm import CausalLM
 
 _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+# Old transformers releases stored these tables, which are computed from config.json.
+_OLD_BUFFER = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 _MAX_NAMES_SHOWN = 8
 
 
-def check_weights(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
-    """Checks the tensors of `source` against `model`. `is_tied`: the head uses the embedding's weights.
+def check_weights(source: WeightSource, model: CausalLM) -> list[str]:
+    """Checks the tensors of `source` against `model`. Returns the tensors that the model does not need, and that the index of
+    the checkpoint does not list. They are no part of it.
 
     Raises:
         CheckpointError: tensors are missing, extra, misshapen, or in an unsupported dtype.
@@ -25,8 +28,10 @@ def check_weights(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
     extra = [
         name
         for name in source.tensors
-        if name not in slots and not _is_harmless(name, is_tied) and not model.leaves_unread(name)
+        if name not in slots and not _OLD_BUFFER.search(name) and not model.leaves_unread(name)
     ]
+    unlisted = [name for name in extra if name in source.unlisted]
+    extra = [name for name in extra if name not in source.unlisted]
     if extra:
         raise CheckpointError(
             f"the checkpoint has weights that config.json does not account for: {list_names(extra)} (in "
@@ -42,13 +47,7 @@ def check_weights(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
             raise CheckpointError(
                 f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are supported"
             )
-
-
-def _is_harmless(name: str, is_tied: bool) -> bool:
-    """Whether a tensor may be ignored: it is a buffer of old transformers releases, or the copy of a tied embedding."""
-    return re.search(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$", name) is not None or (
-        is_tied and name == "lm_head.weight"
-    )
+    return unlisted
 
 
 def list_names(names: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class WeightSource(ABC):
     """
 
     tensors: dict[str, StoredTensor]
+    unlisted: Collection[str] = ()  # tensors that are in the files, but not in the list of the checkpoint's tensors
 
     @abstractmethod
     def open(self) -> AbstractContextManager[ReadPart]:

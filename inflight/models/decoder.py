@@ -343,7 +343,7 @@ class DecoderForCausalLM(CausalLM):
         return logits
 
     def leaves_unread(self, name: str) -> bool:
-        return name.startswith(self.unread)
+        return name.startswith(self.unread) or f"model.{name}".startswith(self.unread)
 
     def load_units(self) -> list[tuple[str, Loadable]]:
         units: list[tuple[str, Loadable]] = []

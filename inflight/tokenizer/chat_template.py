@@ -7,7 +7,8 @@ size of its output and of repeated values is limited. See https://huggingface.co
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -55,14 +56,14 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, given: str | None = None) -> ChatTemplate:
-        """Uses the template `given` (Jinja text, or a file). If it is None, uses the folder's chat_template.jinja. If there is
-        no such file, uses the template in tokenizer_config.json.
+        """Uses the template `given` (the name of one of the folder's templates, Jinja text, or a file). If it is None, uses the
+        folder's chat_template.jinja and additional_chat_templates/NAME.jinja. If there is no such file, uses the templates in
+        tokenizer_config.json.
 
         A folder without a template is no error here, because base models have none. Only `render` raises an error then.
         """
         config = read_tokenizer_config(folder)
-        sources = {"default": read_given(given)} if given is not None else _find_sources(folder, config)
-        return cls(sources, read_special_tokens(config))
+        return cls(choose_source(given, lambda: _find_sources(folder, config)), read_special_tokens(config))
 
     def render(
         self,
@@ -135,13 +136,35 @@ def read_given(given: str) -> str:
         ) from error
 
 
+def choose_source(given: str | None, find: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
+    """The template `given`, as "default"; None: all templates of the model, which `find` returns by name."""
+    if given is None:
+        return find()
+    is_name = re.fullmatch(r"[\w-]+", given) is not None and not Path(given).exists()
+    named = find().get(given) if is_name else None
+    return {"default": read_given(given) if named is None else named}
+
+
 def _find_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return {"default": path.read_text(encoding="utf-8")}
-        except (OSError, ValueError) as error:
-            raise TokenizerError(f"{path} cannot be read as UTF-8 text") from error
+    """If there are files with templates, those in tokenizer_config.json do not count, except for a missing default."""
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (path := folder / "chat_template.jinja").is_file():
+        files["default"] = path
+    sources = {name: _read_text(path) for name, path in files.items()}
+    if "default" in sources:
+        return sources
+    of_config = _of_config(folder, config)
+    return {**{name: source for name, source in of_config.items() if not sources or name == "default"}, **sources}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} cannot be read as UTF-8 text") from error
+
+
+def _of_config(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     found = config.get("chat_template")
     if found is None:
         return {}

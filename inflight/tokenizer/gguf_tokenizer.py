@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from inflight.config.gguf_file import GgufFile, GgufStrings
 from inflight.errors import TokenizerError
-from inflight.tokenizer.chat_template import ChatTemplate, read_given
+from inflight.tokenizer.chat_template import ChatTemplate, choose_source
 from inflight.tokenizer.tokenizer import Tokenizer
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -118,16 +118,14 @@ def _sentencepiece(file: GgufFile, tokens: list[str], vocabulary: dict[str, int]
 
 
 def gguf_chat_template(file: GgufFile, given: str | None = None) -> ChatTemplate:
-    """Uses the template `given` (Jinja text, or a file). If it is None, uses the templates in the GGUF file."""
-    if given is not None:
-        sources = {"default": read_given(given)}
-    else:
-        sources = {
-            key.removeprefix(_CHAT_TEMPLATE).removeprefix(".") or "default": value
-            for key, value in file.metadata.items()
-            if isinstance(value, str) and (key == _CHAT_TEMPLATE or key.startswith(f"{_CHAT_TEMPLATE}."))
-        }
-    return ChatTemplate(sources, _special_tokens(file, _strings(file, "tokens")))
+    """Uses the template `given` (the name of one of the file's templates, Jinja text, or another file). If it is None, uses the
+    templates in the GGUF file."""
+    sources = {
+        key.removeprefix(_CHAT_TEMPLATE).removeprefix(".") or "default": value
+        for key, value in file.metadata.items()
+        if isinstance(value, str) and (key == _CHAT_TEMPLATE or key.startswith(f"{_CHAT_TEMPLATE}."))
+    }
+    return ChatTemplate(choose_source(given, lambda: sources), _special_tokens(file, _strings(file, "tokens")))
 
 
 def _unusable(file: GgufFile, why: str) -> TokenizerError:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import AddedToken
 
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.hub import read_json
 from inflight.tokenizer.fewest_tokens import FewestTokens, stages_of
 from inflight.tokenizer.incremental import ByteLevelDecoder, IncrementalDecoder, WindowDecoder
 
+logger = logging.getLogger(__name__)
+
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _MAX_PROMPT_CONTEXT = 8  # prompt tokens that an incremental decoder gets as the context of the first output token
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")  # how vocabularies like sentencepiece's spell a byte
 
@@ -86,6 +91,7 @@ class Tokenizer:
         except Exception as error:  # the library raises nothing more specific
             raise TokenizerError(f"{path} cannot be read: {error}") from error
         config = read_tokenizer_config(folder)
+        _add_listed_tokens(backend, config, folder)
         extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
         extra = extra.values() if isinstance(extra, dict) else extra
         return cls(backend, read_special_tokens(config), [text for token in extra if (text := _content(token))])
@@ -206,9 +212,49 @@ def _content(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
+def _add_listed_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
+    """Add the tokens of tokenizer_config.json's `added_tokens_decoder` that tokenizer.json does not have, and give known ones
+    the flags that it lists, as transformers does. A new token gets the next id that is free.
+
+    Raises:
+        TokenizerError: the list is malformed.
+    """
+    names = set(read_special_tokens(config).values())
+    known = {token_id: _flags(token) for token_id, token in backend.get_added_tokens_decoder().items()}
+    try:
+        listed = {
+            int(token_id): AddedToken(**{name: value for name, value in entry.items() if name in _TOKEN_FIELDS})
+            for token_id, entry in (config.get("added_tokens_decoder") or {}).items()
+        }
+        if not all(token.content for token in listed.values()):
+            raise ValueError("one has no content")
+    except (TypeError, ValueError, AttributeError) as error:
+        raise TokenizerError(
+            f"added_tokens_decoder in {folder / 'tokenizer_config.json'} does not list tokens: {error}"
+        ) from error
+    new = [token for _, token in sorted(listed.items()) if _flags(token) not in known.values()]
+    for token in new:
+        token.special = token.special or token.content in names
+    backend.add_tokens(new)
+    moved = [token.content for i, token in listed.items() if backend.token_to_id(token.content) != i]
+    if moved:
+        logger.warning(
+            "%s: tokenizer_config.json and tokenizer.json give different ids to %s; those of tokenizer.json, or the next free "
+            "ones, are used",
+            folder,
+            ", ".join(map(repr, moved[:8])),
+        )
+
+
+def _flags(token: AddedToken) -> tuple[object, ...]:
+    return tuple(getattr(token, name) for name in _TOKEN_FIELDS)
+
+
 def _mark_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
     """Mark the tokens with these texts as special, even if tokenizer.json does not. Texts that are no tokens are ignored."""
-    flagged = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    for text in texts:
-        if text not in flagged and backend.token_to_id(text) is not None:
-            backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
+    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    for text in dict.fromkeys(texts):
+        token = added.get(text, AddedToken(text, normalized=False))
+        if not token.special and backend.token_to_id(text) is not None:
+            token.special = True
+            backend.add_special_tokens([token])

@@ -9,6 +9,7 @@ from pathlib import Path
 from inflight.config.engine_args import EngineArgs
 from inflight.config.gguf_config import read_model_config
 from inflight.config.machine import detect_machine
+from inflight.config.overrides import merge_overrides
 from inflight.config.resolve import find_conflicts
 from inflight.config.unknown_family import describe_model
 from inflight.engine.generation_defaults import default_sampling_params, eos_token_ids
@@ -50,7 +51,9 @@ def model_problems(args: EngineArgs) -> list[str]:
     found += _problems_of(lambda: _check_generation_config(args, source))
     found += _problems_of(lambda: _check_weight_files(args, source))
     try:
-        architecture = describe_model(read_model_config(source, args.hf_overrides), args.model_impl)
+        architecture = describe_model(
+            merge_overrides(read_model_config(source), args.config_overrides), args.model_impl
+        )
         machine = detect_machine(args.device)  # raises ConfigError if an environment variable is wrong
     except ConfigError as error:
         return [*found, str(error)]

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
 from inflight.config.engine import ModelConfig
+from inflight.config.overrides import merge_overrides
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
+from inflight.config.unknown_family import SIZE_NAMES
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import UnsupportedModelError
+from inflight.hub import read_config as read_json_config
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part
 from inflight.layers.vocab import LogitsHead
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, HeadAdapter, replace_module
 from inflight.models.transformers_fallback.attention import NAME
 from inflight.models.transformers_fallback.default_dtype import DefaultDtype
+
+logger = logging.getLogger(__name__)
 
 _BUILDING = threading.Lock()  # transformers may replace parts of its modules while it builds a model (`apply_patches`)
 
@@ -61,7 +69,13 @@ def read_config(model_config: ModelConfig) -> PreTrainedConfig:
     """
     folder, trusts = model_config.folder, model_config.trust_remote_code
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts, **model_config.config_overrides)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts)
+        if overrides := model_config.config_overrides:
+            content = read_json_config(folder)
+            merged = deepcopy(merge_overrides(content, overrides))
+            is_same = merged.get("model_type") == content.get("model_type")
+            config_class = type(config) if is_same else CONFIG_MAPPING[merged["model_type"]]
+            config = config_class.from_dict(merged, name_or_path=str(folder))
     except (ValueError, KeyError, ImportError, AttributeError) as error:
         if not trusts and "trust_remote_code" in str(error):
             raise UnsupportedModelError(
@@ -75,6 +89,22 @@ def read_config(model_config: ModelConfig) -> PreTrainedConfig:
         ) from error
     assert isinstance(config, PreTrainedConfig)
     return config
+
+
+def warn_of_unknown_overrides(model_config: ModelConfig) -> None:
+    """Logs the names of `hf_overrides` that transformers' configuration of this model does not have."""
+    if not model_config.config_overrides:
+        return
+    plain = read_config(replace(model_config, config_overrides={}))
+    known = {*vars(plain), *vars(plain.get_text_config()), *read_json_config(model_config.folder), *plain.attribute_map}
+    known |= {"rope_theta", "rope_scaling", "torch_dtype", *(name for names in SIZE_NAMES.values() for name in names)}
+    names = [name for name in model_config.config_overrides if name not in known and not hasattr(plain, name)]
+    if names:
+        logger.warning(
+            "hf_overrides: transformers' configuration of %s has no %s",
+            model_config.architecture.name,
+            ", ".join(names),
+        )
 
 
 def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:

@@ -9,7 +9,7 @@ that the decoder has computed before.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,13 @@ from inflight.layers.weights import Loadable
 from inflight.models.causal_lm import CausalLM
 from inflight.models.transformers_fallback.adapters import replace_module
 from inflight.models.transformers_fallback.attention import PackedAttention
-from inflight.models.transformers_fallback.build import build, find_layers, replace_head, replace_linears
+from inflight.models.transformers_fallback.build import (
+    build,
+    find_layers,
+    replace_head,
+    replace_linears,
+    warn_of_unknown_overrides,
+)
 from inflight.models.transformers_fallback.default_dtype import float32_by_default
 from inflight.models.transformers_fallback.faster import replace_mlps, replace_norms
 from inflight.models.transformers_fallback.self_check import check
@@ -64,6 +70,7 @@ class TransformersForCausalLM(CausalLM):
     """
     Args:
         stored: name -> shape of each tensor of the checkpoint; None if the model gets random weights.
+        differ: whether two tensors of the checkpoint differ.
 
     Raises:
         UnsupportedModelError: transformers does not know the model, or it cannot run on Inflight's KV cache.
@@ -76,14 +83,16 @@ class TransformersForCausalLM(CausalLM):
         context: LayerContext,
         stage: PipelineStage,
         stored: Mapping[str, tuple[int, ...]] | None,
+        differ: Callable[[str, str], bool],
     ) -> None:
         nn.Module.__init__(self)
         self.name, self.vocab_size = model_config.architecture.name, model_config.architecture.vocab_size
         self.max_model_len, self.hidden_size = model_config.max_model_len, model_config.architecture.hidden_size
         self.stage = stage
+        self._model_config, self._tells = model_config, context.tp.rank == 0 and stage.is_last
         self.dtype, self.device = context.dtype, context.device
         self.lm = build(model_config, context)
-        plan = None if stored is None else WeightPlan(self.lm, stored)
+        plan = None if stored is None else WeightPlan(self.lm, stored, differ)
         self._unread = set() if plan is None else plan.unread
         layers_name, layers = find_layers(self.lm)
         self.decoder_layers = cut(self.lm, layers_name, layers, stage)
@@ -187,6 +196,8 @@ class TransformersForCausalLM(CausalLM):
         Raises:
             UnsupportedModelError: the model cannot be computed on the KV cache, or the results differ.
         """
+        if self._tells:
+            warn_of_unknown_overrides(self._model_config)
         with torch.no_grad():
             check(self)
         self.backend = self.attention.backend

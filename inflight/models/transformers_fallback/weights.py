@@ -8,7 +8,7 @@ decoder layer.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -25,15 +25,23 @@ from inflight.models.transformers_fallback.adapters import Adapter
 
 
 class WeightPlan:
-    """What each tensor of a checkpoint becomes. `stored`: name -> shape of each tensor.
+    """What each tensor of a checkpoint becomes.
 
-    Raises:
-        CheckpointError: the checkpoint lacks weights of the model.
+    config.json may say that two weights are one, such as those of embedding and head. If the checkpoint has both, and they
+    differ, each gets its own (`model` is changed). If it has only one of them, this one is used.
+
+    Args:
+        stored: name -> shape of each tensor.
+        differ: whether two tensors of the checkpoint differ.
     """
 
-    def __init__(self, model: PreTrainedModel, stored: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, stored: Mapping[str, tuple[int, ...]], differ: Callable[[str, str], bool]
+    ) -> None:
         names = model.state_dict(keep_vars=True)
-        self.tied = {tied for tied, kept in model.all_tied_weights_keys.items() if names.get(tied) is names.get(kept)}
+        tied_to = {
+            tied: kept for tied, kept in model.all_tied_weights_keys.items() if names.get(tied) is names.get(kept)
+        }
         self._model, self._stored = model, stored
         conversions = get_model_conversion_mapping(model)
         renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
@@ -44,10 +52,27 @@ class WeightPlan:
         self.converted: dict[str, tuple[WeightConverter, list[tuple[str, str]]]] = {}
         self.unread: set[str] = set()
         ignored = model._keys_to_ignore_on_load_unexpected or ()
+        plain: dict[str, str] = {}  # weight -> tensor of the checkpoint, of those that need no conversion
+        found: list[tuple[str, str, str | None]] = []
         for source in sorted(stored, key=dot_natural_key):
             name, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, names)
             if name not in names and source in names:
                 name, pattern = source, None
+            found.append((source, name, pattern))
+            if pattern is None:
+                plain[name] = source
+        self.tied = set(tied_to)
+        only_one: set[str] = set()  # tensors of which the checkpoint has no other copy
+        for tied, kept in tied_to.items():
+            if tied in plain and kept in plain and differ(plain[tied], plain[kept]):
+                _untie(model, tied)
+                self.tied.remove(tied)
+            elif tied in plain and kept not in plain:
+                self.renamed.setdefault(kept, plain[tied])
+                only_one.add(self.renamed[kept])
+        for source, name, pattern in found:
+            if source in only_one:
+                continue
             if name not in names or name in self.tied:
                 if name in self.tied or any(re.search(each, name) for each in ignored):
                     self.unread.add(source)
@@ -67,6 +92,14 @@ class WeightPlan:
 
     def shape(self, source: str) -> tuple[int, ...]:
         return self._stored[source]
+
+
+def _untie(model: PreTrainedModel, name: str) -> None:
+    """Gives a weight memory of its own, as soon as it gets memory."""
+    parent, _, leaf = name.rpartition(".")
+    shared = model.get_parameter(name)
+    setattr(model.get_submodule(parent), leaf, nn.Parameter(torch.empty_like(shared, device="meta"), False))
+    model.all_tied_weights_keys.pop(name)
 
 
 class FallbackUnit(Loadable):

@@ -169,13 +169,7 @@ def test_a_mutated_header_is_one_config_error(tmp_path: Path) -> None:
             parse_architecture(read_model_config(path))
 
 
-def test_fields_of_config_json_are_replaced(tmp_path: Path) -> None:
+def test_a_folder_has_its_config_json(tmp_path: Path) -> None:
     own = {"hidden_size": 8, "rope_scaling": {"type": "yarn", "factor": 2.0}}
     (tmp_path / "config.json").write_text(json.dumps(own))
     assert read_model_config(tmp_path) == own
-    assert read_model_config(tmp_path, {"vocab_size": 5, "rope_scaling": {"factor": 4.0}}) == {
-        "hidden_size": 8,
-        "vocab_size": 5,
-        "rope_scaling": {"type": "yarn", "factor": 4.0},
-    }
-    assert read_model_config(tmp_path, {"rope_scaling": None}) == {"hidden_size": 8, "rope_scaling": None}

@@ -66,6 +66,12 @@ def test_a_plain_llama() -> None:
         ({"tie_word_embeddings": True}, "tie_word_embeddings", True),
         ({"dtype": "float16"}, "dtype", "float16"),
         ({"torch_dtype": "torch.bfloat16"}, "dtype", "bfloat16"),
+        ({"dtype": "bf16"}, "dtype", "bfloat16"),
+        ({"dtype": "fp16"}, "dtype", "float16"),
+        ({"dtype": "auto"}, "dtype", "float32"),
+        ({"dtype": "float64"}, "dtype", "float32"),
+        ({"eos_token_id": -1}, "eos_token_ids", ()),
+        ({"architectures": "MistralForCausalLM"}, "name", "MistralForCausalLM"),
         ({"num_key_value_heads": None}, "layers.0.mixer.num_kv_heads", 4),
         ({"mlp_bias": True}, "layers.0.mlp.bias", True),
         ({"sliding_window": 9}, "layers.0.mixer.window", None),  # transformers' Llama does not read it

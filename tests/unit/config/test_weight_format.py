@@ -52,6 +52,7 @@ AWQ = {"quant_method": "awq", "bits": 4}
         (compressed({"num_bits": 8, "strategy": "channel"}, {"input_activations": PER_TOKEN}), "compressed-tensors"),
         (compressed(format="int-quantized", sparsity_config={"format": "dense"}), "compressed-tensors"),
         (compressed(format="mixed-precision"), "compressed-tensors"),
+        (compressed(quantization_status="frozen"), "compressed-tensors"),
     ],
 )
 def test_what_is_read(quantization: object, name: str) -> None:
@@ -91,7 +92,7 @@ def test_what_is_read(quantization: object, name: str) -> None:
         (compressed(group={"format": "nvfp4-pack-quantized"}), ["nvfp4"]),
         (compressed(config_groups={}), ["config_groups is missing"]),
         (compressed(config_groups={"group_0": 3}), ["group_0=3 is not an object"]),
-        (compressed(quantization_status="frozen"), ["quantization_status='frozen'"]),
+        (compressed(quantization_status="calibration"), ["quantization_status='calibration'"]),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), ["sparse-24-bitmask"]),
         (compressed(kv_cache_scheme={"num_bits": 8}), ["kv_cache_scheme"]),
         (compressed(transform_config={"config_groups": {"u": {}}}), ["transform_config"]),

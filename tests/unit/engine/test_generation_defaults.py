@@ -37,7 +37,7 @@ def test_eos(value: Any, ids: set[int]) -> None:
     assert eos_token_ids(None) == frozenset()
 
 
-@pytest.mark.parametrize("value", ["</s>", [None], -1, [True], 1.0])
+@pytest.mark.parametrize("value", ["</s>", [None], -2, [True], 1.0])
 def test_bad_eos(value: Any) -> None:
     with pytest.raises(ConfigError, match="eos_token_id"):
         eos_token_ids({"eos_token_id": value})

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from inflight.config.engine import ModelConfig
 from inflight.config.parse_architecture import parse_architecture
+from inflight.config.stored_head import resolve_head
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError
 from inflight.model_loader.loader import load_model
@@ -27,7 +28,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 def load(folder: Path, *, load_format: str = "safetensors", dtype: str = "float32", seed: int = 0) -> CausalLM:
-    architecture = parse_architecture(json.loads((folder / "config.json").read_text()))
+    architecture = resolve_head(parse_architecture(json.loads((folder / "config.json").read_text())), folder)
     config = ModelConfig(
         folder=folder,
         name="x",
@@ -122,8 +123,41 @@ def test_harmless_extras_are_left_out(folder: Path, tied: Path, tmp_path: Path) 
     assert torch.equal(logits(folder), truth)
     copy = Path(shutil.copytree(tied, tmp_path / "tied"))
     truth = logits(copy)
-    edit(copy, lambda tensors: tensors.update({"lm_head.weight": torch.ones(3)}))
+    edit(copy, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
     assert torch.equal(logits(copy), truth)
+
+
+def test_a_head_that_contradicts_config_json_is_never_left_out(tied: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tied, tmp_path / "tied"))
+    edit(copy, lambda tensors: tensors.update({"lm_head.weight": torch.ones(3)}))
+    assert "lm_head.weight" in refusal(copy)
+    edit(copy, lambda tensors: tensors.update({"lm_head.weight": -tensors["model.embed_tokens.weight"]}))
+    untied = Path(shutil.copytree(copy, tmp_path / "untied"))
+    config = json.loads((copy / "config.json").read_text())
+    (untied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    assert torch.equal(logits(copy), logits(untied))
+
+
+def test_a_decoder_that_was_saved_without_its_head(tied: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tied, tmp_path / "decoder"))
+    tensors = load_file(copy / "model.safetensors")
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, copy / "model.safetensors")
+    assert torch.equal(logits(copy), logits(tied))
+
+
+def test_a_tensor_that_the_index_does_not_list(written: Path, sharded: Path, caplog: pytest.LogCaptureFixture) -> None:
+    truth = logits(written)
+    shard, index = sharded / "model-00001-of-00002.safetensors", sharded / "model.safetensors.index.json"
+    tensors = load_file(shard)
+    save_file({**tensors, "model.layers.9.old": torch.ones(2)}, shard)
+    content = json.loads(index.read_text())
+    content["weight_map"].pop(DOWN)  # it is needed, so it is used
+    index.write_text(json.dumps(content))
+    with caplog.at_level("WARNING"):
+        assert torch.equal(logits(sharded), truth)
+    assert ["model.layers.9.old" in record.getMessage() for record in caplog.records] == [True]
+    index.unlink()
+    assert "model.layers.9.old" in refusal(sharded)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

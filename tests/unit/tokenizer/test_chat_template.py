@@ -159,6 +159,39 @@ def test_named_templates(tmp_path: Path) -> None:
         template.render(MESSAGES)
 
 
+def test_templates_in_files_as_transformers_5_saves_them(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = save_folder(tmp_path / "m", "byte_level")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = {"default": "plain", "tool_use": "with tools", "rag": "rag"}
+    tokenizer.save_pretrained(folder)
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").is_file()
+    for tools in (None, [TOOL]):
+        ours, theirs = both(folder, MESSAGES, tools=tools)
+        assert ours == theirs
+    assert both(folder, MESSAGES, tools=[TOOL])[0] == "with tools"
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    named = [
+        {"name": "tool_use", "template": "of the config"},
+        {"name": "default", "template": "default of the config"},
+    ]
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
+    ours, theirs = both(folder, MESSAGES, tools=[TOOL])
+    assert ours == theirs == "with tools"
+    (folder / "chat_template.jinja").unlink()  # transformers has no default then
+    assert ChatTemplate.from_folder(folder).render(MESSAGES) == "default of the config"
+    assert both(folder, MESSAGES, tools=[TOOL])[0] == "with tools"
+
+
+def test_a_template_is_chosen_by_its_name(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "rag", "template": "with documents"}]
+    folder = save_folder(tmp_path, "byte_level", chat_template=named)
+    assert ChatTemplate.from_folder(folder, "rag").render(MESSAGES, tools=[TOOL]) == "with documents"
+    with pytest.raises(TokenizerError, match="neither a Jinja template nor a file"):
+        ChatTemplate.from_folder(folder, "other")
+
+
 def test_without_a_template_only_rendering_fails(tmp_path: Path) -> None:
     template = ChatTemplate.from_folder(save_folder(tmp_path, "byte_level"))
     with pytest.raises(TokenizerError, match=r"no chat template.*give the engine one with chat_template"):

@@ -57,6 +57,53 @@ def test_equals_transformers(folder: Path) -> None:
     assert [ours.id_to_piece(i) for i in range(ours.vocab_size)] == theirs.convert_ids_to_tokens(range(ours.vocab_size))
 
 
+def token(content: str, **flags: bool) -> dict[str, object]:
+    names = ("lstrip", "normalized", "rstrip", "single_word", "special")
+    return {"content": content, **dict.fromkeys(names, False), **flags}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_that_only_the_config_lists_equal_transformers(tmp_path: Path, kind: str) -> None:
+    from transformers import AutoTokenizer
+
+    save_folder(tmp_path, kind)
+    first = Tokenizer.from_folder(tmp_path).vocab_size
+    listed = {
+        first + 1: token("<|im_end|>", special=True),
+        first: token("<|im_start|>", special=True, lstrip=True),
+        first + 2: token("<tool>", rstrip=True),
+        first + 3: token("Word", single_word=True, normalized=True),
+        trained(kind).token_to_id(USER): token(USER, rstrip=True),  # other flags than in tokenizer.json
+    }
+    save_folder(tmp_path, kind, added_tokens_decoder={str(i): entry for i, entry in listed.items()})
+    ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("a  <|im_start|>user\n<|im_end|>", "<tool>  b Word Words<|im_end|>", f"x {USER}  y"):
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        for skip in (True, False):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert first + 1 in ours.encode("<|im_end|>")
+    assert ours.vocab_size == len(theirs) == first + 4
+    assert first + 1 in ours.all_special_ids
+    assert first + 2 not in ours.all_special_ids
+
+
+def test_a_listed_id_that_cannot_be_given_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_folder(tmp_path, "byte_level", added_tokens_decoder={"9999": token("<new>")})
+    with caplog.at_level("WARNING"):
+        tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("<new>")[-1] == tokenizer.vocab_size - 1
+    [record] = caplog.records
+    assert "'<new>'" in record.getMessage()
+
+
+@pytest.mark.parametrize("listed", [{"x": token("a")}, {"5": "a"}, {"5": {"special": True}}, [3], "a"])
+def test_a_malformed_list_of_tokens(tmp_path: Path, listed: object) -> None:
+    save_folder(tmp_path, "byte_level", added_tokens_decoder=listed)
+    with pytest.raises(TokenizerError, match="added_tokens_decoder in"):
+        Tokenizer.from_folder(tmp_path)
+
+
 @given(st.text(), st.booleans())
 def test_encode_equals_the_library(text: str, add: bool) -> None:
     tokenizer = byte_tokenizer()

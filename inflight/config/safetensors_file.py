@@ -1,0 +1,130 @@
+"""What the headers of a folder's safetensors say: which tensors there are, and where their bytes are. Imports no torch.
+
+https://huggingface.co/docs/safetensors describes the format: 8 bytes with the size of the header, the header as JSON, the data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inflight.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_OF_TEXT = {"model.language_model.": "model.", "language_model.": ""}
+# A decoder that was saved without its head has names without this prefix.
+_PREFIX, _IN_DECODER = "model.", ("embed_tokens.", "layers.", "norm.", "embedding_norm.")
+_LARGEST_HEADER = 100_000_000  # bytes; the format allows no more
+_COMPARED_AT_ONCE = 2**22  # bytes
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """A tensor's dtype and shape, and its bytes `[start, stop)` in a file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def find_files(folder: Path) -> tuple[list[Path], dict[str, str]]:
+    """Returns the files with weights, and tensor name -> file name as the index says ({} if there is no index).
+
+    The file is `model.safetensors`. If it does not exist, `model.safetensors.index.json` lists the files. If there is no index
+    either, the files are all `*.safetensors`.
+
+    Raises:
+        CheckpointError: there are no weights, or the index cannot be read.
+    """
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE], {}
+    if (folder / INDEX_FILE).is_file():
+        weight_map = _read_index(folder / INDEX_FILE)
+        return [folder / name for name in sorted(set(weight_map.values()))], weight_map
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(
+            f"{folder} has no *.safetensors, and no GGUF file; other formats are not read: save the weights as safetensors"
+        )
+    return files, {}
+
+
+def _read_index(file: Path) -> dict[str, str]:
+    """Reads the index. Returns tensor name -> file name."""
+    try:
+        weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+        entries = {str(name): str(file_name) for name, file_name in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is no index of safetensors files ({error!r}); download it again") from error
+    for name, file_name in entries.items():
+        if Path(file_name).name != file_name:
+            raise CheckpointError(f"{file}: {name} is in {file_name!r}, which is not a file of this folder")
+    return entries
+
+
+def model_name(stored_name: str, renames: Sequence[tuple[str, str]]) -> str:
+    """The name that a tensor has in Inflight's own code. `renames`: see `ModelArchitecture`.
+
+    In a model that also reads images, the names of the part for text begin with one of `_OF_TEXT`. They get the names that they
+    have in a model for text alone. Names of a decoder without the prefix "model." get it.
+    """
+    name = stored_name
+    for prefix, other in _OF_TEXT.items():
+        if stored_name.startswith(prefix):
+            name = other + stored_name.removeprefix(prefix)
+            break
+    if name.startswith(_IN_DECODER):
+        name = _PREFIX + name
+    for part, other in renames:
+        name = name.replace(part, other)
+    return name
+
+
+def read_header(file: Path) -> dict[str, StoredBytes]:
+    """
+    Raises:
+        CheckpointError: the file cannot be read, or is no safetensors file.
+    """
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            if size > _LARGEST_HEADER:
+                raise ValueError(f"its header would have {size} bytes")
+            entries = json.loads(opened.read(size))
+        return {
+            str(name): StoredBytes(
+                file, str(entry["dtype"]), tuple(entry["shape"]), *(8 + size + end for end in entry["data_offsets"])
+            )
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} cannot be read as safetensors: {error}") from error
+
+
+def have_same_bytes(one: StoredBytes, other: StoredBytes) -> bool:
+    """Whether two tensors have the same dtype, shape and bytes. The comparison ends at the first bytes that differ.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    if (one.dtype, one.shape, one.stop - one.start) != (other.dtype, other.shape, other.stop - other.start):
+        return False
+    try:
+        with one.file.open("rb") as first, other.file.open("rb") as second:
+            first.seek(one.start)
+            second.seek(other.start)
+            left = one.stop - one.start
+            while left > 0:
+                size = min(left, _COMPARED_AT_ONCE)
+                if first.read(size) != second.read(size):
+                    return False
+                left -= size
+    except OSError as error:
+        raise CheckpointError(f"{one.file} or {other.file} cannot be read: {error}") from error
+    return True
