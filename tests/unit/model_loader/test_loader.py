@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError
 from inflight.model_loader.loader import load_model
+from inflight.model_loader.weight_check import check_weights
+from inflight.model_loader.weight_source import StoredTensor
 from inflight.models.causal_lm import CausalLM
 from tests.full_context_attention import FullContextAttention, run_prompt
 from tests.model_zoo import FAMILY_CONFIGS, write_model
@@ -124,6 +128,16 @@ def test_harmless_extras_are_left_out(folder: Path, tied: Path, tmp_path: Path) 
     truth = logits(copy)
     edit(copy, lambda tensors: tensors.update({"lm_head.weight": torch.ones(3)}))
     assert torch.equal(logits(copy), truth)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_head_that_the_model_does_not_have_is_a_copy_only_if_the_embedding_is_its_head(is_tied: bool) -> None:
+    """A head under another name, in models that transformers computes."""
+    stored = StoredTensor(Path("model.safetensors"), (3, 4), "F32")
+    source: Any = SimpleNamespace(tensors={"lm_head.weight": stored})
+    model: Any = SimpleNamespace(load_units=list, leaves_unread=lambda name: False)
+    with nullcontext() if is_tied else pytest.raises(CheckpointError, match=r"does not account for: lm_head\.weight"):
+        check_weights(source, model, is_tied)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
