@@ -215,6 +215,16 @@ def test_an_index_that_is_none(sharded: Path, text: str) -> None:
     assert "model.safetensors.index.json" in refusal(sharded)
 
 
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_an_index_leads_to_no_file_outside_of_the_folder(sharded: Path, is_absolute: bool) -> None:
+    name = "model-00002-of-00002.safetensors"
+    outside = sharded.parent / name
+    (sharded / name).rename(outside)
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(name, str(outside) if is_absolute else f"../{name}"))
+    assert "which is not a file of this folder" in refusal(sharded)
+
+
 def test_a_tensor_in_two_files(sharded: Path) -> None:
     (sharded / "model.safetensors.index.json").unlink()
     save_file({DOWN: torch.ones(2)}, sharded / "more.safetensors")
