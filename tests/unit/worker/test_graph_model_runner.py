@@ -15,7 +15,9 @@ import pytest
 from inflight.config.architecture import INFLIGHT, TRANSFORMERS
 from inflight.device.accelerator import Event
 from inflight.interface.request import ResolvedSampling
+from inflight.interface.step import ModelRunnerOutput
 from inflight.sampling_params import SamplingParams
+from inflight.timeline import Timeline
 from inflight.worker.copy_out import CopiedStep
 from inflight.worker.cuda_graph import GRAPH_BYTES, decode_sizes, mixed_sizes, padded_size
 from inflight.worker.graph_model_runner import DeviceStep, GraphModelRunner
@@ -156,6 +158,18 @@ def test_only_models_that_never_wait_for_the_device_are_recorded(implementation:
     gpu = FakeGpu()
     assert _runner_class(gpu, config) is kind
     gpu.close()
+
+
+@pytest.mark.parametrize(("drawn", "told"), [([-1, 5], [[[0], [5]]]), ([], [])])
+def test_other_stages_get_token_ids_even_where_no_token_was_possible(drawn: list[int], told: list[Any]) -> None:
+    """Steps of the request may be under way there, and they look up its embedding."""
+    sent: list[Any] = []
+    sender = SimpleNamespace(send=lambda message: sent.append(message.tolist()))
+    runner: Any = SimpleNamespace(_draws=True, _timeline=Timeline(), _pipeline=SimpleNamespace(senders=[sender]))
+    output = ModelRunnerOutput(step_id=3, sampled_token_ids=np.array(drawn, dtype=np.int32))
+    step: Any = SimpleNamespace(plan=SimpleNamespace(step_id=3), out=SimpleNamespace(wait=lambda step_id: output))
+    assert GraphModelRunner.drain(runner, step) is output
+    assert sent == told
 
 
 def test_the_time_of_a_step_begins_when_the_step_before_ends(monkeypatch: pytest.MonkeyPatch) -> None:

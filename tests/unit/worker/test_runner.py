@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,3 +69,14 @@ def test_a_request_that_gets_a_slot_does_not_get_the_index_of_its_tokens(folder:
         plan_ahead(driven, [job]).run()
         assert forgotten.pop() == job.slot and not forgotten
     driven.executor.shutdown()
+
+
+def test_a_row_without_a_possible_token_tells_the_other_ranks_a_token_id() -> None:
+    """Steps of the request may be under way, and they look up its embedding."""
+    written: list[list[int]] = []
+    drawn = SimpleNamespace(write=lambda slots, positions, tokens: written.append(tokens.tolist()))
+    runner: Any = SimpleNamespace(_proposer=None, _drawn_tokens=drawn)
+    inputs: Any = SimpleNamespace(first_positions=np.array([7, 8], dtype=np.int32))
+    sampled = torch.tensor([-1, 5], dtype=torch.int32)
+    message, verified = ModelRunner._verify(runner, sampled, inputs, np.array([0, 1], dtype=np.int32))
+    assert (message.tolist(), verified, written) == ([[0], [5]], None, [[0, 5]])
