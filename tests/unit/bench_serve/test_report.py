@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
 import math
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.bench_serve.client import EventBuffer
-from inflight.bench_serve.dataset import custom_requests, draw_lengths, random_requests, sharegpt_requests
-from inflight.bench_serve.load import Load, arrival_times
+from inflight.bench_serve.dataset import BenchRequest, custom_requests, draw_lengths, random_requests, sharegpt_requests
+from inflight.bench_serve.load import Load, arrival_times, generate_load
 from inflight.bench_serve.options import DatasetOptions, ResultOptions, TrafficOptions
 from inflight.bench_serve.record import RequestRecord
 from inflight.bench_serve.report import figures
@@ -52,6 +56,30 @@ def test_figures() -> None:
     assert result["max_output_tokens_per_s"] == 12
     assert result["client_cpu_share"] == 0.2
     assert "mean_client_queue_time_ms" not in result
+
+
+def test_a_request_waits_from_its_time_until_it_is_sent() -> None:
+    """The client sends one at a time, and each is answered after 1000 s of a clock that jumps."""
+
+    class Client:
+        def request_body(self, model: str, request: BenchRequest) -> dict[str, str]:
+            return {"model": model}
+
+        async def send(self, data: bytes, num_prompt_tokens: int) -> RequestRecord:
+            assert (json.loads(data), num_prompt_tokens) == ({"model": "m"}, 2)
+            now = time.perf_counter()
+            await asyncio.sleep(0)
+            return RequestRecord(sent=now, num_prompt_tokens=num_prompt_tokens, ended=now + 1000.0)
+
+    client: Any = Client()
+    requests = [BenchRequest(prompt=[1, 2], max_tokens=3, num_prompt_tokens=2)] * 3
+    ends: list[bool] = []
+    load = asyncio.run(
+        generate_load(client, "m", requests, [0.0] * 3, max_concurrency=1, on_end=lambda: ends.append(True))
+    )
+    assert len(ends) == len(load.records) == 3
+    assert all(0 <= each.queue_time < 500 and 0 <= each.lag < 500 for each in load.records)
+    assert load.seconds >= 1000.0
 
 
 def test_an_end_makes_room_for_a_start() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -108,6 +109,25 @@ def test_the_rendezvous_is_held_from_its_choice_to_its_use() -> None:
         listen("127.0.0.1", place.port)
     assert place.listen_fd is not None
     serve_store(place.host, place.port, place.listen_fd, 5.0)  # closes it
+    for meeting in (first, second):
+        meeting.close()
+
+
+def test_no_connection_is_left_if_a_rank_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Launch(2).both()
+    made: list[socket.socket] = []
+
+    def connection(peer: int, name: str) -> socket.socket:
+        if peer == 2:
+            raise TimeoutError("it does not come")
+        made.append(socket.socket())
+        return made[-1]
+
+    monkeypatch.setattr(first._mesh, "connection", connection)
+    monkeypatch.setattr(first, "_me", first._me._replace(world_size=4))
+    with pytest.raises(ConnectionError, match="rank 0 could not connect to rank 2: it does not come"):
+        first.connections()
+    assert len(made) == 1 and made[0].fileno() < 0
     for meeting in (first, second):
         meeting.close()
 

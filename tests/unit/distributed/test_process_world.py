@@ -277,6 +277,50 @@ def test_a_group_lives_on_in_the_next_epoch() -> None:
                 connected[0].all_reduce(torch.zeros(1))
 
 
+class Part:
+    """A group or a channel, which may also wait."""
+
+    def __init__(self) -> None:
+        self.is_waiting = self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_what_is_made_while_the_world_closes_is_closed_too() -> None:
+    world, other = join_at([listen("127.0.0.1", 0) for _ in range(2)], 5)
+    first, second, late = Part(), Part(), Part()
+    assert world._own(first) is first and world._own(second) is second
+    assert not world.is_waiting
+    second.is_waiting = True
+    assert world.is_waiting
+    world.close("the epoch is over")
+    assert first.is_closed and second.is_closed
+    with pytest.raises(ConnectionError, match="this rank has stopped its communication"):
+        world._own(late)
+    assert late.is_closed
+    other.close("the epoch is over")
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_no_connection_of_a_group_that_could_not_be_made_is_left(monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    world, other = join_at([listen("127.0.0.1", 0) for _ in range(2)], 5)
+    made: list[socket.socket] = []
+
+    def connection(peer: int, name: str) -> socket.socket:
+        if peer == failing:
+            raise ConnectionError("it does not come")
+        made.append(socket.socket())
+        return made[-1]
+
+    monkeypatch.setattr(world._mesh, "connection", connection)
+    with pytest.raises(ConnectionError, match="it does not come"):
+        world._open_exchange([1, 0, 2], "group x")
+    assert len(made) == failing - 1 and all(each.fileno() < 0 for each in made)
+    for each in (world, other):
+        each.close("done")
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_world_that_is_closed_waits_for_no_channel(rank: int) -> None:
     """Rank 1 waits until rank 0 connects, and rank 0 waits until rank 1, which listens nowhere yet, accepts."""

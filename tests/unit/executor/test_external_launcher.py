@@ -13,7 +13,7 @@ import pytest
 
 from inflight.envs import LaunchedRank
 from inflight.errors import ConfigError, InflightError, StepError, WorkerDiedError
-from inflight.executor.external_launcher import ExternalLauncherExecutor
+from inflight.executor.external_launcher import ExternalLauncherExecutor, _Peer
 from inflight.interface.step import ModelRunnerOutput
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
@@ -169,6 +169,24 @@ def test_a_rank_that_cannot_start_fails_all(fault: str, kind: type[InflightError
     made.close()
     assert [type(error) for error in errors] == [kind, kind]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("inflight-")]
+
+
+@pytest.mark.parametrize(
+    ("has_stopped", "num_delivered", "is_lost"), [(True, 2, False), (True, 1, True), (False, 2, True)]
+)
+def test_a_stream_that_ends_is_a_loss_unless_the_rank_has_stopped_and_answered(
+    has_stopped: bool, num_delivered: int, is_lost: bool
+) -> None:
+    executor: Any = object.__new__(ExternalLauncherExecutor)
+    stream: Any = None
+    executor._peers, executor._num_submitted = {1: (peer := _Peer(stream))}, 2
+    peer.num_delivered = num_delivered
+    if has_stopped:
+        peer.has_stopped.set()
+    lost: list[tuple[int, str]] = []
+    executor._lose = lambda rank, reason: lost.append((rank, reason))
+    executor._stream_ended(1, "it closed its stream")
+    assert lost == ([(1, "it closed its stream")] if is_lost else [])
 
 
 def test_engines_may_come_one_after_the_other() -> None:

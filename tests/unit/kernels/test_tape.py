@@ -102,6 +102,8 @@ def norm(ops: CpuLayerOps, x: Tensor) -> Tensor:
         (lambda ops, x, rows: (norm(ops, x[rows]),), "torch computes index"),
         (lambda ops, x, rows: (norm(ops, x[-1:]),), "slice is not a view of all rows"),
         (lambda ops, x, rows: (norm(ops, x[0].view(1, -1)),), "select"),
+        (lambda ops, x, rows: (norm(ops, x.narrow_copy(0, 0, 1)),), "torch computes narrow_copy"),
+        (lambda ops, x, rows: (norm(ops, torch.chunk(x, 1, dim=-2)[0]),), "split is not a view of all rows"),
         (lambda ops, x, rows: (norm(ops, x.view(-1, SIZE // 2).view(-1, SIZE)),), "view is not a view of all rows"),
         (lambda ops, x, rows: (norm(ops, x), norm(ops, FOREIGN)), "memory that is not known"),
         (lambda ops, x, rows: (norm(ops, torch.empty(len(x), SIZE).fill_(1)),), "torch computes fill_"),

@@ -172,6 +172,17 @@ def test_many_tokens_cost_as_much_as_one() -> None:
     assert Scraped(metrics)("inter_token_latency_seconds_bucket", le="0.02") == 10**9
 
 
+def test_what_was_scraped_is_not_counted_again() -> None:
+    metrics = ServingMetrics("m")
+    for count in (1, 2, 3):
+        metrics.first_token(0.1)
+        metrics.tokens_generated(2, 0.04)
+        scraped = Scraped(metrics)
+        assert scraped("generation_tokens_total") == 3 * count
+        assert scraped("inter_token_latency_seconds_count") == 2 * count
+        assert scraped("inter_token_latency_seconds_sum") == pytest.approx(0.04 * count)
+
+
 FRONT_END = """
 import json, sys
 from inflight.metrics.serving import ServingMetrics

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ from inflight.config.stored_head import resolve_head
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError
 from inflight.model_loader.loader import load_model
+from inflight.model_loader.weight_check import check_weights
+from inflight.model_loader.weight_source import StoredTensor
 from inflight.models.causal_lm import CausalLM
 from tests.full_context_attention import FullContextAttention, run_prompt
 from tests.model_zoo import FAMILY_CONFIGS, write_model
@@ -233,6 +237,16 @@ def test_an_index_that_names_the_wrong_file(sharded: Path) -> None:
 def test_an_index_that_is_none(sharded: Path, text: str) -> None:
     (sharded / "model.safetensors.index.json").write_text(text)
     assert "model.safetensors.index.json" in refusal(sharded)
+
+
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_an_index_leads_to_no_file_outside_of_the_folder(sharded: Path, is_absolute: bool) -> None:
+    name = "model-00002-of-00002.safetensors"
+    outside = sharded.parent / name
+    (sharded / name).rename(outside)
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(name, str(outside) if is_absolute else f"../{name}"))
+    assert "which is not a file of this folder" in refusal(sharded)
 
 
 def test_a_tensor_in_two_files(sharded: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from inflight.layers.linear import ColumnParallelLinear, OutputPart
 from inflight.models.decoder import GatedMLP
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, NormAdapter
+from inflight.models.transformers_fallback.build import replace_linears
 from inflight.models.transformers_fallback.faster import replace_mlps, replace_norms
 from tests.unit.layers.contexts import layer_context
 
@@ -91,6 +94,29 @@ def test_mlps_that_compute_the_usual_thing_are_replaced(activation: str) -> None
         slot.destination.copy_(weights[name.removeprefix("layers.usual.")].data)
     mlp.finish_loading()
     torch.testing.assert_close(layers["usual"](x), wanted, rtol=1e-4, atol=1e-5)
+
+
+class OwnLinear(nn.Linear):
+    """A subclass may compute something else."""
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.called, self.own = nn.Linear(8, 4, bias=False), nn.Linear(8, 4), OwnLinear(8, 4)
+        self.other_dtype = nn.Linear(8, 4, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.read.weight.T + self.called(x) + self.own(x) + self.other_dtype(x.double()).float()
+
+
+def test_linear_layers_that_are_only_called_are_replaced() -> None:
+    """Inflight's layers keep no weight that the code around them could read."""
+    reader, outside = Reader(), nn.Linear(8, 4)
+    model: Any = nn.ModuleDict({"layers": nn.ModuleList([reader]), "outside": outside})
+    replace_linears(model, "layers", layer_context(torch.float32))
+    assert [name for name, each in reader.named_children() if isinstance(each, Adapter)] == ["called"]
+    assert model["outside"] is outside
 
 
 def test_projections_of_one_input_are_one_multiplication() -> None:

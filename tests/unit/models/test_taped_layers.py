@@ -193,6 +193,13 @@ def test_a_step_that_draws_no_token_is_no_recording(tmp_path: Path, calls: list[
     assert calls == ["record", "replay"]
 
 
+def test_inputs_with_gaps_between_rows_are_not_recorded(tmp_path: Path, calls: list[str]) -> None:
+    session = Session(write_model(FAMILY_CONFIGS["llama"][0], tmp_path / "model", seed=1), is_taped=True)
+    results = torch.ones(3, 4), torch.zeros(3, 4)
+    assert session.model.taped(lambda: results, [torch.ones(3, 8)[:, ::2]], None, ()) is results
+    assert not calls
+
+
 def test_new_kv_caches_drop_the_tapes(tmp_path: Path, calls: list[str]) -> None:
     session = Session(write_model(FAMILY_CONFIGS["llama"][0], tmp_path / "model", seed=1), is_taped=True)
     first = session.run()

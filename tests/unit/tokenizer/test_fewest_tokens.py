@@ -14,21 +14,21 @@ from tests.fakes_tokenizer import train_byte_fallback, train_byte_level
 _BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 
-def byte_level(normalizer: normalizers.Normalizer | None = None, *, swallows: bool = False) -> tokenizers.Tokenizer:
-    """With a token for a run of spaces, and one that takes the spaces beside it along, if it `swallows` them."""
+def byte_level(normalizer: normalizers.Normalizer | None = None, *, swallows: str = "") -> tokenizers.Tokenizer:
+    """With a token for a run of spaces, or with one that takes along the spaces before or behind it, if it `swallows` them."""
     backend = train_byte_level()
     if normalizer is not None:
         backend.normalizer = normalizer
-    backend.add_tokens(
-        [AddedToken(" " * 64, normalized=False), AddedToken("<|end|>", lstrip=swallows, rstrip=swallows)]
-    )
+    end = AddedToken("<|end|>", lstrip=swallows == "before", rstrip=swallows == "behind", normalized=False)
+    backend.add_tokens([end] if swallows else [AddedToken(" " * 64, normalized=False), end])
     return backend
 
 
 KNOWN = {
     "byte level": byte_level(),
     "NFC": byte_level(normalizers.NFC()),
-    "swallows": byte_level(swallows=True),
+    "swallows before": byte_level(swallows="before"),
+    "swallows behind": byte_level(swallows="behind"),
     "byte fallback": train_byte_fallback(),
 }
 TEXTS = st.lists(

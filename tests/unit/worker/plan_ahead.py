@@ -77,6 +77,7 @@ class Job:
     num_drafts: int = 0  # that were proposed in its last step that has ended
     drafts: list[int] = field(default_factory=list)  # the same, behind the last of `tokens`
     logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: dict[int, float] = field(default_factory=dict)  # by position
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -301,6 +302,7 @@ class PlanAhead:
         assert len(ends) == sum(step.plan.samples)
         assert ends.max(initial=0) == len(output.sampled_token_ids)
         logprobs = self.logprobs_by_token(output)
+        self.take_prompt_logprobs(step, output)
         for row, (job, generation) in enumerate(zip(step.jobs, step.generations, strict=True)):
             job.num_in_flight -= 1
             if not step.plan.samples[row]:
@@ -322,6 +324,13 @@ class PlanAhead:
             assert output.logprobs.token_ids[i, 0] == output.sampled_token_ids[row]
             found[row] = float(output.logprobs.logprobs[i, 0])
         return found
+
+    def take_prompt_logprobs(self, step: Step, output: ModelRunnerOutput) -> None:
+        for piece in output.prompt_logprobs:
+            job, tokens = step.jobs[piece.row], piece.columns.token_ids[:, 0].tolist()
+            assert tokens == job.prompt[piece.start : piece.start + len(tokens)]
+            for position, logprob in enumerate(piece.columns.logprobs[:, 0].tolist(), piece.start):
+                job.prompt_logprobs[position] = logprob
 
     def emit(self, job: Job, tokens: list[int], logprobs: list[float | None]) -> None:
         """Up to a token behind which another one is forced: what was drawn behind it is superseded."""

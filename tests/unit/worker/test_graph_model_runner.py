@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from inflight.config.architecture import INFLIGHT, TRANSFORMERS
 from inflight.device.accelerator import Event
 from inflight.interface.request import ResolvedSampling
+from inflight.interface.step import ModelRunnerOutput
 from inflight.sampling_params import SamplingParams
+from inflight.timeline import Timeline
 from inflight.worker.copy_out import CopiedStep
-from inflight.worker.cuda_graph import decode_sizes, mixed_sizes, padded_size
+from inflight.worker.cuda_graph import GRAPH_BYTES, decode_sizes, mixed_sizes, padded_size
 from inflight.worker.graph_model_runner import DeviceStep, GraphModelRunner
+from inflight.worker.model_runner import ModelRunner
+from inflight.worker.runner import Runner
+from inflight.worker.worker import Worker, _runner_class
+from tests.conformance.configs import engine_config
 from tests.conftest import FULL_GPU
 from tests.fake_gpu import COMPUTE_FIRST, COPY_OUT_FIRST, FakeEvent, FakeGpu, FakeStream, install
 from tests.model_zoo import VOCAB_SIZE
@@ -123,6 +132,54 @@ def test_memory_is_reserved_for_every_group_of_a_hybrid_model(folder: Path, monk
     assert runner._num_groups() == driven.num_groups == 3 > len(set(runner.kv_cache_specs().values()))
     assert runner.reserved_bytes(0) >= runner._state.flat.nbytes
     driven.executor.shutdown()
+
+
+def test_memory_is_reserved_for_every_graph(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for the largest graph, its share of the memory of the largest step."""
+    gpu = FakeGpu(order=COMPUTE_FIRST)
+    install(monkeypatch, gpu)
+    driven = make_executor(folder, 1, 1, NUM_SLOTS, device="cuda", depth=1, cuda_graph_max_tokens=8)
+    runner = workers_of(driven)[0].runner
+    assert isinstance(runner, GraphModelRunner)
+    with_graphs = runner.reserved_bytes(0)
+    most_tokens = runner._config.scheduler.max_num_batched_tokens
+    assert runner.reserved_bytes(1000 * most_tokens) == with_graphs + 1000 * 8
+    runner._mixed_sizes, runner._decode_sizes = [], []
+    assert with_graphs - runner.reserved_bytes(0) == gpu.num_graphs * GRAPH_BYTES
+    driven.executor.shutdown()
+
+
+@pytest.mark.parametrize(("implementation", "kind"), [(INFLIGHT, GraphModelRunner), (TRANSFORMERS, ModelRunner)])
+def test_only_models_that_never_wait_for_the_device_are_recorded(implementation: str, kind: type[Runner]) -> None:
+    """transformers' code may wait for it."""
+    config = engine_config()
+    architecture = replace(config.model.architecture, implementation=implementation)
+    config = replace(config, model=replace(config.model, architecture=architecture))
+    gpu = FakeGpu()
+    assert _runner_class(gpu, config) is kind
+    gpu.close()
+
+
+@pytest.mark.parametrize(("drawn", "told"), [([-1, 5], [[[0], [5]]]), ([], [])])
+def test_other_stages_get_token_ids_even_where_no_token_was_possible(drawn: list[int], told: list[Any]) -> None:
+    """Steps of the request may be under way there, and they look up its embedding."""
+    sent: list[Any] = []
+    sender = SimpleNamespace(send=lambda message: sent.append(message.tolist()))
+    runner: Any = SimpleNamespace(_draws=True, _timeline=Timeline(), _pipeline=SimpleNamespace(senders=[sender]))
+    output = ModelRunnerOutput(step_id=3, sampled_token_ids=np.array(drawn, dtype=np.int32))
+    step: Any = SimpleNamespace(plan=SimpleNamespace(step_id=3), out=SimpleNamespace(wait=lambda step_id: output))
+    assert GraphModelRunner.drain(runner, step) is output
+    assert sent == told
+
+
+def test_the_time_of_a_step_begins_when_the_step_before_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was launched earlier, so that the GPU has no pause."""
+    gpu, clock = FakeGpu(), iter([10.0, 12.5, 30.0])
+    monkeypatch.setattr("inflight.worker.worker.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    worker: Any = SimpleNamespace(_device=gpu, _last_end=0.0)
+    steps: list[Any] = [SimpleNamespace(started_at=start) for start in (4.0, 5.0, 29.0)]
+    assert [Worker._compute_seconds(worker, step) for step in steps] == [6.0, 2.5, 1.0]
+    gpu.close()
 
 
 def copies_do_not_wait_for_draws(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_jobs(seed: int) -> list[Job]:
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
-        {"temperature": 0.0, "repetition_penalty": 0.5, "logprobs": 2},
+        {"temperature": 0.0, "repetition_penalty": 0.5, "logprobs": 2, "prompt_logprobs": 1},
         {"temperature": 1.0, "frequency_penalty": -2.0, "presence_penalty": -2.0},
         {"temperature": 1.0, "allowed_token_ids": [5, 6, 9], "frequency_penalty": 2.0, "repetition_penalty": 0.4},
         {"temperature": 0.0, "logit_bias": {5: 3.0}, "repetition_penalty": 0.7},
-        {"temperature": 1.3, "top_k": 20, "logprobs": 0},
+        {"temperature": 1.3, "top_k": 20, "logprobs": 0, "prompt_logprobs": 0},
     ]
     jobs = []
     for i in range(9):
@@ -89,6 +89,9 @@ def test_the_depth_of_the_queue_changes_no_token(
         assert [job.tokens for job in jobs] == [job.tokens for job in truth[seed]], (depth, seed)
         for job, same in zip(jobs, truth[seed], strict=True):
             assert job.logprobs == pytest.approx(same.logprobs, abs=1e-3)
+            wanted = job.sampling.params.prompt_logprobs is not None
+            assert sorted(job.prompt_logprobs) == list(range(1, len(job.prompt) if wanted else 1))
+            assert job.prompt_logprobs == pytest.approx(same.prompt_logprobs, abs=1e-3)
         counts.update({name: getattr(ahead, name) for name in happens})
     assert min(counts[name] for name in happens) > len(drives), counts
     driven.executor.shutdown()

@@ -61,3 +61,31 @@ def test_a_new_epoch_forgets_the_steps_of_the_old_one(folder: Path, layout: tupl
     assert again.tokens[1:] == truth.tokens[1:]
     assert not worker.is_waiting() and worker.phase() == ""
     driven.executor.shutdown()
+
+
+def test_what_was_done_at_the_start_is_not_done_again(folder: Path) -> None:
+    """After a fault these calls come again, because other ranks may be new."""
+    driven = make_executor(folder, 1, 1, 3)
+    (worker,) = workers_of(driven)
+    runner, config = worker.runner, worker._kv_cache_config
+    assert config is not None
+    measured: list[Any] = []
+    warmed_up: list[bool] = []
+    worker._memory.measure_available = lambda runner: measured.append(runner) or 1000  # type: ignore[method-assign, func-returns-value]
+    runner.warm_up = lambda: warmed_up.append(True)  # type: ignore[method-assign]
+    for _ in range(2):
+        worker.load_model()
+        assert worker.determine_available_memory() == 1000
+        worker.initialize_from_config(config)
+    assert worker.runner is runner and measured == [runner] and not warmed_up
+    driven.executor.shutdown()
+
+
+def test_a_rank_that_has_left_its_groups_is_not_healthy(folder: Path) -> None:
+    driven = make_executor(folder, 1, 2, 3)
+    worker = workers_of(driven)[0]
+    worker.check_health()
+    worker.leave_groups("a test wants it")
+    with pytest.raises(ConnectionError, match="rank 0 has stopped its communication"):
+        worker.check_health()
+    driven.executor.shutdown()

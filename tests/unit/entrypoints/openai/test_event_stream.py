@@ -77,3 +77,20 @@ def test_a_client_that_takes_nothing_gets_no_comments() -> None:
         assert client.text.count("keep-alive") <= 1
 
     asyncio.run(test())
+
+
+def test_several_tasks_begin_the_stream_once() -> None:
+    """The choices of one answer are sent by tasks of their own."""
+
+    async def test() -> None:
+        client = Client()
+        client.reads.clear()
+        events = EventStream(client.send)
+        sending = [asyncio.create_task(events.send(part)) for part in (b"a", b"b", b"c")]
+        await asyncio.sleep(0)
+        client.reads.set()
+        await asyncio.gather(*sending)
+        assert client.messages[0]["type"] == "http.response.start"
+        assert sorted(client.text) == ["a", "b", "c"]
+
+    asyncio.run(test())

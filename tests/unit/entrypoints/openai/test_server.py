@@ -104,3 +104,13 @@ def test_another_timeout_is_not_taken_for_the_deadline() -> None:
 def test_a_byte_order_mark_is_left_out() -> None:
     assert post(make_app(None), "/tokenize", b'\xef\xbb\xbf{"prompt": "x"}')[0] == 200
     assert post(make_app(None), "/tokenize", b'\xef\xbb\xbf\xef\xbb\xbf{"prompt": "x"}')[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("tokens", "param"), [([0, 8], None), ([8, 9], "tokens[1]"), ([1] * 9, None), ([1] * 10, "tokens")]
+)
+def test_tokens_are_those_of_the_model_and_no_more_than_its_context(tokens: list[int], param: str | None) -> None:
+    """It has tokens 0 to 8, and a context of 9 tokens."""
+    status, answer = post(make_app(None), "/detokenize", json.dumps({"tokens": tokens}).encode())
+    assert status == (200 if param is None else 400)
+    assert answer.get("error", {}).get("param") == param

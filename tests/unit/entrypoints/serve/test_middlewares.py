@@ -301,6 +301,7 @@ def test_a_local_server_without_keys_refuses_foreign_names(host: str) -> None:
         {"api_keys": KEYS},
         {"host": "0.0.0.0"},
         {"uds": "/x"},
+        {"ssl_certfile": "a", "ssl_ca_certs": "b"},  # a web page has no certificate of a client
         {"allowed_hosts": ("*",)},
         {"allowed_hosts": ("evil.example",)},
     ],

@@ -118,3 +118,15 @@ def test_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
                 await templates.render(SIMPLE, {}, **JOB)
 
     asyncio.run(test())
+
+
+def test_those_that_have_waited_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_process, "MAX_WAITING", 1)
+
+    async def test() -> None:
+        async with processes() as templates:
+            for _ in range(2):
+                assert await templates.render(SIMPLE, {"bos_token": ""}, **JOB) == "hi"
+            assert templates._num_waiting == 0
+
+    asyncio.run(test())
