@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +19,6 @@ from inflight.config.stored_head import resolve_head
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError
 from inflight.model_loader.loader import load_model
-from inflight.model_loader.weight_check import check_weights
-from inflight.model_loader.weight_source import StoredTensor
 from inflight.models.causal_lm import CausalLM
 from tests.full_context_attention import FullContextAttention, run_prompt
 from tests.model_zoo import FAMILY_CONFIGS, write_model
