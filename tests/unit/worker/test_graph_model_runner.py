@@ -182,6 +182,25 @@ def test_the_time_of_a_step_begins_when_the_step_before_ends(monkeypatch: pytest
     gpu.close()
 
 
+def test_a_dummy_step_between_two_steps_changes_no_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It overwrites the state that the draw of the first step has advanced to the second."""
+    expected = [job.tokens for job in truth(folder, seed=0, plain=True)]
+    install(monkeypatch, FakeGpu(order=COMPUTE_FIRST))
+    driven = make_executor(folder, 1, 1, NUM_SLOTS, device="cuda", depth=1, enforce_eager=True)
+    jobs = make_jobs(0, plain=True)
+    ahead = planner(driven, jobs, seed=0, depth=1, num_slots=NUM_SLOTS, max_chunk=5)
+    commit = ahead.commit
+
+    def commit_and_check() -> None:
+        commit()
+        driven.executor.execute_dummy_batch()
+
+    ahead.commit = commit_and_check  # type: ignore[method-assign]
+    ahead.run()
+    assert [job.tokens for job in jobs] == expected
+    driven.executor.shutdown()
+
+
 def copies_do_not_wait_for_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     wait = FakeStream.wait
 
