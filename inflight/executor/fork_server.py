@@ -43,10 +43,10 @@ import types
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import NoReturn
 
 from inflight.executor.command_line import show_command
+from inflight.executor.working_folder import working_folder
 
 MODULE = "inflight.executor.fork_server"
 MAX_REQUEST_BYTES = 128 << 10  # a packet of a Unix socket has at least this room
@@ -162,9 +162,13 @@ class ForkServer:
             "." * TITLE_ROOM,
         ]
         with theirs:
-            path = {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
+            path = {"PYTHONPATH": os.pathsep.join(entry or working_folder() for entry in sys.path)}
             popen = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env={**environment, **path}
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**environment, **path},
+                cwd=working_folder(),
             )
         server = cls(ours, popen.pid, environment)
         server._popen = popen
@@ -211,8 +215,8 @@ class ForkServer:
         request = ForkRequest(
             arguments=list(arguments),
             environment=dict(environment),
-            import_path=[entry or str(Path.cwd()) for entry in (sys.path if import_path is None else import_path)],
-            folder=folder or str(Path.cwd()),
+            import_path=[entry or working_folder() for entry in (sys.path if import_path is None else import_path)],
+            folder=folder or working_folder(),
             numbers=list(descriptors),
             has_server=has_server,
             is_new_session=is_new_session,

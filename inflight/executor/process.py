@@ -22,6 +22,7 @@ from pathlib import Path
 from inflight import envs
 from inflight.config.ranks import RankLayout
 from inflight.executor.fork_server import ForkedProcess, current_fork_server
+from inflight.executor.working_folder import working_folder
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,11 @@ class ChildProcess:
             self._popen, self.pid, self.pidfd = forked, forked.pid, forked.pidfd
             return
         self._popen = subprocess.Popen(
-            [sys.executable, *command], stdin=subprocess.DEVNULL, pass_fds=stream_fds, env=environment
+            [sys.executable, *command],
+            stdin=subprocess.DEVNULL,
+            pass_fds=stream_fds,
+            env=environment,
+            cwd=working_folder(),
         )
         self.pid = self._popen.pid
         try:
@@ -222,7 +227,7 @@ def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> N
 
 def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> dict[str, str]:
     """Returns the environment of the child: without API keys, but with the import path and the log level of this process."""
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in import_path)
+    path = os.pathsep.join(entry or working_folder() for entry in import_path)
     result = {**environment, "PYTHONPATH": path}
     for name in envs.API_KEY_VARIABLES:
         result.pop(name, None)

@@ -81,10 +81,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def start(folders: dict[str, Path], case: str) -> LLM:
+def start(folders: dict[str, Path], case: str, **more: Any) -> LLM:
     defaults = {"dtype": "float32", "max_model_len": 128, "kv_cache_memory_bytes": 1 << 24, "max_num_seqs": 4}
     defaults |= {"enable_prefix_caching": False, "skip_tokenizer_init": True, "generation_config": "none"}
-    return LLM(str(folders[case]), **{**defaults, **CASES[case][1]})
+    return LLM(str(folders[case]), **{**defaults, **CASES[case][1], **more})
 
 
 def generate(llm: LLM, case: str) -> Result:
@@ -336,6 +336,20 @@ def test_a_default_dtype_that_changes_all_the_time_changes_no_result(
 
 
 # ---- what the host has set stays -------------------------------------------------------------------------------------
+
+
+def test_ranks_that_are_processes_start_under_any_settings(
+    folders: dict[str, Path], truth: dict[str, Result], tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        for name in ("default dtype bfloat16", "default device", "umask", "working folder", "timeouts of sockets"):
+            stack.enter_context(SETTINGS[name](tmp_path / "gone"))
+        more = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+        with start(folders, "float32", **more) as llm:
+            found = generate(llm, "float32")
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in truth["float32"]]
+    for (_, ours), (_, wanted) in zip(found, truth["float32"], strict=True):  # two ranks add up in another order
+        assert all(row == pytest.approx(want, abs=1e-4) for row, want in zip(ours, wanted, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)
