@@ -436,12 +436,6 @@ def test_a_closed_channel_says_so() -> None:
         part.close()
 
 
-if __name__ == "__main__":
-    run = {"pipeline": pipeline, "waiting": waiting}[sys.argv[1]]
-    rank, tp, pp, port, listen_fd = map(int, sys.argv[2:])
-    run(rank, RankLayout(tp, pp), Place(port, listen_fd))
-
-
 def test_a_peer_without_a_route_is_named_in_a_connection_error() -> None:
     """Other ranks are the reason for such an error, so the rank that raises it is not replaced."""
     mesh = SocketMesh(0, listen("127.0.0.1", 0), TOKEN, lambda rank: ("255.255.255.255", 9), timeout_seconds=5.0)
@@ -449,3 +443,9 @@ def test_a_peer_without_a_route_is_named_in_a_connection_error() -> None:
         mesh.connection(1, "activations")
     assert caught.value.ranks == (1,)
     mesh.close()
+
+
+if __name__ == "__main__":
+    run = {"pipeline": pipeline, "waiting": waiting}[sys.argv[1]]
+    rank, tp, pp, port, listen_fd = map(int, sys.argv[2:])
+    run(rank, RankLayout(tp, pp), Place(port, listen_fd))
