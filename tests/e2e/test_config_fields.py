@@ -36,7 +36,7 @@ MAX_WEIGHTS = 20_000_000  # without a size, transformers takes that of a real mo
 NUM_SAMPLED = 8  # changes of each family in `make test`
 ABSENT = "absent"
 NAMES_OF_THE_MODEL = ("architectures", "model_type", "transformers_version", "_name_or_path", "dtype", "torch_dtype")
-# Vectors that are normed. If they have one number, a rounding error of 1e-7 of the weights changes logits by more than TOLERANCE.
+# Sizes of vectors that are normed. With one number, rounding weights by 1e-7 changes logits by more than TOLERANCE.
 NORMED = ("hidden_size", "linear_key_head_dim")
 ACTIVATIONS = ["silu", "gelu_pytorch_tanh", "gelu_new", "gelu", "relu"]
 
