@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import threading
@@ -26,7 +27,9 @@ from inflight.layers.vocab import LogitsHead
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, HeadAdapter, replace_module
 from inflight.models.transformers_fallback.attention import NAME
 
-_BUILDING = threading.Lock()  # transformers sets the process's default dtype while it builds a model
+# Ranks may be threads. One at a time builds a model, because transformers sets the process's default dtype, and reads source
+# code, because Python 3.11 cannot make two syntax trees at once ("AST constructor recursion depth mismatch").
+_BUILDING = threading.Lock()
 
 
 class _SharedTable:
@@ -82,9 +85,9 @@ def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:
     Raises:
         UnsupportedModelError: transformers cannot build the model.
     """
-    config = read_config(model_config)
     dtype = context.dtype
     with _BUILDING, _EmptyOnMeta():
+        config = read_config(model_config)
         try:
             model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=NAME, trust_remote_code=model_config.trust_remote_code
@@ -205,7 +208,13 @@ def _fused(linears: Mapping[str, nn.Linear], kind: Callable[[str], str | None]) 
 
 def _reads_weight_of(parent: nn.Module, leaf: str) -> bool:
     """Whether the code of `parent` uses the weight of its layer `leaf`, which Inflight's layers do not keep."""
-    return f"self.{leaf}.weight" in inspect.getsource(type(parent))
+    with _BUILDING:
+        return f"self.{leaf}.weight" in _source(type(parent))
+
+
+@functools.cache
+def _source(module_class: type[nn.Module]) -> str:
+    return inspect.getsource(module_class)  # parses the whole file
 
 
 def replace_head(model: PreTrainedModel, context: LayerContext) -> None:
