@@ -7,7 +7,6 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even
 from inflight.layers.vocab import LogitsHead
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, HeadAdapter, replace_module
 from inflight.models.transformers_fallback.attention import NAME
+from inflight.models.transformers_fallback.faster import needs_whole_width
 
 # Ranks may be threads. One at a time builds a model, because transformers sets the process's default dtype, and reads source
 # code, because Python 3.11 cannot make two syntax trees at once ("AST constructor recursion depth mismatch").
@@ -79,8 +79,9 @@ def read_config(model_config: ModelConfig) -> PreTrainedConfig:
     return config
 
 
-def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:
-    """The model in eval mode. Its weights are on the meta device; its tables are on the device of `context`.
+def build(model_config: ModelConfig, context: LayerContext, attention: str = NAME) -> PreTrainedModel:
+    """The model in eval mode. Its weights are on the meta device; its tables are on the device of `context`. `attention`: the
+    name of an attention function in transformers.
 
     Raises:
         UnsupportedModelError: transformers cannot build the model.
@@ -90,7 +91,7 @@ def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:
         config = read_config(model_config)
         try:
             model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=NAME, trust_remote_code=model_config.trust_remote_code
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=model_config.trust_remote_code
             )
         except (
             ValueError,
@@ -157,7 +158,7 @@ def find_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
 def replace_linears(model: PreTrainedModel, layers: str, context: LayerContext) -> None:
     """Gives the decoder layers Inflight's linear layers. Several ranks share those that transformers' plan divides ("colwise",
-    "rowwise"); every rank computes the others.
+    "rowwise"); every rank computes the others, and MLPs that need the whole width.
 
     Raises:
         UnsupportedModelError: there are several ranks, but transformers has no plan for the model.
@@ -168,8 +169,10 @@ def replace_linears(model: PreTrainedModel, layers: str, context: LayerContext) 
             f"{type(model).__name__}: transformers has no plan to divide it among ranks; leave tensor_parallel_size out"
         )
 
+    whole = {name for name, module in model.named_modules() if plan and needs_whole_width(module)}
+
     def kind(name: str) -> str | None:
-        return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        return None if name.rpartition(".")[0] in whole else plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
 
     for name, module in list(model.named_modules()):
         linears = {
@@ -209,11 +212,11 @@ def _fused(linears: Mapping[str, nn.Linear], kind: Callable[[str], str | None]) 
 def _reads_weight_of(parent: nn.Module, leaf: str) -> bool:
     """Whether the code of `parent` uses the weight of its layer `leaf`, which Inflight's layers do not keep."""
     with _BUILDING:
-        return f"self.{leaf}.weight" in _source(type(parent))
+        return f"self.{leaf}.weight" in _source(type(parent))  # type: ignore[arg-type]
 
 
 @functools.cache
-def _source(module_class: type[nn.Module]) -> str:
+def _source(module_class: type[object]) -> str:
     return inspect.getsource(module_class)  # parses the whole file
 
 
@@ -229,17 +232,3 @@ def replace_head(model: PreTrainedModel, context: LayerContext) -> None:
     tied = _SharedTable(embedding, context) if getattr(embedding, "weight", None) is head.weight else None
     ours = LogitsHead(head.out_features, head.in_features, tied_embedding=tied, context=context)  # type: ignore[arg-type]
     replace_module(model, name, HeadAdapter(ours, head.bias))
-
-
-@contextmanager
-def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Inside, the model uses another attention function of transformers."""
-    configs = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
-    before = {key: config._attn_implementation for key, config in configs.items()}
-    for config in configs.values():
-        config._attn_implementation = implementation
-    try:
-        yield
-    finally:
-        for key, config in configs.items():
-            config._attn_implementation = before[key]
