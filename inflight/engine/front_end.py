@@ -7,10 +7,13 @@ processor meanwhile.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from inflight import envs
+from inflight.config.architecture import ModelArchitecture
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.gguf_config import read_model_config
@@ -25,6 +28,8 @@ from inflight.structured_output.manager import StructuredOutputManager
 from inflight.structured_output.selector import create_backend
 from inflight.tokenizer.source import read_chat_template, read_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +92,21 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
     return resolve(
         args,
         folder=folder,
-        architecture=describe_model(read_model_config(folder, args.hf_overrides), args.model_impl),
+        architecture=_describe(args, folder),
         machine=detect_machine(args.device),
         timeout_seconds=envs.execute_model_timeout_seconds(),
     )
+
+
+def _describe(args: EngineArgs, folder: Path) -> ModelArchitecture:
+    config = read_model_config(folder, args.hf_overrides)
+    architecture = describe_model(config, args.model_impl, is_gguf=folder.is_file())
+    if architecture.not_native:
+        logger.info(
+            "transformers' code computes the model (model_impl='transformers'), because Inflight's own does not: %s",
+            architecture.not_native,
+        )
+    return architecture
 
 
 def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> StructuredOutputManager:

@@ -142,6 +142,13 @@ def test_an_mlp_that_needs_its_whole_width_is_not_divided(tmp_path: Path) -> Non
             comparison.add(truth, output.prompt_token_ids, output.outputs[0].token_ids)
 
 
+def test_a_layer_that_enlarges_roundings_starts_in_bfloat16(tmp_path: Path) -> None:
+    """A threshold among the values of a token decides which of them count."""
+    folder = write_model(small_gemma3n(), tmp_path / "model", seed=0)
+    with start(folder, dtype="bfloat16") as llm:
+        assert llm.generate([[5, 6]], GREEDY, use_tqdm=False)
+
+
 def test_a_division_that_changes_the_result_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inflight.models.transformers_fallback.build.needs_whole_width", lambda module: False)
     folder = write_model(small_gemma3n(), tmp_path / "model", seed=0)

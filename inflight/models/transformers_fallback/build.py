@@ -18,6 +18,7 @@ from transformers import __version__ as transformers_version
 
 from inflight.config.engine import ModelConfig
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
+from inflight.config.unknown_family import native_refusal
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import UnsupportedModelError
 from inflight.layers.context import LayerContext
@@ -71,12 +72,21 @@ def read_config(model_config: ModelConfig) -> PreTrainedConfig:
                 "(auto_map in config.json): read them, and set trust_remote_code=True (--trust-remote-code) to run them"
             ) from error
         raise UnsupportedModelError(
-            f"config.json: {model_config.architecture.name} is not one of Inflight's own families "
-            f"({', '.join(SUPPORTED_ARCHITECTURES)}), and transformers {transformers_version} cannot read this configuration; "
-            f"a newer transformers may: {str(error).splitlines()[0]}"
+            f"config.json: {_not_native(model_config)}transformers {transformers_version} cannot read this configuration; "
+            f"a newer transformers may: {str(error).splitlines()[0]}{native_refusal(model_config.architecture)}"
         ) from error
     assert isinstance(config, PreTrainedConfig)
     return config
+
+
+def _not_native(model_config: ModelConfig) -> str:
+    name = model_config.architecture.name
+    families = ", ".join(SUPPORTED_ARCHITECTURES)
+    return (
+        f"{name} is not one of Inflight's own families ({families}), and "
+        if name not in SUPPORTED_ARCHITECTURES
+        else ""
+    )
 
 
 def build(model_config: ModelConfig, context: LayerContext, attention: str = NAME) -> PreTrainedModel:
@@ -104,12 +114,18 @@ def build(model_config: ModelConfig, context: LayerContext, attention: str = NAM
         ) as error:
             raise UnsupportedModelError(
                 f"transformers cannot build {model_config.architecture.name} as a causal LM with another attention: "
-                f"{type(error).__name__}: {error}"
+                f"{_cause(error)}{native_refusal(model_config.architecture)}"
             ) from error
     assert isinstance(model, PreTrainedModel)
     model.tie_weights()
     _move(model, context)
     return model.eval()
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, KeyError) and error.args == (NAME,):
+        return "its attention is code of its own, which does not use transformers' attention functions"
+    return f"{type(error).__name__}: {error}"
 
 
 def _move(model: PreTrainedModel, context: LayerContext) -> None:

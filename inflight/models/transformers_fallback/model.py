@@ -20,6 +20,7 @@ from transformers.utils import ModelOutput
 from inflight.attention.backend import AttentionMetadata
 from inflight.config.engine import ModelConfig
 from inflight.config.partition import PipelineStage
+from inflight.config.unknown_family import native_refusal
 from inflight.config.weight_format import PLAIN
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.errors import CheckpointError
@@ -80,7 +81,7 @@ class TransformersForCausalLM(CausalLM):
         nn.Module.__init__(self)
         self.name, self.vocab_size = model_config.architecture.name, model_config.architecture.vocab_size
         self.max_model_len, self.hidden_size = model_config.max_model_len, model_config.architecture.hidden_size
-        self.stage = stage
+        self.native_refusal, self.stage = native_refusal(model_config.architecture), stage
         self.dtype, self.device = context.dtype, context.device
         self.is_quantized = (
             model_config.quantization.layers is not None or model_config.architecture.weight_format != PLAIN

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -33,6 +34,7 @@ from inflight.models.transformers_fallback.weights import FallbackUnit, WeightPl
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # Any: each family has its own
 _FEWEST_IN_GROUP = 32
+ROUTING_TOLERANCE = 0.05  # of the scores that experts are chosen by, in less than float32
 # What layers may return around the hidden states. A layer that is left out has to return the same.
 _RESULTS: tuple[Callable[[Tensor], object], ...] = (
     lambda hidden: hidden,
@@ -44,11 +46,13 @@ _RESULTS: tuple[Callable[[Tensor], object], ...] = (
 
 @dataclass
 class LayerTruth:
-    """One call of a decoder layer. `inputs` and `outputs`: [..., num_tokens, hidden_size] of each sequence. `routings`: what
-    its routers chose for each sequence, see `Routing`."""
+    """One call of a decoder layer. `inputs` and `outputs`: [..., num_tokens, hidden_size] of each sequence. `plain`: the
+    outputs of the same modules in the engine's dtype; empty if this is float32, or if they do not run in it. `routings`: what
+    the layer's routers chose for each sequence, see `Routing`."""
 
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
+    plain: list[Tensor] = field(default_factory=list)
     routings: list[list[tuple[Tensor, Tensor]]] = field(default_factory=list)
 
 
@@ -133,6 +137,18 @@ class Truth:
             output_class=type(found[0]),
         )
 
+    def run_second(self, wanted: Result, others: Tensor, other_positions: Tensor) -> None:
+        """Runs the second sequence by itself, and puts the results into `wanted`. `run` has taken the arguments of its layers
+        from a run without layers. This is wrong if they depend on what other layers have computed, beyond the hidden states."""
+        decoder = self.lm.get_submodule(wanted.decoder)
+        assert isinstance(decoder, PreTrainedModel)
+        layers: list[LayerTruth] = []
+        with self._with_layers(layers, None):
+            decoder(**named(others), **_given(decoder, other_positions + wanted.first_position), use_cache=False)
+        for truth, own in zip(wanted.layers, layers, strict=True):
+            truth.inputs[1], truth.outputs[1], truth.routings[1] = own.inputs[0], own.outputs[0], own.routings[0]
+            truth.plain[1:] = own.plain
+
     def _find_decoder(self, tokens: Tensor) -> PreTrainedModel:
         """The first model that the whole one calls."""
         called: list[PreTrainedModel] = []
@@ -155,9 +171,7 @@ class Truth:
 
     def _leave_out(self, decoder: PreTrainedModel, inputs: Tensor, positions: Tensor | None) -> list[_Arguments]:
         """Runs the decoder without its layers. Returns the arguments that the layers get."""
-        given = (
-            {} if positions is None or "position_ids" not in accepted(decoder) else {"position_ids": positions[None]}
-        )
+        given = {} if positions is None else _given(decoder, positions)
         problem: Exception | None = None
         for make in _RESULTS:
             calls: list[_Arguments] = []
@@ -179,30 +193,39 @@ class Truth:
         raise UnsupportedModelError("its decoder layers were not found") from problem
 
     @contextmanager
-    def _with_layers(self, found: list[LayerTruth], calls: list[_Arguments]) -> Iterator[None]:
-        """Inside, each layer has weights while it runs. It also runs on the second sequence, with the arguments of `calls`, and
-        its results are added to `found`."""
+    def _with_layers(self, found: list[LayerTruth], calls: list[_Arguments] | None) -> Iterator[None]:
+        """Inside, each layer has weights while it runs, and its results are added to `found`. If `calls` is given, it also runs
+        on the second sequence, with these arguments."""
         routings: list[Routing] = []
+        own_calls: list[_Arguments] = []
 
         def before(number: int, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> _Arguments:
             self._fill(self._units[number])
             call = _rounded((arguments, keywords), self._dtype)
             found.append(LayerTruth(inputs=[_hidden(call)]))
+            own_calls.append(_in_dtype(call, self._dtype))  # before the layer changes anything
             routings.append(Routing(_hidden(call).shape[-2]))
             routings[-1].__enter__()  # type: ignore[no-untyped-call]
             return call
 
         def after(number: int, layer: nn.Module, _: Any, output: Any) -> None:
             routings[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            now, call = found[-1], calls[len(found) - 1]
-            if len(found) > 1:
-                call = _with_hidden(call, found[-2].outputs[1])
-            call = _rounded(call, self._dtype)
-            now.inputs.append(_hidden(call))
-            with Routing(_hidden(call).shape[-2]) as routing:
-                other = layer.forward(*call[0], **call[1])
-            now.outputs = [first(each).clone() for each in (output, other)]
-            now.routings = [routings[-1].noted, routing.noted]
+            now, plain_calls = found[-1], [own_calls[-1]]
+            now.outputs.append(first(output).clone())
+            now.routings.append(routings[-1].noted)
+            if calls is not None:
+                call = calls[len(found) - 1]
+                if len(found) > 1:
+                    call = _with_hidden(call, found[-2].outputs[1])
+                call = _rounded(call, self._dtype)
+                plain_calls.append(_in_dtype(call, self._dtype))
+                now.inputs.append(_hidden(call))
+                with Routing(_hidden(call).shape[-2]) as routing:
+                    now.outputs.append(first(layer.forward(*call[0], **call[1])).clone())
+                now.routings.append(routing.noted)
+            if self._dtype != torch.float32:
+                self._units[number][1].to_own_dtypes()
+                now.plain = self._run_plain(layer, plain_calls, now.routings)
             self._units[number][1].free()
 
         with ExitStack() as stack:
@@ -213,6 +236,18 @@ class Truth:
                 ):
                     stack.callback(handle.remove)
             yield
+
+    def _run_plain(
+        self, layer: nn.Module, calls: list[_Arguments], routings: list[list[tuple[Tensor, Tensor]]]
+    ) -> list[Tensor]:
+        found = []
+        try:
+            for call, known in zip(calls, routings, strict=True):
+                with Routing(_hidden(call).shape[-2], known, ROUTING_TOLERANCE):
+                    found.append(first(layer.forward(*call[0], **call[1])).float())
+        except (RuntimeError, TypeError, ValueError):  # the code needs float32
+            return []
+        return found
 
     def _fill(self, unit: tuple[str, FallbackUnit]) -> None:
         prefix, block = unit
@@ -258,6 +293,10 @@ def accepted(decoder: PreTrainedModel) -> set[str]:
     return {*parameters, *(("position_ids",) if open_ended else ())}
 
 
+def _given(decoder: PreTrainedModel, positions: Tensor) -> dict[str, Tensor]:
+    return {"position_ids": positions[None]} if "position_ids" in accepted(decoder) else {}
+
+
 def first(output: Any) -> Tensor:  # Any: each family has its own
     """The hidden states in the result of a layer."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
@@ -277,6 +316,16 @@ def _with_hidden(call: _Arguments, hidden: Tensor) -> _Arguments:
 def _rounded(call: _Arguments, dtype: torch.dtype) -> _Arguments:
     """With the hidden states as the engine can have them."""
     return _with_hidden(call, _hidden(call).to(dtype).float())
+
+
+def _in_dtype(call: _Arguments, dtype: torch.dtype) -> _Arguments:
+    """A copy, with floats in this dtype."""
+
+    def change(value: object) -> object:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    changed: _Arguments = _pytree.tree_map(change, call)
+    return changed
 
 
 def _pass_on(calls: list[_Arguments], make: Callable[[Tensor], object], *arguments: Any, **keywords: Any) -> object:

@@ -135,19 +135,28 @@ class FallbackUnit(Loadable):
                 module.inner.finish_loading()
 
     def to_float32(self) -> None:
-        self._replace(lambda weight: weight.float() if weight.is_floating_point() else weight)
+        self._dtypes = {name: weight.dtype for name, weight in self._weights()}
+        self._replace(lambda _, weight: weight.float() if weight.is_floating_point() else weight)
+
+    def to_own_dtypes(self) -> None:
+        """Undoes `to_float32`."""
+        self._replace(lambda name, weight: weight.to(self._dtypes[name]))
 
     def free(self) -> None:
         """Frees the memory of the weights. `allocate` can follow."""
-        self._replace(lambda weight: torch.empty_like(weight, device="meta"))
+        self._replace(lambda name, weight: weight.new_empty(weight.shape, dtype=self._dtypes[name], device="meta"))
 
-    def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
+    def _weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, module in self.modules_of_unit.items():
+            yield from module.named_parameters(name, recurse=False)
+
+    def _replace(self, change: Callable[[str, Tensor], Tensor]) -> None:
         made: dict[int, nn.Parameter] = {}
-        for module in self.modules_of_unit.values():
-            for name, weight in list(module.named_parameters(recurse=False)):
-                if id(weight) not in made:
-                    made[id(weight)] = nn.Parameter(change(weight.data), False)
-                setattr(module, name, made[id(weight)])
+        for name, weight in list(self._weights()):
+            if id(weight) not in made:
+                made[id(weight)] = nn.Parameter(change(name, weight.data), False)
+            prefix, _, leaf = name.rpartition(".")
+            setattr(self.modules_of_unit[prefix], leaf, made[id(weight)])
 
 
 class _Keep:
