@@ -1,10 +1,15 @@
 """Which causal LMs of transformers run: a small random model of every type, compared with transformers' own results.
 
-    python -m benchmarks.coverage [--types gemma2 phi3] [--write]
+    python -m benchmarks.coverage [--types gemma2 phi3] [--columns float32 tp2 bfloat16 int8] [--write]
 
-A type is *exact* if all greedy tokens are those of transformers, or its logits differ by less than 1e-4 there, and if the
-log-probabilities agree. The prompts run together, in chunks, in float32. It is *refused* if the engine does not start, with the
-reason. It is *wrong* otherwise: this must not happen. `--write` puts the table into docs/models.md.
+The prompts run together, in chunks. A column is a way to run the model: in float32, in float32 on two ranks (tp2), in bfloat16,
+or in float32 with weights quantized to int8.
+
+In float32 a type is *exact* if all greedy tokens are those of transformers, or its logits differ by less than 1e-4 there, and
+if the log-probabilities differ by less than 1e-4. In the other columns no more can be asked than what roundings leave: it is
+*close* if its log-probabilities differ from transformers' own in float32 by no more than a few times what transformers' own
+differ in this format. It is *refused* if the engine does not start, with the reason. It is *wrong* otherwise: this must not
+happen. `--write` puts the table of all columns into docs/models.md.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +33,16 @@ from benchmarks.report import emit
 
 DOCUMENT, BEGIN, END = Path("docs/models.md"), "<!-- made by benchmarks.coverage -->", "<!-- end -->"
 VOCAB_SIZE, MAX_MODEL_LEN, MARGIN = 203, 96, 1e-4
+# Column -> arguments of the engine. Where they are not those of float32: how much more than transformers' own in bfloat16 the
+# log-probabilities may differ from those in float32, on average.
+COLUMNS: dict[str, dict[str, Any]] = {  # Any: `EngineArgs`
+    "float32": {},
+    "tp2": {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+}
+_FACTOR = {"bfloat16": 3.0, "int8": 6.0}
+_LEAST_NOISE = 0.01
 PROMPT_LENGTHS = (1, 9, 40, 70)
 NUM_OUTPUT_TOKENS = 8
 STANDARD_DEVIATION = 0.15
@@ -61,6 +77,7 @@ _SMALL: dict[str, Any] = {  # Any: values of config.json
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"), 4),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
 }
+_Found = dict[str, dict[str, dict[str, str]]]  # type -> column -> result and reason
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_dt_rank": 8, "attention_head_dim": 32}
 _HYBRID = {"layers_block_type": ["linear_attention", "hybrid"], "hybrid_layer_ids": [1]}
 # What the small models of some types need besides.
@@ -135,8 +152,8 @@ def _small_fields(default: Mapping[str, Any], more: Mapping[str, Any]) -> dict[s
     return found
 
 
-def check_type(model_type: str, folder: Path) -> dict[str, str]:
-    """Returns {"result": "exact" | "refused" | "wrong" | "no model", "why": ...}."""
+def check_type(model_type: str, folder: Path, columns: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Returns column -> {"result": "exact" | "close" | "refused" | "wrong" | "no model", "why": ...}."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -147,12 +164,29 @@ def check_type(model_type: str, folder: Path) -> dict[str, str]:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         _draw(model)
         model.save_pretrained(folder)
-        truth = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        truth = _read(folder, "float32", "float32")
         with torch.inference_mode():
             truth(torch.arange(3, 9)[None]).logits  # noqa: B018  # it must run
     except Exception as error:  # whatever a family raises: then there is nothing to compare with
-        return {"result": "no model", "why": _reason(error)}
-    return _compare(truth, folder)
+        return {column: {"result": "no model", "why": _reason(error)} for column in columns}
+    return {column: _compare(folder, column) for column in columns}
+
+
+def _read(folder: Path, column: str, dtype: str) -> Any:  # Any: a model of transformers
+    """The model with the weights that the engine has in this column, computed by transformers in `dtype`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from inflight.kernels.quantized_weight import quantize_rows
+
+    stored = torch.bfloat16 if column == "bfloat16" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=stored, attn_implementation="eager").eval()
+    if column == "int8":
+        for name, module in model.named_modules():
+            if type(module) is torch.nn.Linear and ".layers." in f".{name}":
+                rounded = quantize_rows(module.weight.data, bits=8, group_size=0).dequantize()
+                module.weight.data = rounded
+    return model.to(getattr(torch, dtype))
 
 
 def _draw(model: Any) -> None:
@@ -168,123 +202,162 @@ def _draw(model: Any) -> None:
             module.weight.data[module.padding_idx] = 0  # transformers may do so when it loads the model
 
 
-def _compare(truth: Any, folder: Path) -> dict[str, str]:
-    import torch
-
+def _compare(folder: Path, column: str) -> dict[str, str]:
     from inflight import LLM, SamplingParams
     from inflight.errors import InflightError
 
     rng = random.Random(3)
     prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in PROMPT_LENGTHS]
     params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, logprobs=1)
+    arguments: dict[str, Any] = {  # Any: `EngineArgs`
+        "model_impl": "transformers",
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": 1 << 26,
+        "num_threads": 1,
+        **COLUMNS[column],
+    }
     try:
-        with LLM(
-            str(folder),
-            model_impl="transformers",
-            skip_tokenizer_init=True,
-            dtype="float32",
-            max_model_len=MAX_MODEL_LEN,
-            max_num_batched_tokens=32,
-            max_num_seqs=8,
-            kv_cache_memory_bytes=1 << 26,
-            num_threads=1,
-        ) as llm:
+        with LLM(str(folder), **arguments) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
     except InflightError as error:
         return {"result": "refused", "why": _reason(error).replace(f"{folder}/", "")}
     except Exception as error:
         return {"result": "wrong", "why": f"not refused by name: {_reason(error)}"}
-    for output in outputs:
-        prompt, tokens = output.prompt_token_ids, output.outputs[0].token_ids
+    answers = [(each.prompt_token_ids, each.outputs[0].token_ids) for each in outputs]
+    ours = [
+        entry[token].logprob
+        for each in outputs
+        for token, entry in zip(each.outputs[0].token_ids, each.outputs[0].logprobs or [], strict=True)
+    ]
+    truths = _log_probabilities(_read(folder, column, "float32"), answers)
+    apart = [abs(truth - own) for (truth, _), own in zip(truths, ours, strict=True)]
+    if column in _FACTOR:
+        return _judge_rounded(folder, column, answers, truths, apart)
+    for i, ((_, behind), difference) in enumerate(zip(truths, apart, strict=True)):
+        if behind >= MARGIN or difference >= MARGIN:
+            prompt = PROMPT_LENGTHS[i // NUM_OUTPUT_TOKENS]
+            why = f"token {i % NUM_OUTPUT_TOKENS} after {prompt}: behind by {behind:.1e}, log-probability by {difference:.1e}"
+            return {"result": "wrong", "why": why}
+    return {"result": "exact", "why": f"log-probability by {max(apart):.1e}"}
+
+
+_Answers = Sequence[tuple[list[int], list[int]]]  # prompt and generated tokens of each request
+
+
+def _judge_rounded(
+    folder: Path, column: str, answers: _Answers, truths: list[tuple[float, float]], apart: list[float]
+) -> dict[str, str]:
+    try:
+        plain = _log_probabilities(_read(folder, column, "bfloat16"), answers)
+        noise = sum(abs(own - truth) for (own, _), (truth, _) in zip(plain, truths, strict=True)) / len(plain)
+    except RuntimeError:  # transformers cannot compute it in bfloat16
+        noise = 0.0
+    mean = sum(apart) / len(apart)
+    why = f"mean difference {mean:.1e}, transformers' own in bfloat16 {noise:.1e}"
+    is_close = mean <= _FACTOR[column] * max(noise, _LEAST_NOISE)
+    return {"result": "close" if is_close else "wrong", "why": why}
+
+
+def _log_probabilities(model: Any, answers: _Answers) -> list[tuple[float, float]]:  # Any: a model of transformers
+    """Of each generated token: (its log-probability, how far its logit is behind the best one)."""
+    import torch
+
+    found = []
+    for prompt, tokens in answers:
         with torch.inference_mode():
-            logits = truth(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :].double()
+            logits = model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0, len(prompt) - 1 :].double()
+        scores = logits.log_softmax(-1)
         for i, token in enumerate(tokens):
-            ahead = float(logits[i].max() - logits[i, token])
-            ours = (output.outputs[0].logprobs or [])[i][token].logprob
-            apart = abs(float(logits[i].log_softmax(-1)[token]) - ours)
-            if ahead >= MARGIN or apart >= 10 * MARGIN:
-                return {
-                    "result": "wrong",
-                    "why": f"token {i} after {len(prompt)}: behind by {ahead:.1e}, log-probability by {apart:.1e}",
-                }
-    return {"result": "exact", "why": ""}
+            found.append((float(scores[i, token]), float(logits[i].max() - logits[i, token])))
+    return found
 
 
 def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:600]
 
 
-def _in_a_process(model_types: Sequence[str]) -> dict[str, dict[str, str]]:
+def _in_a_process(model_types: Sequence[str], columns: Sequence[str]) -> _Found:
     """Checks the types in a process of their own. If it ends too early, the other types get another process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "INFLIGHT_LOG_LEVEL": "error"}
-    command = [sys.executable, "-m", "benchmarks.coverage", "--one", *model_types]
+    command = [sys.executable, "-m", "benchmarks.coverage", "--columns", *columns, "--one", *model_types]
     try:
         done = subprocess.run(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            timeout=TIMEOUT_SECONDS,
+            timeout=TIMEOUT_SECONDS * len(columns),
             env=environment,
         )
         output, why = done.stdout, f"the process ended with {done.returncode}"
     except subprocess.TimeoutExpired as error:
-        output, why = (error.stdout or b"").decode(), f"it takes more than {TIMEOUT_SECONDS} s"
-    found: dict[str, dict[str, str]] = {}
+        output, why = (error.stdout or b"").decode(), f"it takes more than {TIMEOUT_SECONDS * len(columns)} s"
+    found: _Found = {}
     for line in output.splitlines():
         with contextlib.suppress(ValueError):
             result = json.loads(line)
             found[result.pop("type")] = result
     if left := [model_type for model_type in model_types if model_type not in found]:
         print(f"{left[0]}: {why}", file=sys.stderr)
-        found[left[0]] = {"result": "wrong", "why": why}
-        found |= _in_a_process(left[1:]) if left[1:] else {}
+        found[left[0]] = {column: {"result": "wrong", "why": why} for column in columns}
+        found |= _in_a_process(left[1:], columns) if left[1:] else {}
     return found
 
 
-def table(found: Mapping[str, Mapping[str, str]]) -> str:
-    counts = Counter(each["result"] for each in found.values())
-    lines = [
-        f"{counts['exact']} of {len(found)} types are exact, {counts['refused']} are refused, {counts['wrong']} are wrong; "
-        f"for {counts['no model']} there is no small model to compare with.",
-        "",
-        f"Exact: {', '.join(f'`{name}`' for name, each in sorted(found.items()) if each['result'] == 'exact')}.",
-        "",
-        "| type | | why |",
-        "|---|---|---|",
-    ]
+def table(found: _Found, columns: Sequence[str]) -> str:
+    from transformers import __version__
+
+    good = ("exact", "close")
+    lines = [f"With transformers {__version__}, of {len(found)} types:", ""]
+    for column in columns:
+        counts = Counter(each[column]["result"] for each in found.values())
+        right = f"{counts['close']} close" if column in _FACTOR else f"{counts['exact']} exact"
+        lines.append(
+            f"- `{column}`: {right}, {counts['refused']} refused, {counts['wrong']} wrong; for {counts['no model']} there is "
+            "no small model to compare with"
+        )
+    runs = [name for name, each in sorted(found.items()) if all(each[column]["result"] in good for column in columns)]
+    lines += ["", f"Exact or close in all columns: {', '.join(f'`{name}`' for name in runs)}.", ""]
+    lines += [f"| type | {' | '.join(columns)} | why |", f"|---|{'---|' * len(columns)}---|"]
     for name, each in sorted(found.items()):
-        if each["result"] != "exact":
+        if name not in runs:
+            why = next(each[column]["why"] for column in columns if each[column]["result"] not in good)
             # the message without its beginning, which is the same for all
-            why = each["why"].partition(": ")[2].partition("KV cache: ")
-            text = (why[2] or why[0]).partition(", in chunks beside")[0].partition(". ")[0]
-            lines.append(f"| `{name}` | {each['result']} | {text.replace('|', '/')[:160]} |")
+            parts = why.partition(": ")[2].partition("KV cache: ")
+            text = (parts[2] or parts[0]).partition(", in chunks and")[0].partition(". ")[0].replace("|", "/")
+            lines.append(f"| `{name}` | {' | '.join(each[column]['result'] for column in columns)} | {text[:160]} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", nargs="*", help="model types; default: all causal LMs of transformers")
+    parser.add_argument("--columns", nargs="*", choices=COLUMNS, default=list(COLUMNS), help="default: all")
     parser.add_argument("--write", action="store_true", help=f"put the table into {DOCUMENT}")
     parser.add_argument("--one", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="types at the same time")
     arguments = parser.parse_args()
+    columns: list[str] = arguments.columns
     if arguments.one:
         for model_type in arguments.one:
             with tempfile.TemporaryDirectory() as folder:
-                emit(type=model_type, **check_type(model_type, Path(folder) / "model"))
+                emit(type=model_type, **check_type(model_type, Path(folder) / "model", columns))
         return
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     types = sorted(arguments.types or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    found: dict[str, dict[str, str]] = {}
+    found: _Found = {}
     with ThreadPoolExecutor(arguments.jobs) as pool:
         pieces = [types[start : start + PER_PROCESS] for start in range(0, len(types), PER_PROCESS)]
-        for results in pool.map(_in_a_process, pieces):
+        for results in pool.map(partial(_in_a_process, columns=columns), pieces):
             found |= results
             for model_type, result in results.items():
                 emit(type=model_type, **result)
-    text = table(found)
+    text = table(found, columns)
     print(text)
     if arguments.write:
         before, _, rest = DOCUMENT.read_text().partition(BEGIN)

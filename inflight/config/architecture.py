@@ -284,7 +284,8 @@ class ModelArchitecture:
     replaces them in the names that the loader sees.
 
     If `implementation` is TRANSFORMERS, only the sizes, `dtype`, `weight_format` and `eos_token_ids` are known, and `head_dim`
-    is an estimate. The model's constructor finds out everything else.
+    is an estimate. The model's constructor finds out everything else. `not_native` says then why Inflight's own code does not
+    compute the model, if it knows the family.
     """
 
     name: str
@@ -307,6 +308,7 @@ class ModelArchitecture:
     renames: tuple[tuple[str, str], ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     implementation: str = INFLIGHT
+    not_native: str = ""
 
     @property
     def num_layers(self) -> int:

@@ -72,7 +72,7 @@ class EngineArgs:
     model_impl: str = _model(
         "auto",
         "Who computes the model: Inflight's own code or, on Inflight's KV cache, that of Hugging Face transformers (extra "
-        "`transformers`). auto: transformers only for families that Inflight does not know.",
+        "`transformers`). auto: transformers only for models that Inflight's own code does not support.",
         choices=("auto", "inflight", "transformers"),
     )
     trust_remote_code: bool = _model(

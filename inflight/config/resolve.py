@@ -31,6 +31,7 @@ from inflight.config.fault_tolerance import resolve_fault_tolerance
 from inflight.config.machine import Machine
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.ranks import ranks_of_node
+from inflight.config.unknown_family import native_refusal
 from inflight.config.weight_format import GGUF
 from inflight.errors import ConfigError
 from inflight.hub import GGUF_SUFFIX
@@ -206,7 +207,7 @@ def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitect
     if problem is not None:
         raise ConfigError(
             f"{architecture.name} is computed by transformers, which does not go with {problem}; leave it out, or take a "
-            "model of one of Inflight's own families"
+            f"model of one of Inflight's own families{native_refusal(architecture)}"
         )
 
 

@@ -7,6 +7,7 @@ for them. Everything else is read by transformers, in `models/transformers_fallb
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 
 from inflight.config.architecture import TRANSFORMERS, AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture
@@ -39,16 +40,41 @@ _LENGTH_WITHOUT_LIMIT = 8192
 _HEAD_DIM_MULTIPLE = 16  # shorter heads are padded, because the C++ attention kernel needs such a multiple
 
 
-def describe_model(config: Mapping[str, object], model_impl: str) -> ModelArchitecture:
+def describe_model(config: Mapping[str, object], model_impl: str, *, is_gguf: bool = False) -> ModelArchitecture:
     """The model that a parsed config.json describes. `model_impl`: "inflight", "transformers", or "auto" for Inflight's own
-    code if it knows the family, and transformers' code if it does not.
+    code if it supports the model, and transformers' code if it does not. `is_gguf`: the fields are those of a GGUF file, which
+    only Inflight's own code reads.
 
     Raises:
         UnsupportedModelError: the model cannot be computed in this way, or a field has an impossible value.
     """
-    if model_impl == "inflight" or (model_impl == "auto" and is_known_family(config)):
+    is_own = model_impl == "inflight" or (model_impl == "auto" and is_known_family(config))
+    if not is_own:
+        return _describe_unknown_family(config)
+    try:
         return parse_architecture(config)
-    return _describe_unknown_family(config)
+    except UnsupportedModelError as error:
+        if is_gguf:
+            raise
+        if model_impl == "inflight":
+            raise UnsupportedModelError(
+                f"{error}; with model_impl='transformers' (--model-impl) transformers' code may compute it"
+            ) from error
+        try:
+            found = _describe_unknown_family(config)
+        except UnsupportedModelError:
+            raise error from None
+        return replace(found, not_native=str(error))
+
+
+def native_refusal(architecture: ModelArchitecture) -> str:
+    """For the end of a message that transformers' code does not compute a model: why Inflight's own does not."""
+    if not architecture.not_native:
+        return ""
+    return (
+        ". model_impl='auto' (--model-impl) chose transformers' code, because Inflight's own does not compute the model: "
+        f"{architecture.not_native}"
+    )
 
 
 def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
@@ -94,7 +120,12 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
 
 
 def _size(fields: JsonFields, name: str, default: int | None = None) -> int:
-    found = next((theirs for theirs in SIZE_NAMES[name] if fields.has(theirs)), SIZE_NAMES[name][0])
+    found = next((theirs for theirs in SIZE_NAMES[name] if fields.has(theirs)), None)
+    if found is None and default is None:
+        raise UnsupportedModelError(
+            f"{fields.where}: {name} is missing; families call it {', '.join(SIZE_NAMES[name])}"
+        )
+    found = found or SIZE_NAMES[name][0]
     value = fields.values.get(found)
     if isinstance(value, (list, tuple)) and value:  # a size of each layer, or the kind of each
         fields = JsonFields({found: len(value) if isinstance(value[0], str) else max(value)}, fields.where)

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from inflight import envs
-from inflight.config.architecture import TRANSFORMERS
+from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.gguf_config import read_model_config
@@ -91,18 +92,28 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
     """
     folder = resolve_model_folder(args.model, args.revision, with_code=args.trust_remote_code)
     warn_of_unknown_fields(args.override_generation_config or {})
-    config, overrides = read_model_config(folder), args.hf_overrides or {}
-    describe = partial(describe_model, model_impl=args.model_impl)
-    architecture = describe(merge_overrides(config, args.config_overrides))
-    if architecture.implementation != TRANSFORMERS and (names := ineffective_overrides(config, overrides, describe)):
-        logger.warning("hf_overrides: %s of %s changes nothing in this model", ", ".join(names), architecture.name)
     return resolve(
         args,
         folder=folder,
-        architecture=architecture if args.load_format == "dummy" else resolve_head(architecture, folder),
+        architecture=_describe(args, folder),
         machine=detect_machine(args.device),
         timeout_seconds=envs.execute_model_timeout_seconds(),
     )
+
+
+def _describe(args: EngineArgs, folder: Path) -> ModelArchitecture:
+    """Logs what `auto` has chosen, and the names of `hf_overrides` that change nothing."""
+    config, overrides = read_model_config(folder), args.hf_overrides or {}
+    describe = partial(describe_model, model_impl=args.model_impl, is_gguf=folder.is_file())
+    architecture = describe(merge_overrides(config, args.config_overrides))
+    if architecture.implementation != TRANSFORMERS and (names := ineffective_overrides(config, overrides, describe)):
+        logger.warning("hf_overrides: %s of %s changes nothing in this model", ", ".join(names), architecture.name)
+    if architecture.not_native:
+        logger.info(
+            "transformers' code computes the model (model_impl='transformers'), because Inflight's own does not: %s",
+            architecture.not_native,
+        )
+    return architecture if args.load_format == "dummy" else resolve_head(architecture, folder)
 
 
 def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> StructuredOutputManager:

@@ -42,6 +42,7 @@ from inflight.models.decoder import DecoderForCausalLM
 
 logger = logging.getLogger(__name__)
 
+_Fill = Callable[[Loadable, str], None]  # of a unit that has memory, with its prefix
 _STANDARD_DEVIATION = 0.02  # of dummy weights
 _DEQUANTIZED_AT_ONCE = 2**24  # number of weights; as float32 they have 64 MB
 _COMPARED_AT_ONCE = 2**22  # number of weights
@@ -80,43 +81,58 @@ def load_model(
     # Each block gets memory only when it is filled. By then the previous block has converted its weights and freed the old
     # ones.
     later = replace(context, allocates_later=True)
+    not_kept: list[str] = []
     make: Callable[[LayerContext, PipelineStage], CausalLM] = (
-        partial(_make_fallback, model_config, source, cache(partial(_differ, source, tp.rank == 0 and stage.is_last)))
+        partial(
+            _make_fallback,
+            model_config,
+            source,
+            cache(partial(_differ, source, tp.rank == 0 and stage.is_last)),
+            partial(_load_unit, _filler(model_config, source, []), device),
+        )
         if architecture.implementation == TRANSFORMERS
         else partial(DecoderForCausalLM, architecture)
     )
     model = make(later, stage)
-    not_kept: list[str] = []
-    if source is None:
-        fill: Callable[[Loadable, str], None] = partial(_fill_from_seed, seed=model_config.seed)
-    else:
+    if source is not None:
         # tensors on the meta device have shapes but no memory
         on_meta = replace(later, device=torch.device("meta"))
         described = model if stage == whole else make(on_meta, whole)
         unlisted = check_weights(source, described)
         if unlisted and tp.rank == 0 and stage.is_last:
             logger.warning("the model does not need these tensors, which no index lists: %s", list_names(unlisted))
-        fill = partial(_fill_from_source, source=source, not_kept=not_kept)
+    fill = _filler(model_config, source, not_kept)
     for prefix, unit in model.load_units():
-        unit.allocate(device)
-        fill(unit, prefix)
-        unit.finish_loading()
+        _load_unit(fill, device, unit, prefix)
     model.finish_loading()
     _warn_of_dequantized(model, not_kept, model_config.quantization.layers or model_config.dtype)
     return model
+
+
+def _filler(model_config: ModelConfig, source: WeightSource | None, not_kept: list[str]) -> _Fill:
+    if source is None:
+        return partial(_fill_from_seed, seed=model_config.seed)
+    return partial(_fill_from_source, source=source, not_kept=not_kept)
+
+
+def _load_unit(fill: _Fill, device: torch.device, unit: Loadable, prefix: str) -> None:
+    unit.allocate(device)
+    fill(unit, prefix)
+    unit.finish_loading()
 
 
 def _make_fallback(
     model_config: ModelConfig,
     source: WeightSource | None,
     differ: Callable[[str, str], bool],
+    load: Callable[[Loadable, str], None],
     context: LayerContext,
     stage: PipelineStage,
 ) -> CausalLM:
     from inflight.models.transformers_fallback.model import TransformersForCausalLM  # transformers is optional
 
     stored = None if source is None else {name: tensor.shape for name, tensor in source.tensors.items()}
-    return TransformersForCausalLM(model_config, context, stage, stored, differ)
+    return TransformersForCausalLM(model_config, context, stage, stored, differ, load)
 
 
 def _differ(source: WeightSource | None, tells: bool, one: str, other: str) -> bool:

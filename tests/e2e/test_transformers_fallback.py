@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BartConfig, BloomConfig, Llama4TextConfig, MiniMaxConfig, Phi3Config, PreTrainedConfig
+from transformers import (
+    BartConfig,
+    BloomConfig,
+    FalconConfig,
+    Llama4TextConfig,
+    MiniMaxConfig,
+    Phi3Config,
+    PreTrainedConfig,
+)
 
 from inflight import LLM, SamplingParams
 from inflight.errors import CheckpointError, ConfigError, UnsupportedModelError
@@ -177,6 +186,43 @@ def test_arguments_that_do_not_go_with_it(tmp_path: Path, arguments: dict[str, A
     FALLBACK_CONFIGS["mixtral"][0].save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=message):
         start(tmp_path, load_format="dummy", **arguments)
+
+
+def test_a_variant_that_inflight_refuses_runs_on_transformers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = copy.deepcopy(FAMILY_CONFIGS["llama"][0])
+    config.hidden_act = "gelu"
+    folder = write_model(config, tmp_path / "model", seed=0)
+    truth, comparison = reference_model(folder), Comparison()
+    with caplog.at_level("INFO", "inflight"), start(folder, model_impl="auto") as llm:
+        for output in llm.generate(prompts(), GREEDY, use_tqdm=False):
+            comparison.add(truth, output.prompt_token_ids, output.outputs[0].token_ids)
+    lines = [record.getMessage() for record in caplog.records if "model_impl='transformers'" in record.getMessage()]
+    assert len(lines) == 1 and "hidden_act='gelu'" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"batch_invariant": True}, r"batch_invariant=True.*--model-impl.*'gelu'"),
+        ({"tensor_parallel_size": 4}, r"2 key/value heads.*--model-impl.*'gelu'"),
+        ({"hf_overrides": {"model_type": "no such type"}}, r"cannot read this configuration.*--model-impl.*'gelu'"),
+    ],
+)
+def test_a_refusal_of_both_names_both_causes(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    config = copy.deepcopy(FAMILY_CONFIGS["llama"][0])
+    config.hidden_act = "gelu"
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        start(tmp_path, load_format="dummy", model_impl="auto", **more)
+
+
+def test_attention_in_code_of_the_model_is_the_named_cause(tmp_path: Path) -> None:
+    FalconConfig(vocab_size=VOCAB_SIZE, hidden_size=64, num_hidden_layers=2, num_attention_heads=4).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(UnsupportedModelError, match="its attention is code of its own"):
+        start(tmp_path, load_format="dummy")
 
 
 def test_wrong_checkpoints(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from transformers import __version__ as transformers_version
 from inflight.config.engine import ModelConfig
 from inflight.config.overrides import merge_overrides
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
-from inflight.config.unknown_family import SIZE_NAMES
+from inflight.config.unknown_family import SIZE_NAMES, native_refusal
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import UnsupportedModelError
 from inflight.hub import read_config as read_json_config
@@ -32,10 +32,14 @@ from inflight.layers.vocab import LogitsHead
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, HeadAdapter, replace_module
 from inflight.models.transformers_fallback.attention import NAME
 from inflight.models.transformers_fallback.default_dtype import DefaultDtype
+from inflight.models.transformers_fallback.faster import needs_whole_width
 
 logger = logging.getLogger(__name__)
 
-_BUILDING = threading.Lock()  # transformers may replace parts of its modules while it builds a model (`apply_patches`)
+# Ranks may be threads. One at a time builds a model, because transformers may replace parts of its modules meanwhile
+# (`apply_patches`), and reads source code, because Python 3.11 cannot make two syntax trees at once ("AST constructor recursion
+# depth mismatch").
+_BUILDING = threading.Lock()
 
 
 class _SharedTable:
@@ -83,9 +87,8 @@ def read_config(model_config: ModelConfig) -> PreTrainedConfig:
                 "(auto_map in config.json): read them, and set trust_remote_code=True (--trust-remote-code) to run them"
             ) from error
         raise UnsupportedModelError(
-            f"config.json: {model_config.architecture.name} is not one of Inflight's own families "
-            f"({', '.join(SUPPORTED_ARCHITECTURES)}), and transformers {transformers_version} cannot read this configuration; "
-            f"a newer transformers may: {str(error).splitlines()[0]}"
+            f"config.json: {_not_native(model_config)}transformers {transformers_version} cannot read this configuration; "
+            f"a newer transformers may: {str(error).splitlines()[0]}{native_refusal(model_config.architecture)}"
         ) from error
     assert isinstance(config, PreTrainedConfig)
     return config
@@ -107,16 +110,27 @@ def warn_of_unknown_overrides(model_config: ModelConfig) -> None:
         )
 
 
-def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:
-    """The model in eval mode. Its weights are on the meta device; its tables are on the device of `context`.
+def _not_native(model_config: ModelConfig) -> str:
+    name = model_config.architecture.name
+    families = ", ".join(SUPPORTED_ARCHITECTURES)
+    return (
+        f"{name} is not one of Inflight's own families ({families}), and "
+        if name not in SUPPORTED_ARCHITECTURES
+        else ""
+    )
+
+
+def build(model_config: ModelConfig, context: LayerContext, attention: str = NAME) -> PreTrainedModel:
+    """The model in eval mode. Its weights are on the meta device; its tables are on the device of `context`. `attention`: the
+    name of an attention function in transformers.
 
     Raises:
         UnsupportedModelError: transformers cannot build the model.
     """
-    config = read_config(model_config)
-    # without a dtype, transformers does not change the default dtype of the whole process
-    options = {"dtype": None, "attn_implementation": NAME, "trust_remote_code": model_config.trust_remote_code}
     with _BUILDING, DefaultDtype(context.dtype), _EmptyOnMeta():
+        config = read_config(model_config)
+        # without a dtype, transformers does not change the default dtype of the whole process
+        options = {"dtype": None, "attn_implementation": attention, "trust_remote_code": model_config.trust_remote_code}
         try:
             model = AutoModelForCausalLM.from_config(config, **options)
         except (
@@ -130,7 +144,7 @@ def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:
         ) as error:
             raise UnsupportedModelError(
                 f"transformers cannot build {model_config.architecture.name} as a causal LM with another attention: "
-                f"{type(error).__name__}: {error}"
+                f"{_cause(error)}{native_refusal(model_config.architecture)}"
             ) from error
     assert isinstance(model, PreTrainedModel)
     for each in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
@@ -139,6 +153,12 @@ def build(model_config: ModelConfig, context: LayerContext) -> PreTrainedModel:
     model.tie_weights()
     _move(model, context)
     return model.eval()
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, KeyError) and error.args == (NAME,):
+        return "its attention is code of its own, which does not use transformers' attention functions"
+    return f"{type(error).__name__}: {error}"
 
 
 def _move(model: PreTrainedModel, context: LayerContext) -> None:
@@ -187,7 +207,7 @@ def find_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
 def replace_linears(model: PreTrainedModel, layers: str, context: LayerContext) -> None:
     """Gives the decoder layers Inflight's linear layers. Several ranks share those that transformers' plan divides ("colwise",
-    "rowwise"); every rank computes the others.
+    "rowwise"); every rank computes the others, and MLPs that need the whole width.
 
     Raises:
         UnsupportedModelError: there are several ranks, but transformers has no plan for the model.
@@ -198,8 +218,10 @@ def replace_linears(model: PreTrainedModel, layers: str, context: LayerContext) 
             f"{type(model).__name__}: transformers has no plan to divide it among ranks; leave tensor_parallel_size out"
         )
 
+    whole = {name for name, module in model.named_modules() if plan and needs_whole_width(module)}
+
     def kind(name: str) -> str | None:
-        return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        return None if name.rpartition(".")[0] in whole else plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
 
     for name, module in list(model.named_modules()):
         linears = {
@@ -238,7 +260,13 @@ def _fused(linears: Mapping[str, nn.Linear], kind: Callable[[str], str | None]) 
 
 def _reads_weight_of(parent: nn.Module, leaf: str) -> bool:
     """Whether the code of `parent` uses the weight of its layer `leaf`, which Inflight's layers do not keep."""
-    return f"self.{leaf}.weight" in inspect.getsource(type(parent))
+    with _BUILDING:
+        return f"self.{leaf}.weight" in _source(type(parent))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _source(module_class: type[object]) -> str:
+    return inspect.getsource(module_class)  # parses the whole file
 
 
 def replace_head(model: PreTrainedModel, context: LayerContext) -> None:
@@ -253,17 +281,3 @@ def replace_head(model: PreTrainedModel, context: LayerContext) -> None:
     tied = _SharedTable(embedding, context) if getattr(embedding, "weight", None) is head.weight else None
     ours = LogitsHead(head.out_features, head.in_features, tied_embedding=tied, context=context)  # type: ignore[arg-type]
     replace_module(model, name, HeadAdapter(ours, head.bias))
-
-
-@contextmanager
-def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Inside, the model uses another attention function of transformers."""
-    configs = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
-    before = {key: config._attn_implementation for key, config in configs.items()}
-    for config in configs.values():
-        config._attn_implementation = implementation
-    try:
-        yield
-    finally:
-        for key, config in configs.items():
-            config._attn_implementation = before[key]

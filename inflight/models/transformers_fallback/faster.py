@@ -62,28 +62,60 @@ def replace_mlps(model: PreTrainedModel, layers: str, context: LayerContext) -> 
 
 def _describe_mlp(module: nn.Module, context: LayerContext) -> MlpSpec | None:
     """None if the module is not an MLP with a gate."""
-    linears = {name: child for name, child in module.named_children() if type(child) is nn.Linear}
+    linears = _linears(module)
     has_others = any(child not in linears.values() and list(child.parameters()) for child in module.children())
     if linears.keys() != _WIDTHS.keys() or has_others or list(module.named_parameters(recurse=False)):
         return None
     biases = {child.bias is not None for child in linears.values()}
     if len(biases) > 1 or any(child.weight.dtype != context.dtype for child in linears.values()):
         return None
-    generator = torch.Generator().manual_seed(0)
-    drawn = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
-    gate, up, down = (drawn(out, width) for width, out in _WIDTHS.values())
-    twin = copy.copy(module)
-    twin._modules = dict(module._modules)
-    for name, weight in zip(_WIDTHS, (gate, up, down), strict=True):
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype, device="meta")
-        twin._modules[name] = linear
-        linear.weight = nn.Parameter(weight, False)
-    sizes = torch.tensor([0.1, 1.0, 100.0], dtype=torch.float64, device="cpu")  # some MLPs clamp large values
-    x = drawn(1, 3, 8) * sizes[:, None]
+    x, (gate, up, down) = _draw()
+    twin = _twin(module, gate, up, down)
     for activation in (SILU, GELU_TANH):
         if _gives(twin, x, (ACTIVATIONS[activation](x @ gate.T) * (x @ up.T)) @ down.T):
             return MlpSpec(size=linears["up_proj"].out_features, bias=biases.pop(), activation=activation)
     return None
+
+
+def needs_whole_width(module: nn.Module) -> bool:
+    """Whether a module is an MLP with a gate that ranks must not divide, because its result is not the sum of the results of
+    its parts. An example is an MLP that keeps the largest of all values of a token (Gemma 3n)."""
+    if not _WIDTHS.keys() <= _linears(module).keys():
+        return False
+    x, (gate, up, down) = _draw()
+    half = len(gate) // 2
+    parts = [slice(0, half), slice(half, None)]
+    try:
+        with torch.no_grad():
+            wanted = _twin(module, gate, up, down)(x)
+            found = [_twin(module, gate[part], up[part], down[:, part])(x) for part in parts]
+    except Exception:  # the module needs other inputs
+        return False
+    return not torch.allclose(sum(found), wanted, rtol=1e-4, atol=1e-5)
+
+
+def _linears(module: nn.Module) -> dict[str, nn.Linear]:
+    return {name: child for name, child in module.named_children() if type(child) is nn.Linear}
+
+
+def _draw() -> tuple[Tensor, list[Tensor]]:
+    """Inputs for a trial, and weights for the linear layers in `_WIDTHS`."""
+    drawn = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
+    weights = [drawn(out, width) for width, out in _WIDTHS.values()]
+    sizes = torch.tensor([0.1, 1.0, 100.0], dtype=torch.float64, device="cpu")  # some MLPs clamp large values
+    return drawn(1, 3, 8) * sizes[:, None], weights
+
+
+def _twin(module: nn.Module, *weights: Tensor) -> nn.Module:
+    """A copy of an MLP, with these weights in the linear layers in `_WIDTHS`."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    for name, weight in zip(_WIDTHS, weights, strict=True):
+        twin._modules[name] = linear = nn.Linear(
+            weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype, device="meta"
+        )
+        linear.weight = nn.Parameter(weight, False)
+    return twin
 
 
 def _gives(module: nn.Module, x: Tensor, wanted: Tensor) -> bool:

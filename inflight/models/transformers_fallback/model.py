@@ -8,8 +8,8 @@ that the decoder has computed before.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +20,18 @@ from transformers.utils import ModelOutput
 from inflight.attention.backend import AttentionMetadata
 from inflight.config.engine import ModelConfig
 from inflight.config.partition import PipelineStage
+from inflight.config.unknown_family import native_refusal
+from inflight.config.weight_format import PLAIN
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.errors import CheckpointError, UnsupportedModelError
+from inflight.errors import CheckpointError
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.weights import Loadable
 from inflight.models.causal_lm import CausalLM
-from inflight.models.transformers_fallback.adapters import replace_module
+from inflight.models.decoder import GatedMLP
+from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, replace_module
 from inflight.models.transformers_fallback.attention import PackedAttention
 from inflight.models.transformers_fallback.build import (
     build,
@@ -40,7 +44,8 @@ from inflight.models.transformers_fallback.default_dtype import float32_by_defau
 from inflight.models.transformers_fallback.faster import replace_mlps, replace_norms
 from inflight.models.transformers_fallback.self_check import check
 from inflight.models.transformers_fallback.stages import cut
-from inflight.models.transformers_fallback.weights import FallbackUnit, WeightPlan, missing_weights
+from inflight.models.transformers_fallback.truth import Truth, accepted, named
+from inflight.models.transformers_fallback.weights import WeightPlan, make_units, missing_weights
 
 _MAX_NAMES_SHOWN = 8
 
@@ -61,16 +66,12 @@ class _Hidden(nn.Module):
         return self._output_class(last_hidden_state=self.hidden)
 
 
-def _named(inputs: Tensor) -> dict[str, Tensor]:
-    """The argument of transformers' models for these inputs."""
-    return {"inputs_embeds": inputs[None]} if inputs.is_floating_point() else {"input_ids": inputs.long()[None]}
-
-
 class TransformersForCausalLM(CausalLM):
     """
     Args:
         stored: name -> shape of each tensor of the checkpoint; None if the model gets random weights.
         differ: whether two tensors of the checkpoint differ.
+        load: gives a unit memory and its weights, also after `finish_loading`.
 
     Raises:
         UnsupportedModelError: transformers does not know the model, or it cannot run on Inflight's KV cache.
@@ -84,13 +85,17 @@ class TransformersForCausalLM(CausalLM):
         stage: PipelineStage,
         stored: Mapping[str, tuple[int, ...]] | None,
         differ: Callable[[str, str], bool],
+        load: Callable[[Loadable, str], None],
     ) -> None:
         nn.Module.__init__(self)
         self.name, self.vocab_size = model_config.architecture.name, model_config.architecture.vocab_size
         self.max_model_len, self.hidden_size = model_config.max_model_len, model_config.architecture.hidden_size
-        self.stage = stage
+        self.native_refusal, self.stage = native_refusal(model_config.architecture), stage
         self._model_config, self._tells = model_config, context.tp.rank == 0 and stage.is_last
         self.dtype, self.device = context.dtype, context.device
+        self.is_quantized = (
+            model_config.quantization.layers is not None or model_config.architecture.weight_format != PLAIN
+        )
         self.lm = build(model_config, context)
         plan = None if stored is None else WeightPlan(self.lm, stored, differ)
         self._unread = set() if plan is None else plan.unread
@@ -101,15 +106,12 @@ class TransformersForCausalLM(CausalLM):
         replace_linears(self.lm, layers_name, context)
         replace_head(self.lm, context)
         self.attention = PackedAttention(self.lm, context.backend, self.max_model_len)
-        self._units = [
-            (f"{layers_name}.{i}", FallbackUnit(self.lm, f"{layers_name}.{i}.", (), plan))
-            for i in range(stage.start, stage.start + len(self.decoder_layers))
-        ]
-        self._units.append(("", FallbackUnit(self.lm, "", tuple(f"{name}." for name, _ in self._units), plan)))
+        self._units = make_units(self.lm, layers_name, stage.start, len(self.decoder_layers), plan)
         if plan is not None and (missing := missing_weights(self._units, plan, self.lm)):
             more = f" and {len(missing) - _MAX_NAMES_SHOWN} more" if len(missing) > _MAX_NAMES_SHOWN else ""
             raise CheckpointError(f"the checkpoint lacks {', '.join(missing[:_MAX_NAMES_SHOWN])}{more}")
         self.first_position = 0
+        self._make_truth = partial(Truth, model_config, context, stage, stored, differ, load, _replaced(self.lm))
 
     def run_decoder(self, inputs: Tensor, positions: Tensor | None) -> ModelOutput:
         """inputs: token ids [num_tokens] or, on later stages, hidden states [num_tokens, hidden_size]. positions [num_tokens];
@@ -122,37 +124,8 @@ class TransformersForCausalLM(CausalLM):
                 name: self.attention.states for name in ("past_key_values", "cache_params") if name in self._takes
             }
         with float32_by_default():
-            out: ModelOutput = self.decoder(**_named(inputs), use_cache=False, **given)
+            out: ModelOutput = self.decoder(**named(inputs), use_cache=False, **given)
         return out
-
-    def first_positions(self) -> tuple[int, ...]:
-        """The numbers that the position of a sequence's first token may have: some families count from the one after the id of
-        padding."""
-        padding = getattr(self.lm.config.get_text_config(), "pad_token_id", None)
-        return (0,) if padding is None else (0, padding + 1)
-
-    def find_decoder(self, inputs: Tensor) -> Tensor:
-        """Finds the decoder: the first model that the whole one calls. Returns transformers' logits, [num_tokens, vocab_size].
-        `inputs`: as for `run_decoder`.
-
-        Raises:
-            UnsupportedModelError: the model calls no other.
-        """
-        called: list[PreTrainedModel] = []
-        inner = [each for each in self.lm.modules() if isinstance(each, PreTrainedModel) and each is not self.lm]
-        hooks = [each.register_forward_pre_hook(lambda module, _: called.append(module)) for each in inner]
-        with float32_by_default():
-            logits: Tensor = self.lm(**_named(inputs), use_cache=False)["logits"][0]
-        for hook in hooks:
-            hook.remove()
-        if not called:
-            raise UnsupportedModelError("it has no decoder apart from its head")
-        self.decoder = called[0]
-        accepted = inspect.signature(self.decoder.forward).parameters
-        self._takes = set(accepted)
-        if any(each.kind is each.VAR_KEYWORD for each in accepted.values()):
-            self._takes.add("position_ids")
-        return logits.float()
 
     def forward(
         self,
@@ -198,13 +171,28 @@ class TransformersForCausalLM(CausalLM):
         """
         if self._tells:
             warn_of_unknown_overrides(self._model_config)
-        with torch.no_grad():
-            check(self)
+        with torch.no_grad(), float32_by_default():
+            check(self, self._make_truth)
+        del self._make_truth
         self.backend = self.attention.backend
 
-    def set_output_class(self, output_class: type[ModelOutput]) -> None:
-        """Called once, when the decoder has run: `output_class` is the type of its result."""
-        self._hidden = _Hidden(self.decoder, output_class)
-        replace_module(
-            self.lm, next(name for name, each in self.lm.named_modules() if each is self.decoder), self._hidden
-        )
+    def set_decoder(self, name: str, output_class: type[ModelOutput], first_position: int) -> None:
+        """Called once, after `Truth` has run; see `Result` there."""
+        decoder = self.lm.get_submodule(name)
+        assert isinstance(decoder, PreTrainedModel)
+        self.decoder, self._takes, self.first_position = decoder, accepted(decoder), first_position
+        self._hidden = _Hidden(decoder, output_class)
+        replace_module(self.lm, name, self._hidden)
+
+
+def _replaced(model: PreTrainedModel) -> dict[str, bool]:
+    """The names of the linear layers that Inflight's own stand for -> whether their input features are divided."""
+    found: dict[str, bool] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Adapter) and isinstance(module.inner, GatedMLP):
+            found |= {f"{name}.gate_proj": False, f"{name}.up_proj": False, f"{name}.down_proj": True}
+        elif isinstance(module, FusedAdapter) and isinstance(module.inner, ColumnParallelLinear):
+            found |= {f"{name.rpartition('.')[0]}.{leaf}": False for leaf in module.inner.parts}
+        elif isinstance(module, Adapter):
+            found[name] = isinstance(module.inner, RowParallelLinear)
+    return found

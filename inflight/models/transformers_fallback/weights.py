@@ -107,7 +107,7 @@ class FallbackUnit(Loadable):
 
     def __init__(self, model: PreTrainedModel, prefix: str, excluded: tuple[str, ...], plan: WeightPlan | None) -> None:
         super().__init__()
-        self._modules_of_unit = {
+        self.modules_of_unit = {
             name: module
             for name, module in model.named_modules()
             if name.startswith(prefix) and not name.startswith(excluded or ("\0",))
@@ -117,7 +117,7 @@ class FallbackUnit(Loadable):
 
     def allocate(self, device: torch.device) -> None:
         made: dict[int, nn.Parameter] = {}
-        for module in self._modules_of_unit.values():
+        for module in self.modules_of_unit.values():
             for name, weight in list(module.named_parameters(recurse=False)):
                 if weight.is_meta and id(weight) not in made:
                     memory = torch.empty(weight.shape, dtype=weight.dtype, device=device)
@@ -127,7 +127,7 @@ class FallbackUnit(Loadable):
 
     def targets(self) -> Iterator[tuple[str, WeightSlot]]:
         """(name in transformers, slot) of each weight of the unit."""
-        for name, module in self._modules_of_unit.items():
+        for name, module in self.modules_of_unit.items():
             if isinstance(module, Adapter):
                 yield from module.inner.weight_slots(name)
             elif isinstance(module, Loadable):
@@ -141,7 +141,11 @@ class FallbackUnit(Loadable):
     def weight_slots(self, prefix: str) -> WeightSlots:
         targets = dict(self.targets())
         if self.plan is None:
-            yield from targets.items()
+            filled: set[int] = set()
+            for name, slot in targets.items():
+                if slot.destination.data_ptr() not in filled:  # a tied weight has two names
+                    yield name, slot
+                filled.add(slot.destination.data_ptr())
             return
         for name, slot in targets.items():
             if name in self.plan.renamed:
@@ -159,9 +163,33 @@ class FallbackUnit(Loadable):
                 for target, values in self.plan.convert(name, self.parts).items():
                     _fill(target, targets[target], values)
             self.parts.clear()
-        for module in self._modules_of_unit.values():
+        for module in self.modules_of_unit.values():
             if isinstance(module, Adapter):
                 module.inner.finish_loading()
+
+    def to_float32(self) -> None:
+        self._dtypes = {name: weight.dtype for name, weight in self._weights()}
+        self._replace(lambda _, weight: weight.float() if weight.is_floating_point() else weight)
+
+    def to_own_dtypes(self) -> None:
+        """Undoes `to_float32`."""
+        self._replace(lambda name, weight: weight.to(self._dtypes[name]))
+
+    def free(self) -> None:
+        """Frees the memory of the weights. `allocate` can follow."""
+        self._replace(lambda name, weight: weight.new_empty(weight.shape, dtype=self._dtypes[name], device="meta"))
+
+    def _weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, module in self.modules_of_unit.items():
+            yield from module.named_parameters(name, recurse=False)
+
+    def _replace(self, change: Callable[[str, Tensor], Tensor]) -> None:
+        made: dict[int, nn.Parameter] = {}
+        for name, weight in list(self._weights()):
+            if id(weight) not in made:
+                made[id(weight)] = nn.Parameter(change(name, weight.data), False)
+            prefix, _, leaf = name.rpartition(".")
+            setattr(self.modules_of_unit[prefix], leaf, made[id(weight)])
 
 
 class _Keep:
@@ -181,6 +209,15 @@ def _fill(name: str, slot: WeightSlot, values: Tensor) -> None:
     held = values.narrow(slot.dim, slot.start, slot.size)
     if slot.accept is None or not slot.accept(held):
         slot.destination.copy_(held)
+
+
+def make_units(
+    model: PreTrainedModel, layers_name: str, start: int, num_layers: int, plan: WeightPlan | None
+) -> list[tuple[str, FallbackUnit]]:
+    """A unit for each decoder layer from layer `start` on, and one for all other modules."""
+    names = [f"{layers_name}.{i}" for i in range(start, start + num_layers)]
+    units = [(name, FallbackUnit(model, f"{name}.", (), plan)) for name in names]
+    return [*units, ("", FallbackUnit(model, "", tuple(f"{name}." for name in names), plan))]
 
 
 def missing_weights(units: list[tuple[str, FallbackUnit]], plan: WeightPlan, model: PreTrainedModel) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inflight.config.architecture import INFLIGHT, TRANSFORMERS
-from inflight.config.unknown_family import describe_model
+from inflight.config.unknown_family import describe_model, native_refusal
 from inflight.errors import UnsupportedModelError
 from tests.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE
 
@@ -49,6 +49,28 @@ def test_sizes_in_a_nested_configuration() -> None:
 def test_what_cannot_be_described(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         describe_model(config, "auto")
+
+
+VARIANT = {**FAMILY_CONFIGS["llama"][0].to_dict(), "hidden_act": "gelu", "architectures": ["LlamaForCausalLM"]}
+
+
+def test_auto_goes_on_to_transformers_for_a_variant_that_is_refused() -> None:
+    found = describe_model(VARIANT, "auto")
+    assert found.implementation == TRANSFORMERS and "hidden_act='gelu'" in found.not_native
+    assert "hidden_act='gelu'" in native_refusal(found) and "--model-impl" in native_refusal(found)
+    assert native_refusal(describe_model(VARIANT, "transformers")) == ""
+
+
+@pytest.mark.parametrize(("model_impl", "is_gguf"), [("inflight", False), ("auto", True)])
+def test_a_variant_that_only_transformers_computes(model_impl: str, is_gguf: bool) -> None:
+    with pytest.raises(UnsupportedModelError, match="hidden_act='gelu'") as caught:
+        describe_model(VARIANT, model_impl, is_gguf=is_gguf)
+    assert ("--model-impl" in str(caught.value)) is not is_gguf  # transformers' code does not read GGUF files
+
+
+def test_a_configuration_that_nobody_can_read_is_refused_by_the_family() -> None:
+    with pytest.raises(UnsupportedModelError, match="hidden_size='big'"):
+        describe_model({**VARIANT, "hidden_size": "big"}, "auto")
 
 
 def test_transformers_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from inflight.layers.linear import ColumnParallelLinear, OutputPart
 from inflight.models.decoder import GatedMLP
+from inflight.models.transformers_fallback import build
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, NormAdapter
 from inflight.models.transformers_fallback.build import replace_linears
 from inflight.models.transformers_fallback.faster import replace_mlps, replace_norms
@@ -148,3 +153,23 @@ def test_a_model_keeps_its_other_modules() -> None:
     before = {name for name, _ in model.named_parameters()}
     replace_norms(model, layer_context(torch.float32))
     assert {name for name, _ in model.named_parameters()} == before
+
+
+def test_ranks_that_are_threads_read_source_code_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`inspect` makes syntax trees of files. Python 3.11 fails at times if two threads do this at once."""
+    models = [nn.ModuleDict({"layers": nn.ModuleList([LlamaMLP(LlamaConfig(**SIZES))])}) for _ in range(2)]
+    inside, together = threading.Lock(), []
+
+    def read(_: type[object]) -> str:
+        together.append(not inside.acquire(blocking=False))
+        time.sleep(0.05)
+        if not together[-1]:
+            inside.release()
+        return ""
+
+    build._source.cache_clear()
+    monkeypatch.setattr(inspect, "getsource", read)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda model: replace_linears(model, "layers", layer_context(torch.float32)), models))
+    build._source.cache_clear()
+    assert together and not any(together)
