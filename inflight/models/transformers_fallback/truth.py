@@ -78,8 +78,8 @@ class Result:
 
 
 class Truth:
-    """`stored` and `differ`: as for `TransformersForCausalLM`. `load`: gives a unit its weights. `replaced`: the names of linear
-    layers that Inflight's own stand for -> whether their input features are divided among the ranks.
+    """`stored` and `differ`: as for `TransformersForCausalLM`. `load`: gives a unit its weights. `replaced`: the names of
+    linear layers that Inflight's own stand for -> whether their input features are divided among the ranks.
 
     Raises:
         UnsupportedModelError: transformers cannot build the model.
