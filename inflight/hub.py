@@ -41,7 +41,8 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
         return _resolve_gguf_of_hub(model, revision)
     else:
         folder, what = _resolve(model, revision, patterns), f"model={model!r}"
-    gguf_files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
+    # a file mmproj*.gguf beside the model is for images
+    gguf_files = sorted(file for file in folder.glob(f"*{GGUF_SUFFIX}") if not file.name.startswith("mmproj"))
     if gguf_files and not any(folder.glob("*.safetensors")):
         if len(gguf_files) > 1:
             names = ", ".join(file.name for file in gguf_files)
@@ -52,6 +53,11 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
             )
         return gguf_files[0]
     if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise ModelNotFoundError(
+                f"{what} is an adapter (LoRA), not a whole model: {folder} has adapter_config.json and no config.json; merge "
+                "it into its base model, or give the base model"
+            )
         more = f" (looked in {folder})"
         if model is not None and not Path(model).expanduser().exists():
             gguf_names, _ = _gguf_files_of_hub(model, revision)

@@ -17,6 +17,10 @@ from inflight.tokenizer.chat_template import ChatTemplate
 
 _NAME = "get_probe"
 _ARGUMENTS = {"a": 1}
+_ANSWER = "probed answer"
+_QUESTION: Mapping[str, Any] = {"role": "user", "content": "?"}  # Any: JSON
+_PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "description": ""}}}
+_TOOL = {"type": "function", "function": {"name": _NAME, "description": "", "parameters": _PARAMETERS}}
 _CALL_ID = "abcdefghi"  # Mistral's templates accept only ids of this length
 
 
@@ -78,7 +82,7 @@ MARKUPS = (
 )
 # parser name -> pattern. If no markup above fits, but a rendered call matches, the parser can read the model's calls.
 _SIGNS = {
-    "qwen3_coder": re.compile(f"<function={_NAME}>"),
+    "qwen3_coder": re.compile(rf"<tool_call>\s*<function={_NAME}>"),
     "glm45": re.compile(rf"<tool_call>{_NAME}\s*<arg_key>"),
     "minimax_m2": re.compile(rf'<minimax:tool_call>\s*<invoke name="{_NAME}">'),
     "gemma4": re.compile(rf"<\|tool_call>call:{_NAME}\{{"),
@@ -87,6 +91,12 @@ _SIGNS = {
     "deepseek_v31": re.compile(f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>"),
     "hermes": re.compile(rf'<tool_call>\s*\{{\s*"(name": "{_NAME}"|arguments": )'),
     "mistral": re.compile(rf"\[TOOL_CALLS\]\s*(\[\{{|{_NAME})"),
+}
+
+
+# Signs in the text that tells the model how to write calls, of templates that write no calls themselves.
+_INSTRUCTIONS = {
+    "hermes": re.compile(r"<tool_call>\s*\{\s*[\"']name[\"']:.{1,80}[\"']arguments[\"']:.{1,80}\s*</tool_call>")
 }
 
 
@@ -99,17 +109,29 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
     """Returns the name of the parser and the markup for the calls that `template` writes. Each may be None.
 
     An invented call is rendered with its arguments as a JSON object. If nothing fits, it is rendered with its arguments as JSON
-    text. Some templates accept only one of these two forms.
+    text. Some templates accept only one of these two forms. If the template writes no calls at all, its instructions about
+    calls are read.
     """
     for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         text = _render_call(template, arguments)
         for markup in MARKUPS:
-            if f"{markup.begin(_NAME)}{json.dumps(_ARGUMENTS)}{markup.end}" in text:
+            call = f"{markup.begin(_NAME)}{json.dumps(_ARGUMENTS)}{markup.end}"
+            if call in text and not (markup.whole_message and _is_wrapped(template, text.partition(call)[0])):
                 return markup.parser, markup
         for parser, sign in _SIGNS.items():
             if sign.search(text):
                 return parser, None
-    return None, None
+    more = {"xml_tools": [_TOOL]}  # SmolLM3's name of the tools
+    instructions = render_or_nothing(template, [_QUESTION], tools=[_TOOL], variables=more)
+    found = next((parser for parser, sign in _INSTRUCTIONS.items() if sign.search(instructions)), None)
+    return (None, None) if found is None else (found, default_markup(found))
+
+
+def _is_wrapped(template: ChatTemplate, before: str) -> bool:
+    """Whether the template writes more before a call than before an answer. `before`: the rendered text before the call."""
+    answer = {"role": "assistant", "content": _ANSWER}
+    text = render_or_nothing(template, [_QUESTION, answer], tools=[_TOOL])
+    return _ANSWER in text and text.partition(_ANSWER)[0].rstrip() != before.rstrip()
 
 
 def _render_call(template: ChatTemplate, arguments: Mapping[str, Any] | str) -> str:  # Any: JSON
@@ -122,11 +144,8 @@ def _render_call(template: ChatTemplate, arguments: Mapping[str, Any] | str) -> 
         "tool_calls": [{"type": "function", "id": _CALL_ID, "function": function}],
     }
     result = {"role": "tool", "name": _NAME, "tool_call_id": _CALL_ID, "content": "1"}
-    parameters = {"type": "object", "properties": {"a": {"type": "integer", "description": ""}}}
-    tool = {"type": "function", "function": {"name": _NAME, "description": "", "parameters": parameters}}
-    question: list[Mapping[str, Any]] = [{"role": "user", "content": "?"}]
-    conversations = ([*question, turn], [*question, turn, result])
-    return next(filter(None, (render_or_nothing(template, each, tools=[tool]) for each in conversations)), "")
+    conversations = ([_QUESTION, turn], [_QUESTION, turn, result])
+    return next(filter(None, (render_or_nothing(template, each, tools=[_TOOL]) for each in conversations)), "")
 
 
 def render_or_nothing(
@@ -135,9 +154,12 @@ def render_or_nothing(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """Returns the rendered messages; "" if the template refuses them."""
+    """Returns the rendered messages; "" if the template refuses them. `variables`: further ones for the template."""
     try:
-        return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        return template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, chat_template_kwargs=variables
+        )
     except InvalidRequestError:
         return ""

@@ -52,6 +52,7 @@ _REASONING: Mapping[str, ReasoningMarkup] = {
         "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", whole_parser=HarmonyParser
     ),
     "qwen3": _THINK,
+    "seed_oss": ReasoningMarkup("<seed:think>", "</seed:think>"),
 }
 _THOUGHT, _ANSWER = "probed thought", "probed answer"
 
@@ -160,18 +161,26 @@ def _look_up(option: str, name: str | None, table: Mapping[str, _T]) -> _T | Non
 
 def _find_reasoning(template: ChatTemplate) -> str | None:
     """Returns the name of the parser for the template's reasoning tags, or None if no parser fits. A parser fits if the
-    template writes the parser's tags around reasoning or at the start of an answer, or if it removes the text between these
-    tags from an earlier answer."""
+    template writes the parser's tags around reasoning or at the start of an answer, also of an answer without thinking, or if
+    it removes the text between these tags from an earlier answer. Some templates write tags that are special tokens only around
+    content parts of a type of their own. There the tags are found in the text of the template."""
     question = {"role": "user", "content": "?"}
-    opened = render_or_nothing(template, [question], add_generation_prompt=True).rstrip()
+    opened = tuple(
+        render_or_nothing(template, [question], add_generation_prompt=True, variables=variables).rstrip()
+        for variables in (None, {"enable_thinking": False}, {"enable_thinking": True})
+    )
     thought = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
     written = render_or_nothing(template, [question, thought])
-    for name in ("qwen3", "mistral", "gemma4", "openai_gptoss"):
+    for name in ("qwen3", "mistral", "gemma4", "openai_gptoss", "seed_oss"):
         begin, end = _REASONING[name].begin, _REASONING[name].end
-        if opened.endswith((begin, end)) or re.search(rf"{re.escape(begin)}\s*{_THOUGHT}", written):
+        if any(text.endswith((begin, end)) for text in opened) or re.search(
+            rf"{re.escape(begin)}\s*{_THOUGHT}", written
+        ):
             return name
         inline = {"role": "assistant", "content": f"{begin}\n{_THOUGHT}\n{end}\n\n{_ANSWER}"}
         past = render_or_nothing(template, [question, inline, question], add_generation_prompt=True)
         if _ANSWER in past and _THOUGHT not in past:
             return name
-    return None
+    source = template.default_source or ""
+    tags = _REASONING["mistral"]
+    return "mistral" if tags.begin in source and tags.end in source else None

@@ -20,6 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inflight.errors import InvalidRequestError, TokenizerError
+from inflight.tokenizer.call_arguments import called_with_objects, need_text
 from inflight.tokenizer.messages import TOOL, check_messages, check_objects, check_template_kwargs
 from inflight.tokenizer.tokenizer import read_special_tokens, read_tokenizer_config
 
@@ -45,6 +46,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
         self._keeps_parts: dict[str, bool] = {}
+        self._needs_text: dict[str, bool] = {}  # whether arguments of calls have to be text; filled when it is needed
         for name, source in sources.items():
             try:
                 parsed = environment.parse(source)
@@ -96,6 +98,7 @@ class ChatTemplate:
         name = self._select(has_tools=tools is not None)
         conversation = check_messages(messages, keeps_parts=self._keeps_parts[name])
         final_text = _tag_final_message(conversation) if continue_final_message else ""
+        self._prepare_arguments(name, conversation)
         variables: dict[str, Any] = {
             **self._special_tokens,
             **check_template_kwargs(chat_template_kwargs),
@@ -106,6 +109,18 @@ class ChatTemplate:
         }
         rendered = _render(self._compiled[name], variables)
         return _cut_at_tag(rendered, final_text) if continue_final_message else rendered
+
+    def _prepare_arguments(self, name: str, conversation: list[dict[str, Any]]) -> None:
+        """Makes text of the arguments of calls, if the template needs text."""
+        functions = called_with_objects(conversation)
+        if functions and name not in self._needs_text:
+            self._needs_text[name] = need_text(lambda messages, tools: self._probe(name, messages, tools))
+        for function in functions if self._needs_text.get(name) else ():
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+
+    def _probe(self, name: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        variables = {**self._special_tokens, "messages": messages, "tools": tools, "add_generation_prompt": False}
+        return _render(self._compiled[name], variables)
 
     def _select(self, *, has_tools: bool) -> str:
         if not self._compiled:

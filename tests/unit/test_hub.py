@@ -296,3 +296,15 @@ def test_a_hub_that_cannot_be_reached_is_one_error_at_once(tmp_path: Path, model
     assert time.monotonic() - begin < 15  # with retries: 24 s
     assert "the hub cannot be reached" in done.stderr
     assert done.stderr.count("Traceback") == 1
+
+
+def test_a_file_for_images_beside_the_model_is_no_second_model(tmp_path: Path) -> None:
+    for name in ("model.gguf", "mmproj-model-f16.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    assert hub.resolve_model_folder(str(tmp_path)) == tmp_path / "model.gguf"
+
+
+def test_a_folder_with_an_adapter_is_named(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelNotFoundError, match="is an adapter"):
+        hub.resolve_model_folder(str(tmp_path))

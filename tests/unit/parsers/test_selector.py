@@ -111,6 +111,31 @@ TEXT_CALLS = QWEN_CALLS.replace(
 )
 ANSWERED_CALLS = "{% if m.tool_calls and loop.last %}{{ raise_exception('no result') }}{% endif %}" + QWEN_CALLS
 
+SEED_CALLS = CODER_CALLS.replace("tool_call>", "seed:tool_call>")
+SEED_THOUGHT = QWEN_THOUGHT.replace("think>", "seed:think>")
+WRAPPED_CALLS = LLAMA_CALLS.replace("{{ '{", "<tool>{{ '{").replace('"}" }}', '"}" }}</tool>')
+# as Mistral's generator writes them: the filter makes the texts around the arguments escape their quotes
+GENERATED_CALLS = (
+    "{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}"
+    "{% if a is not string %}{% set a = a | tojson | safe %}{% endif %}"
+    "{{ '[TOOL_CALLS] [{\"name\": \"' + c.function.name + '\", \"arguments\": ' + a + '}]' }}{% endfor %}"
+)
+JOINED_CALLS = V3_CALLS.replace("(c.function.arguments | tojson)", "c.function.arguments")
+# as SmolLM3: calls are not written, but explained; thinking is on by default, and shows only if it is off
+SMOLLM3 = (
+    "{% if xml_tools %}<tools>{{ xml_tools }}</tools>, within <tool_call></tool_call> XML tags:\n"
+    '<tool_call>\n{{ \'{"name": <function-name>, "arguments": <args-json-object>}\' }}\n</tool_call>{% endif %}'
+    + TURN
+    + "</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n' }}{% endif %}{% endif %}"
+)
+# as Ministral 3 Reasoning: thoughts are parts of the content
+PART_THOUGHT = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'thinking' %}{{ '[THINK]' + part.thinking + '[/THINK]' }}"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+)
+
 TEMPLATES: dict[str, tuple[str, DetectedParsers]] = {
     "qwen, arguments as text": (TURN + TEXT_CALLS + END, DetectedParsers("hermes", None, MARKUPS[0])),
     "qwen, with results": (TURN + ANSWERED_CALLS + END, DetectedParsers("hermes", None, MARKUPS[0])),
@@ -151,6 +176,12 @@ TEMPLATES: dict[str, tuple[str, DetectedParsers]] = {
         DetectedParsers("openai", "openai_gptoss", None),
     ),
     "plain": (TURN + END, DetectedParsers(None, None, None)),
+    "seed oss": (SEED_THOUGHT + SEED_CALLS + END, DetectedParsers(None, "seed_oss", None)),
+    "llama, wrapped": (TURN + WRAPPED_CALLS + END, DetectedParsers(None, None, None)),
+    "mistral, generated": (TURN + GENERATED_CALLS + END, DetectedParsers("mistral", None, MARKUPS[2])),
+    "deepseek v3, joined": (TURN + JOINED_CALLS + END, DetectedParsers("deepseek_v3", None, MARKUPS[6])),
+    "smollm3": (SMOLLM3, DetectedParsers("hermes", "qwen3", MARKUPS[0])),
+    "ministral 3": (PART_THOUGHT + END, DetectedParsers(None, "mistral", None)),
     "refuses all": ("{{ raise_exception('no') }}", DetectedParsers(None, None, None)),
     "says how": ('Call as <tool_call>\n{"name": ...} <think>' + TURN + END, DetectedParsers(None, None, None)),
 }
@@ -184,7 +215,9 @@ ARGUMENTS = [
 ]
 
 
-READS_BACK = [name for name, (_, found) in TEMPLATES.items() if found.tool and not name.startswith("qwen, ")]
+READS_BACK = [
+    name for name, (_, found) in TEMPLATES.items() if found.tool and not name.startswith(("qwen, ", "smollm3"))
+]
 
 
 @pytest.mark.parametrize("name", [*READS_BACK, "qwen, thinking", "embedded"])

@@ -1,0 +1,63 @@
+"""In which form a chat template reads the arguments of tool calls: as a JSON object, or as the text of one.
+
+Most templates need the object, because they convert it to JSON or loop over it. Some join the arguments with other texts: an
+object ends in an error there, or as Python text in the prompt. Some convert an object with a filter that escapes the texts
+around it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from inflight.errors import InvalidRequestError
+
+_CALL_ID = "abcdefghi"  # Mistral's templates accept only ids of this length
+_ARGUMENTS = {"probe_key": 1}
+_ESCAPED_QUOTE = "&#34;"
+
+Message = Mapping[str, Any]  # Any: JSON
+Render = Callable[[Sequence[Message], Sequence[Message]], str]  # messages, tools -> prompt
+
+
+def need_text(render: Render) -> bool:
+    """Whether a template writes the arguments of an invented call as JSON only if they are text. `render` raises an
+    `InvalidRequestError` if the template refuses the messages."""
+    text = json.dumps(_ARGUMENTS)
+    of_object = _render_call(render, _ARGUMENTS)
+    if of_object and str(_ARGUMENTS) not in of_object and _ESCAPED_QUOTE not in of_object:
+        return False
+    of_text = _render_call(render, text)
+    return text in of_text and _ESCAPED_QUOTE not in of_text
+
+
+def called_with_objects(conversation: Sequence[Message]) -> list[dict[str, Any]]:
+    """The functions of calls whose arguments are an object."""
+    calls = [
+        call
+        for message in conversation
+        if isinstance(message.get("tool_calls"), list)
+        for call in message["tool_calls"]
+    ]
+    functions = [call.get("function") for call in calls if isinstance(call, dict)]
+    return [each for each in functions if isinstance(each, dict) and isinstance(each.get("arguments"), dict)]
+
+
+def _render_call(render: Render, arguments: Mapping[str, Any] | str) -> str:
+    """Renders a conversation with a call, and with its result if the template needs one; "" if the template refuses both."""
+    function = {"name": "probe", "arguments": arguments}
+    call = {"type": "function", "id": _CALL_ID, "function": function}
+    turns: list[Message] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "probe", "tool_call_id": _CALL_ID, "content": "1"},
+    ]
+    parameters = {"type": "object", "properties": {"probe_key": {"type": "integer", "description": ""}}}
+    tool = {"type": "function", "function": {"name": "probe", "description": "", "parameters": parameters}}
+    for length in (2, 3):
+        try:
+            return render(turns[:length], [tool])
+        except InvalidRequestError:
+            continue
+    return ""
