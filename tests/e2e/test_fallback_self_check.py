@@ -89,7 +89,9 @@ def write_weights(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "more", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
+)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -104,10 +106,10 @@ def write_weights(folder: Path) -> Path:
     ],
     ids=str,
 )
-def test_a_convolution_without_a_state_is_refused(tmp_path: Path, dtype: str, fields: dict[str, Any]) -> None:
+def test_a_convolution_without_a_state_is_refused(tmp_path: Path, more: dict[str, Any], fields: dict[str, Any]) -> None:
     folder = write_weights(write_mixer(tmp_path / "model", **fields))
     with pytest.raises(UnsupportedModelError, match=r"decoder layer 0.* differs from transformers' own"):
-        start(folder, dtype=dtype, trust_remote_code=True)
+        start(folder, trust_remote_code=True, **more)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
