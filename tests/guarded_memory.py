@@ -28,8 +28,9 @@ class GuardedMemory:
         self._protect = ctypes.CDLL(None, use_errno=True).mprotect
         self._protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
-    def empty(self, *shape: Any, dtype: torch.dtype = torch.float32) -> Tensor:  # Any: numbers, or one tuple of them
-        """Has the arguments of `torch.empty` that the wrappers of the kernels use."""
+    def empty(self, *shape: Any, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+        """Has the arguments of `torch.empty` that the wrappers of the kernels use. shape: numbers, or one tuple of them."""
+        assert device == "cpu"
         sizes: tuple[int, ...] = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         count = math.prod(sizes)
         if self._side is None or count == 0:
