@@ -75,6 +75,15 @@ class QuantizedWeight:
         return grouped.view(self.values.shape)
 
 
+def fitting_group_size(in_features: int, group_size: int) -> int | None:
+    """The first of `group_size`, half of it, a quarter, ... that divides `in_features`. None if it is less than 32."""
+    while in_features % group_size != 0:
+        group_size //= 2
+        if group_size < GROUP_SIZE_MULTIPLE:
+            return None
+    return group_size
+
+
 def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
     """Returns the same weight in smaller groups. `group_size` must divide `weight.group_size`."""
     times = weight.group_size // group_size

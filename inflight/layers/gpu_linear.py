@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from inflight.errors import ConfigError
-from inflight.kernels.quantized_weight import QuantizedWeight, quantize_rows
+from inflight.kernels.quantized_weight import QuantizedWeight, fitting_group_size, quantize_rows
 from inflight.kernels.triton.layer_ops import quantize_rows_fp8
 from inflight.kernels.triton.linear import FP8_TILES, library_linear, linear, linear_configs
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
@@ -205,10 +205,11 @@ class GpuLinear(LinearMethod):
         return IntegerWeight(pack_integers(weight, dtype=self._dtype))
 
     def _quantize(self, weight: Tensor) -> QuantizedWeight:
-        bits, group_size = (8, 0) if self._quantization == "int8" else (4, self._group_size)
-        while bits == 4 and weight.shape[1] % group_size != 0:
-            group_size //= 2
-        return quantize_rows(weight, bits=bits, group_size=group_size)
+        if self._quantization == "int8":
+            return quantize_rows(weight, bits=8, group_size=0)
+        group_size = fitting_group_size(weight.shape[1], self._group_size)
+        assert group_size is not None, "the caller checks that it is a multiple of 32"
+        return quantize_rows(weight, bits=4, group_size=group_size)
 
 
 def _check_fp8(device: torch.device) -> None:

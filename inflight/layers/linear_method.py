@@ -20,7 +20,7 @@ from torch import Tensor
 from inflight.kernels.cpu.limits import linear_problem
 from inflight.kernels.cpu.linear import HugePages, PackedHeads, pack_float, pack_integers, quantize_rows
 from inflight.kernels.gate import multiply_gate
-from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight, fitting_group_size
 
 logger = logging.getLogger(__name__)
 
@@ -163,13 +163,11 @@ class KernelLinear(LinearMethod):
     def _quantize(self, parts: Sequence[Tensor]) -> QuantizedWeight:
         in_features = parts[0].shape[1]
         assert self._bits is not None
-        bits, group_size = self._bits, self._group_size
-        while bits == 4 and in_features % group_size != 0:
-            group_size //= 2
-            if group_size < GROUP_SIZE_MULTIPLE:
-                logger.warning("a weight with %d input features gets 8 bits: 4 bits need a multiple of 32", in_features)
-                bits = 8
-        return quantize_rows(self._kernels, parts, bits=bits, group_size=group_size)
+        bits, group_size = self._bits, fitting_group_size(in_features, self._group_size)
+        if bits == 4 and group_size is None:
+            logger.warning("a weight with %d input features gets 8 bits: 4 bits need a multiple of 32", in_features)
+            bits = 8
+        return quantize_rows(self._kernels, parts, bits=bits, group_size=group_size or 0)
 
 
 def _is_supported(in_features: int, *, has_integers: bool) -> bool:

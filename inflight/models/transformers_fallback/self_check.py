@@ -26,7 +26,7 @@ from inflight.attention.backend import AttentionInputs
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.errors import UnsupportedModelError
 from inflight.models.transformers_fallback.routing import Routing
-from inflight.models.transformers_fallback.truth import LayerTruth, Result, Truth, first
+from inflight.models.transformers_fallback.truth import LayerTruth, Result, Truth, first, hidden_of, hooked, with_hidden
 
 if TYPE_CHECKING:
     from inflight.models.transformers_fallback.model import TransformersForCausalLM
@@ -196,14 +196,16 @@ def _watch(
     list to which (input before it is replaced, output) of each call of a layer are added."""
     found: list[tuple[Tensor, Tensor]] = []
     own: list[Tensor] = []
-    open_routings: list[Routing] = []
     num_tokens = sum(map(len, step))
 
     def cut(each: Tensor, part: range, dim: int) -> Tensor:
         return each.narrow(dim, part.start, len(part))
 
-    def before(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:  # Any: as torch has it
-        hidden: Tensor = arguments[0] if arguments else keywords["hidden_states"]
+    # Any: as torch has it
+    def before(
+        _: int, __: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden = hidden_of(arguments, keywords)
         own.append(hidden.clone())
         if len(found) == len(layers):
             raise UnsupportedModelError("it calls a decoder layer more often with a KV cache than without")
@@ -218,26 +220,15 @@ def _watch(
             )
             for calls in zip(*truth.routings, strict=False)
         ]
-        open_routings.append(Routing(num_tokens, known, _tolerance(model)))  # type: ignore[arg-type]
-        open_routings[-1].__enter__()  # type: ignore[no-untyped-call]
-        return ((hidden, *arguments[1:]), keywords) if arguments else ((), {**keywords, "hidden_states": hidden})
+        open_routing.enter_context(Routing(num_tokens, known, _tolerance(model)))  # type: ignore[arg-type]
+        return with_hidden(arguments, keywords, hidden)
 
-    def after(_: nn.Module, __: Any, output: Any) -> None:
-        open_routings.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def after(_: int, __: nn.Module, ___: tuple[Any, ...], output: Any) -> None:
+        open_routing.close()
         found.append((own.pop(), first(output).clone()))
 
-    with ExitStack() as stack:
-        for layer in model.decoder_layers:
-            for handle in (
-                layer.register_forward_pre_hook(before, with_kwargs=True),
-                layer.register_forward_hook(after),
-            ):
-                stack.callback(handle.remove)
-        try:
-            yield found
-        finally:
-            while open_routings:
-                open_routings.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    with ExitStack() as open_routing, hooked(model.decoder_layers, before, after):
+        yield found
     if len(found) != len(layers):
         raise UnsupportedModelError("it calls its decoder layers less often with a KV cache than without")
 

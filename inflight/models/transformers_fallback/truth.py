@@ -24,7 +24,7 @@ from transformers.utils import ModelOutput
 from inflight.config.engine import ModelConfig
 from inflight.config.partition import PipelineStage
 from inflight.errors import UnsupportedModelError
-from inflight.kernels.quantized_weight import quantize_rows
+from inflight.kernels.quantized_weight import fitting_group_size, quantize_rows
 from inflight.layers.context import LayerContext
 from inflight.layers.weights import Loadable
 from inflight.models.transformers_fallback.build import build, find_layers
@@ -33,7 +33,6 @@ from inflight.models.transformers_fallback.stages import cut
 from inflight.models.transformers_fallback.weights import FallbackUnit, WeightPlan, make_units
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # Any: each family has its own
-_FEWEST_IN_GROUP = 32
 ROUTING_TOLERANCE = 0.05  # of the scores that experts are chosen by, in less than float32
 # What layers may return around the hidden states. A layer that is left out has to return the same.
 _RESULTS: tuple[Callable[[Tensor], object], ...] = (
@@ -117,8 +116,8 @@ class Truth:
         first_position, padding = 0, getattr(self.lm.config.get_text_config(), "pad_token_id", None)
         if padding is not None:
             own = [self._leave_out(decoder, tokens, counted + each)[0] for each in (0, padding + 1)]
-            wanted = _hidden(truth[0])
-            equal = [torch.allclose(_hidden(each), wanted, rtol=0, atol=1e-3) for each in own]
+            wanted = hidden_of(*truth[0])
+            equal = [torch.allclose(hidden_of(*each), wanted, rtol=0, atol=1e-3) for each in own]
             first_position = padding + 1 if equal == [False, True] else 0
         calls = self._leave_out(decoder, others, other_positions + first_position)
         found: list[Any] = []
@@ -181,7 +180,7 @@ class Truth:
                 layer.forward = partial(_pass_on, calls, make)
             try:
                 decoder(**named(inputs), **given, use_cache=False)
-                shapes = {_hidden(call).shape for call in calls}
+                shapes = {hidden_of(*call).shape for call in calls}
                 if len(calls) >= len(self._layers) and len(shapes) == 1:
                     return calls
             except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
@@ -203,25 +202,24 @@ class Truth:
         def before(number: int, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> _Arguments:
             self._fill(self._units[number])
             call = _rounded((arguments, keywords), self._dtype)
-            found.append(LayerTruth(inputs=[_hidden(call)]))
+            found.append(LayerTruth(inputs=[hidden_of(*call)]))
             own_calls.append(_in_dtype(call, self._dtype))  # before the layer changes anything
-            routings.append(Routing(_hidden(call).shape[-2]))
-            routings[-1].__enter__()  # type: ignore[no-untyped-call]
+            routings.append(open_routing.enter_context(Routing(hidden_of(*call).shape[-2])))
             return call
 
         def after(number: int, layer: nn.Module, _: Any, output: Any) -> None:
-            routings[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            open_routing.close()
             now, plain_calls = found[-1], [own_calls[-1]]
             now.outputs.append(first(output).clone())
             now.routings.append(routings[-1].noted)
             if calls is not None:
                 call = calls[len(found) - 1]
                 if len(found) > 1:
-                    call = _with_hidden(call, found[-2].outputs[1])
+                    call = with_hidden(*call, found[-2].outputs[1])
                 call = _rounded(call, self._dtype)
                 plain_calls.append(_in_dtype(call, self._dtype))
-                now.inputs.append(_hidden(call))
-                with Routing(_hidden(call).shape[-2]) as routing:
+                now.inputs.append(hidden_of(*call))
+                with Routing(hidden_of(*call).shape[-2]) as routing:
                     now.outputs.append(first(layer.forward(*call[0], **call[1])).clone())
                 now.routings.append(routing.noted)
             if self._dtype != torch.float32:
@@ -229,13 +227,10 @@ class Truth:
                 now.plain = self._run_plain(layer, plain_calls, now.routings)
             self._units[number][1].free()
 
-        with ExitStack() as stack:
-            for i, layer in enumerate(self._layers):
-                for handle in (
-                    layer.register_forward_pre_hook(partial(before, i), with_kwargs=True),
-                    layer.register_forward_hook(partial(after, i)),
-                ):
-                    stack.callback(handle.remove)
+        with (
+            ExitStack() as open_routing,
+            hooked(self._layers, before, after),
+        ):  # a layer that fails closes its `Routing`, too
             yield
 
     def _run_plain(
@@ -244,7 +239,7 @@ class Truth:
         found = []
         try:
             for call, known in zip(calls, routings, strict=True):
-                with Routing(_hidden(call).shape[-2], known, ROUTING_TOLERANCE):
+                with Routing(hidden_of(*call).shape[-2], known, ROUTING_TOLERANCE):
                     found.append(first(layer.forward(*call[0], **call[1])).float())
         except (RuntimeError, TypeError, ValueError):  # the code needs float32
             return []
@@ -269,11 +264,10 @@ class Truth:
         """The weight, rounded as the engine rounds it when it quantizes it."""
 
         def rounded(part: Tensor) -> Tensor:
-            group_size = self._quantization.group_size
-            while bits == 4 and part.shape[1] % group_size and group_size >= _FEWEST_IN_GROUP:
-                group_size //= 2
-            kept = bits if group_size >= _FEWEST_IN_GROUP else 8
-            return quantize_rows(part.contiguous(), bits=kept, group_size=group_size).dequantize()
+            group_size = fitting_group_size(part.shape[1], self._quantization.group_size)
+            return quantize_rows(
+                part.contiguous(), bits=bits if group_size else 8, group_size=group_size or 0
+            ).dequantize()
 
         return torch.cat([rounded(part) for part in weight.chunk(num_parts, dim=1)], dim=1)
 
@@ -304,19 +298,38 @@ def first(output: Any) -> Tensor:  # Any: each family has its own
     return hidden
 
 
-def _hidden(call: _Arguments) -> Tensor:
-    hidden: Tensor = call[0][0] if call[0] else call[1]["hidden_states"]
+def hidden_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+    """The hidden states among the arguments of a layer."""
+    hidden: Tensor = arguments[0] if arguments else keywords["hidden_states"]
     return hidden
 
 
-def _with_hidden(call: _Arguments, hidden: Tensor) -> _Arguments:
-    arguments, keywords = call
+def with_hidden(arguments: tuple[Any, ...], keywords: dict[str, Any], hidden: Tensor) -> _Arguments:
+    """The arguments of a layer, with other hidden states."""
     return ((hidden, *arguments[1:]), keywords) if arguments else ((), {**keywords, "hidden_states": hidden})
+
+
+@contextmanager
+def hooked(
+    layers: nn.ModuleList,
+    before: Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any]], _Arguments],
+    after: Callable[[int, nn.Module, tuple[Any, ...], Any], None],
+) -> Iterator[None]:
+    """Inside, each call of a layer is preceded by `before`, which gives its arguments, and followed by `after`. Both get the
+    layer's number first."""
+    with ExitStack() as stack:
+        for i, layer in enumerate(layers):
+            for handle in (
+                layer.register_forward_pre_hook(partial(before, i), with_kwargs=True),
+                layer.register_forward_hook(partial(after, i)),
+            ):
+                stack.callback(handle.remove)
+        yield
 
 
 def _rounded(call: _Arguments, dtype: torch.dtype) -> _Arguments:
     """With the hidden states as the engine can have them."""
-    return _with_hidden(call, _hidden(call).to(dtype).float())
+    return with_hidden(*call, hidden_of(*call).to(dtype).float())
 
 
 def _in_dtype(call: _Arguments, dtype: torch.dtype) -> _Arguments:
@@ -331,4 +344,4 @@ def _in_dtype(call: _Arguments, dtype: torch.dtype) -> _Arguments:
 
 def _pass_on(calls: list[_Arguments], make: Callable[[Tensor], object], *arguments: Any, **keywords: Any) -> object:
     calls.append((arguments, keywords))
-    return make(_hidden(calls[-1]))
+    return make(hidden_of(*calls[-1]))
