@@ -106,22 +106,23 @@ def indented_commands(page: Path) -> Iterator[str]:
             yield f"{page.name}:{number}: {line.strip()}"
 
 
-def make_workspace(folder: Path) -> Path:
-    """A folder that looks like the repository's root and has the models that pages name."""
+def make_workspace(folder: Path, gguf: Path) -> Path:
+    """A folder that looks like the repository's root and has the models that pages name. `gguf`: the embedded model."""
     workspace = folder / "workspace"
     workspace.mkdir(parents=True)
     for each in ROOT.iterdir():
         if each.name not in {".git", ".pytest_cache", ".hypothesis"}:
             (workspace / each.name).symlink_to(each)
     shutil.copytree(EMBEDDED_MODEL, workspace / "my-model")
-    write_embedded_gguf(workspace / "my-model.gguf")
+    shutil.copy(gguf, workspace / "my-model.gguf")
     return workspace
 
 
-def make_hub(cache: Path, hub_ids: dict[str, list[str]]) -> None:
+def make_hub(cache: Path, hub_ids: dict[str, list[str]], gguf: Path) -> None:
     """Put the embedded model into a cache of the hub.
 
     Args:
+        gguf: the embedded model.
         hub_ids: repository of the hub -> its GGUF files; none: it holds safetensors.
     """
     for name, files in hub_ids.items():
@@ -132,7 +133,7 @@ def make_hub(cache: Path, hub_ids: dict[str, list[str]]) -> None:
         if files:
             snapshot.mkdir(parents=True)
             for file in files:
-                write_embedded_gguf(snapshot / file)
+                shutil.copy(gguf, snapshot / file)
         else:
             shutil.copytree(EMBEDDED_MODEL, snapshot)
 

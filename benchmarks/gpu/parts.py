@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 # of tests/gpu, and seconds on an H100 (estimates: test_identity, test_two_ranks)
@@ -51,9 +51,10 @@ def all_parts(device: str, *, quick: bool) -> list[Part]:
         arguments = ("-m", f"benchmarks.gpu.{module}", *options, *more)
         return Part(name=name, arguments=arguments, expected_seconds=seconds, limit_seconds=max(60, 3 * seconds))
 
-    found = [_tests(name, s, f"tests/gpu/{name}.py") for name, s in TEST_FILES.items()] if device == "cuda" else []
-    # measures the GPU's free memory, which others change
-    found = [replace(part, is_side_by_side=part.name != "test_runtime") for part in found]
+    found = []
+    for test, seconds in TEST_FILES.items() if device == "cuda" else ():
+        # test_runtime measures the GPU's free memory, which others change
+        found.append(_tests(test, seconds, f"tests/gpu/{test}.py", is_side_by_side=test != "test_runtime"))
     found.append(module("ceilings", "ceilings", 5))
     found.append(figures("qwen3-0.6b", "qwen3-0.6b", {}, ALL_FIGURES, 45))
     found.append(figures("qwen3-8b", "qwen3-8b", {}, ("decode", "prefill", "device_time", "graphs"), 35))
@@ -64,17 +65,17 @@ def all_parts(device: str, *, quick: bool) -> list[Part]:
     for name, engine_args in _formats(device).items():
         found.append(figures(f"qwen3-8b-{name}", "qwen3-8b", engine_args, ("decode",), 20, "--batches", "1", "64"))
     if device == "cuda":  # many small compilations of what CI has tried in the interpreter
-        found.append(replace(_tests("odd_shapes", 60, *ODD_SHAPES), is_side_by_side=False))
+        found.append(_tests("odd_shapes", 60, *ODD_SHAPES, is_side_by_side=False))
     found.append(module("transformers-compiled", "against_transformers", 60, "--compiled"))
     return found
 
 
-def _tests(name: str, seconds: float, *paths: str) -> Part:
+def _tests(name: str, seconds: float, *paths: str, is_side_by_side: bool) -> Part:
     """Warnings are no errors there: the packages are of other versions than ours."""
     options = ("-v", "--tb=short", "-rfE", "-W", "default", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=120")
     return Part(
         name=name, arguments=("-m", "pytest", *paths, *options), expected_seconds=seconds, limit_seconds=240, is_test=True,
-        is_side_by_side=True,
+        is_side_by_side=is_side_by_side,
     )  # fmt: skip
 
 

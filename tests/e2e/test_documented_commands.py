@@ -36,6 +36,7 @@ from tests.documented_commands import (
     make_workspace,
     port_of,
     serves,
+    write_embedded_gguf,
 )
 from tests.python_commands import python_commands
 from tests.python_process import shared_imports
@@ -122,7 +123,12 @@ class Shell:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_embedded_gguf(tmp_path_factory.mktemp("gguf") / "my-model.gguf")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory, gguf: Path) -> Iterator[dict[str, str]]:
     """With the commands `inflight` and `python` of a fork server, which has imported libraries with this environment."""
     home = tmp_path_factory.mktemp("home")
     found = {name: value for name, value in os.environ.items() if not name.startswith(("INFLIGHT_", "OPENAI_"))}
@@ -136,7 +142,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
             "OMP_NUM_THREADS": "1",
             "no_proxy": "localhost,127.0.0.1",
         }
-        make_hub(home / "hub", HUB)
+        make_hub(home / "hub", HUB, gguf)
         with shared_imports(found):
             server = current_fork_server()
             assert server is not None and server.wait_until_ready(SECONDS)
@@ -144,11 +150,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 @pytest.fixture
-def shell(tmp_path: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+def shell(
+    tmp_path: Path, environment: dict[str, str], gguf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shell]:
     """One at a time on a machine: pages name ports."""
     with tmp_path_factory.getbasetemp().parent.joinpath("documented_commands.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        shell = Shell(make_workspace(tmp_path), environment)
+        shell = Shell(make_workspace(tmp_path, gguf), environment)
         yield shell
         shell.stop()
 
