@@ -135,7 +135,7 @@ def _make_fallback(
 
 
 def _differ(source: WeightSource | None, tells: bool, one: str, other: str) -> bool:
-    """Whether two tensors of the checkpoint differ that are one weight, as config.json says. `tells`: log that they do."""
+    """Whether two tensors differ that are the same according to config.json. `tells`: log that they do."""
     assert source is not None, "random weights are not compared"
     stored = [source.tensors[name] for name in (one, other)]
     differ = any(each.is_quantized for each in stored) or not have_same_bytes(
