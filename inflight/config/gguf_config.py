@@ -15,6 +15,7 @@ import numpy as np
 from inflight.config.families import FAMILIES
 from inflight.config.gguf_file import GgufFile, GgufStrings, read_gguf
 from inflight.config.separate_quantization import with_separate_quantization
+from inflight.config.stored_dtype import with_stored_dtype
 from inflight.errors import UnsupportedModelError
 from inflight.hub import read_config
 
@@ -58,14 +59,15 @@ _FACTOR_TOLERANCE = 1e-4  # largest relative difference between a divisor in the
 
 
 def read_model_config(path: Path, max_model_len: int | None = None) -> dict[str, object]:
-    """The config.json of a model folder, with the quantization that old tools wrote beside it, or the equivalent for a GGUF
-    file. A GGUF file that names no longest sequence gets `max_model_len`.
+    """The config.json of a model folder, or the equivalent for a GGUF file. If config.json does not have them, it gets the
+    quantization that old tools wrote beside it, and the dtype of the weights. A GGUF file that names no longest sequence gets
+    `max_model_len`.
 
     Raises:
         ConfigError: there is no config.json, it cannot be read, or the GGUF file holds a model that is not supported.
     """
     if not path.is_file():
-        return with_separate_quantization(read_config(path), path)
+        return with_stored_dtype(with_separate_quantization(read_config(path), path), path)
     config = gguf_config(read_gguf(path))
     longest = {} if max_model_len is None else {_FIELDS["context_length"]: max_model_len}
     return {**longest, **config}
