@@ -197,6 +197,15 @@ class GrammarBackend(ABC):
         assert eos_token_ids, "a grammar needs an EOS token, which ends the text"
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
+        self._read_texts = tokenizer.vocabulary_bytes
+
+    def vocabulary_bytes(self) -> list[bytes]:
+        """The bytes that each token adds to a text.
+
+        Raises:
+            TokenizerError: the tokens have no bytes of their own.
+        """
+        return self._read_texts()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile a grammar and compute its first mask, because most grammars that are too large fail at the first mask. This

@@ -77,6 +77,13 @@ class ChatMessage(StrictModel):
     audio: Annotated[dict[str, Any] | None, no_effect("From other models; its text is in content.")] = None
     annotations: Annotated[list[Any] | None, no_effect("From other models; templates do not see them.")] = None
 
+    @property
+    def text(self) -> str:
+        """The text of the content."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
 
 class FunctionDefinition(StrictModel):
     name: ToolName

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.sampling_params import StructuredOutputsParams
@@ -146,6 +147,62 @@ def test_a_special_token_in_a_tag_is_that_token() -> None:
     assert matcher.is_accepting()
     with pytest.raises(InvalidRequestError, match="must be a special token, or text without special tokens"):
         matcher_for(structural_tag=tag("a<|im_start|>b", "", "a<|im_start|>"))
+
+
+# each word is a state of the lexer of its own, which costs fuel
+WORDS = {"type": "string", "pattern": r"^(?:\S+\s+){0,29}\S+$", "maxLength": 300}
+
+
+@pytest.mark.parametrize("num_drafts", [0, 5])
+def test_the_tokens_of_a_text_are_accepted_without_masks(num_drafts: int) -> None:
+    """A resumed request accepts its tokens one after another, with a grammar that is compiled anew, and drafts are accepted in
+    a row."""
+    params = StructuredOutputsParams(json={"type": "object", "properties": {"a": WORDS}, "required": ["a"]})
+    token_ids = encode('{"a": "the cat is red and Paul is happy today in Paris with a dog that runs over the hill')
+    live = GRAMMAR.compile(GrammarSpec.from_params(params)).matcher()
+    for token_id in token_ids:
+        assert token_id in allowed_ids(mask_of(live, GRAMMAR))
+        assert live.accept(token_id)
+    resumed = GRAMMAR.compile(GrammarSpec.from_params(params)).matcher()
+    for start in range(0, len(token_ids), max(num_drafts, 1)):
+        drafts = token_ids[start : start + num_drafts]
+        assert resumed.validate_tokens(drafts) == len(drafts)
+        rows = np.zeros((len(drafts) + 1, num_mask_words(GRAMMAR.vocab_size)), dtype=np.int32)
+        if num_drafts:
+            GRAMMAR.fill_masks([MaskJob(resumed, 0, drafts)], rows)
+        assert resumed.accept_tokens(token_ids[start : start + max(num_drafts, 1)]) > 0, resumed.error()
+    assert resumed.num_accepted == len(token_ids)
+    np.testing.assert_array_equal(mask_of(resumed, GRAMMAR), mask_of(live, GRAMMAR))
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>", "<tool_call>", "<b>", "[THINK]", "<|im_start|>", "<|im_end|>", "a<think>b"]
+)
+def test_the_text_of_a_special_token_is_spelled_with_ordinary_tokens(text: str) -> None:
+    state = tokenizers.Tokenizer.from_str(TOKENIZER.to_json())
+    state.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in ("<think>", "<b>")])
+    state.add_special_tokens([tokenizers.AddedToken("[THINK]", normalized=False)])
+    ids = Tokenizer(state, {"eos_token": "<|im_end|>"})
+    grammar = create_backend("llguidance", ids, ids.vocab_size + 5, [2])
+    added = {token_id for token_id in range(ids.vocab_size) if ids.id_to_piece(token_id) in state.get_vocab(True)}
+    added &= set(state.get_added_tokens_decoder())
+    for params, whole in (
+        (StructuredOutputsParams(choice=[text, f"{text}!"]), text),
+        (StructuredOutputsParams(json={"const": {"a": text}}), json.dumps({"a": text}).replace(" ", "")),
+        (StructuredOutputsParams(structural_tag=tag("[f=", text, "[f=")), f'[f={{"x":1}}{text}'),
+    ):
+        if params.structural_tag and text in ("[THINK]", "<|im_start|>", "<|im_end|>"):
+            continue  # in a structural tag such a text is the token
+        matcher = grammar.compile(GrammarSpec.from_params(params)).matcher()
+        written = b""
+        while written != whole.encode():
+            allowed = [t for t in allowed_ids(mask_of(matcher, grammar)) if t not in grammar.eos_token_ids]
+            texts = {t: ids.vocabulary_bytes()[t] for t in allowed if t not in added}
+            found = [t for t, piece in texts.items() if whole.encode()[len(written) :].startswith(piece)]
+            assert found, (text, written)
+            assert matcher.accept(found[-1])
+            written += texts[found[-1]]
+        assert matcher.is_accepting() or params.structural_tag
 
 
 def test_a_trigger_binds() -> None:
