@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
@@ -23,6 +24,7 @@ from llguidance.numpy import fill_next_token_bitmask_par
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.structured_output.backend import (
     ALL_ALLOWED,
+    NEVER_ENDS,
     TOO_COMPLEX,
     CompiledGrammar,
     GrammarBackend,
@@ -84,6 +86,24 @@ class _SpecialToken:
         return f"(<[{self.token_id}]> | {json.dumps(text)})" if self.is_shown else f"<[{self.token_id}]>"
 
 
+def _find_unenforced(schema: Mapping[str, Any]) -> list[tuple[str, str]]:  # Any: JSON
+    """The library does not know that a key is there already if it is not one of `properties`: it may come again, so it counts
+    twice. And where a pattern matches one of `properties`, a text may end in the middle."""
+    found = []
+    patterns, own = schema.get("patternProperties"), schema.get("properties")
+    if isinstance(patterns, Mapping) and isinstance(own, Mapping):
+        for pattern in patterns:
+            with suppress(re.error):
+                if name := next((name for name in own if re.search(pattern, name)), None):
+                    found.append(("patternProperties", f"is not supported: {pattern!r} matches the property {name!r}"))
+    least, required = schema.get("minProperties"), schema.get("required")
+    num_certain = len(set(required)) if isinstance(required, list) else 0
+    is_open = schema.get("additionalProperties") is not False or bool(patterns)
+    if isinstance(least, int) and least > num_certain + 1 and is_open:
+        found.append(("minProperties", f"is not supported above {num_certain + 1}: further properties may be repeated"))
+    return found
+
+
 class LLGuidanceBackend(GrammarBackend):
     """The default backend. It releases Python's GIL while it fills the masks of a step.
 
@@ -91,7 +111,9 @@ class LLGuidanceBackend(GrammarBackend):
         ConfigError: the tokenizer is neither byte-level nor sentencepiece-like with byte fallback.
     """
 
-    schema_support = SchemaSupport(frozenset(_KEYWORDS.split()), frozenset(_FORMATS.split()))
+    schema_support = SchemaSupport(
+        frozenset(_KEYWORDS.split()), frozenset(_FORMATS.split()), find_unenforced=_find_unenforced
+    )
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         super().__init__(tokenizer, vocab_size, eos_token_ids)
@@ -125,6 +147,14 @@ class LLGuidanceBackend(GrammarBackend):
         for job in jobs:
             if job.matcher.error():
                 rows[job.rows].fill(ALL_ALLOWED)
+
+    @classmethod
+    def why_refused(cls, schema: object) -> str:
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+            return str(LLMatcher.validate_grammar(grammar, None))
+        except Exception as error:  # the library raises no more specific class
+            return str(error)
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         grammar = self._grammar(spec)
@@ -342,5 +372,5 @@ def _shorten(error: str) -> str:
     if _LIMITS.search(error):
         return TOO_COMPLEX
     if "NoExtensionBias" in error:  # the rules of the grammar refer to each other and never reach a text
-        return "no text matches it: a rule or a $ref always refers to itself again, so a text would never end"
+        return NEVER_ENDS
     return one_line(error.replace("<non-verbose/>", ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from typing import Any
 
@@ -243,6 +244,92 @@ def test_a_one_of_that_may_overlap_is_named() -> None:
     schema = {"properties": {"a": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}
     with pytest.raises(InvalidRequestError, match=r"two branches of a oneOf \(#/properties/a/oneOf\)"):
         matcher_for(json=schema)
+
+
+DRAFT_4 = {"type": "integer", "minimum": 1, "exclusiveMinimum": True, "maximum": 5, "exclusiveMaximum": False}
+ELSEWHERE: list[tuple[dict[str, Any], str, str]] = [  # schema, a text that satisfies it, one that does not
+    (DRAFT_4, "2", "1"),
+    (DRAFT_4, "5", "6"),
+    ({"type": "string", "minLength": 2.0, "maxLength": 3.0}, '"ab"', '"a"'),
+    ({"$ref": "#/$defs/a%20b", "$defs": {"a b": {"type": "integer"}}}, "1", '"a"'),
+    ({"$ref": "#/definitions/R%3Cs%3E", "definitions": {"R<s>": {"type": "integer"}}}, "1", '"a"'),
+    ({"$ref": "#foo", "$defs": {"a": {"$anchor": "foo", "type": "integer"}}}, "1", '"a"'),
+    ({"$id": "https://x.y/z", "$ref": "https://x.y/z#/$defs/a", "$defs": {"a": {"type": "integer"}}}, "1", '"a"'),
+    ({"$id": "https://x.y/z", "$ref": "w", "$defs": {"a": {"$id": "w", "type": "integer"}}}, "1", '"a"'),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), ELSEWHERE)
+def test_spellings_of_other_programs_are_enforced(schema: dict[str, Any], good: str, bad: str) -> None:
+    assert admits(good, json=schema)
+    assert not admits(bad, json=schema)
+
+
+# schema, the place that the library cannot enforce with this value, a text that all of the rest admits, one that it does not
+BY_VALUE: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"properties": {"e": {"type": "string", "pattern": "^(?!a)b"}}}, "#/properties/e/pattern", '{"e":"x"}', '{"e":1}'),
+    ({"type": "string", "pattern": r"(a)\1", "maxLength": 2}, "#/pattern", '"xy"', '"xyz"'),
+    ({"type": "string", "pattern": r"\bfoo"}, "#/pattern", '"x"', "1"),
+    (
+        {"type": "object", "patternProperties": {"^a": {"type": "integer"}, "a$": {"type": "string"}}},
+        "#/patternProperties",
+        '{"aa":null}',
+        "1",
+    ),
+    (
+        {"type": "object", "properties": {"ab": {"type": "integer"}}, "patternProperties": {"^a": {"type": "integer"}}},
+        "#/patternProperties",
+        '{"ab":1}',
+        '{"ab":"x"}',
+    ),
+    ({"properties": {"a": {"type": "null"}}, "minProperties": 1}, "#/minProperties", '{"a":null}', '{"a":1}'),
+    ({"type": "object", "minProperties": 2}, "#/minProperties", '{"a":1,"a":2}', "1"),
+    (
+        {
+            "type": "object",
+            "patternProperties": {"^a": {"const": 1}},
+            "additionalProperties": False,
+            "minProperties": 2,
+        },
+        "#/minProperties",
+        '{"ab":1,"ab":1}',
+        '{"ab":2}',
+    ),
+    ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "#", '{"b":1}', "1"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place", "good", "bad"), BY_VALUE)
+def test_a_value_that_the_library_cannot_enforce(schema: dict[str, Any], place: str, good: str, bad: str) -> None:
+    """Not strict: left out and told, and all else is enforced. Strict: refused, with tool and keyword."""
+    lenient = StructuredOutputsParams(json=schema, lenient=True)
+    assert GRAMMAR.relax(GrammarSpec.from_params(lenient))[1] == [f"response_format: {place}"]
+    assert admits(good, json=schema, lenient=True)
+    assert not admits(bad, json=schema, lenient=True)
+    with pytest.raises(InvalidRequestError, match=f"^json: {re.escape(place)}[: ]"):
+        matcher_for(json=schema)
+    for is_strict in (False, True):
+        part = {"pointer": "#", "name": "tools[0] ('f')", "is_strict": is_strict}
+        spec = tag("<tool_call>", "</tool_call>", "<tool_call>")
+        spec["structures"][0] |= {"schema": schema, "parts": [list(part.values())]}
+        constraint = GrammarSpec.from_params(StructuredOutputsParams(structural_tag=spec))
+        if is_strict:
+            with pytest.raises(InvalidRequestError, match=rf"^tools\[0\] \('f'\): {re.escape(place)}[: ]"):
+                GRAMMAR.compile(constraint)
+        else:
+            assert GRAMMAR.relax(constraint)[1] == [f"tools[0] ('f'): {place}"]
+            GRAMMAR.compile(constraint)
+
+
+def test_several_values_and_a_part_that_no_single_keyword_explains() -> None:
+    patterns = {name: {"type": "string", "pattern": f"(?={name})"} for name in "abc"}
+    params = StructuredOutputsParams(json={"type": "object", "properties": patterns}, lenient=True)
+    told = GRAMMAR.relax(GrammarSpec.from_params(params))[1]
+    assert sorted(told) == [f"response_format: #/properties/{name}/pattern" for name in "abc"]
+    both = {"type": "string", "pattern": "(?=a)", "allOf": [{"pattern": "(?=a)"}]}
+    params = StructuredOutputsParams(json=both, lenient=True)
+    assert GRAMMAR.relax(GrammarSpec.from_params(params))[1]
+    assert admits('"x"', json=both, lenient=True)
 
 
 def test_whitespace_pattern() -> None:
