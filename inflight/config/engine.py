@@ -161,8 +161,8 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsConfig:
-    """`backend` is "llguidance" or "xgrammar". A request's grammar applies to the text after `reasoning_end`. If
-    `reasoning_end` is "", the grammar applies to the whole output."""
+    """`backend` is "llguidance" or "xgrammar". A request's grammar applies to the text without the reasoning that ends with
+    `reasoning_end`. If `reasoning_end` is "", the grammar applies to the whole output."""
 
     backend: str
     reasoning_end: str

@@ -196,7 +196,9 @@ class EngineArgs:
     structured_outputs_backend: str = _engine(
         "llguidance", "Library that enforces structured outputs.", choices=("llguidance", "xgrammar")
     )
-    reasoning_end: str = _engine("", "Text that ends a model's thinking, such as </think>: grammars start after it.")
+    reasoning_end: str = _engine(
+        "", "Text that ends a model's thinking, such as </think>. Grammars do not apply to it."
+    )
     tensor_parallel_size: int = _parallel(
         1, "Ranks that share each layer.", flags=("--tensor-parallel-size", "-tp"), **_COUNT
     )

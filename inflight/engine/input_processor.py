@@ -19,9 +19,10 @@ from inflight.engine.generation_defaults import default_sampling_params, model_e
 from inflight.engine.prompt import Prompt, as_token_ids, open_prompt, token_array
 from inflight.engine.text_parameters import check_text_parameters, tokenize_bad_words, unenforced_places
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
-from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
+from inflight.interface.request import AnswerFrame, EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.parsers.markup import ToolMarkup
-from inflight.parsers.selector import detect_parsers
+from inflight.parsers.reasoning import answer_frame, find_opening
+from inflight.parsers.selector import detect_parsers, reasoning_with_end
 from inflight.parsers.tool_choice import constrain_tools
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_num_logprobs, check_sampling
@@ -40,9 +41,11 @@ class RequestOptions(TypedDict, total=False):
             that salt is used instead.
         add_special_tokens: whether the tokenizer adds its special tokens. Set it to False if the text was rendered with a chat
             template, because such a text already contains them. Default: True.
-        thinks_first: whether the model thinks before it answers. If so, and if the engine has a `reasoning_end` marker (the
-            text that ends the thinking), the grammar of the request applies only after this marker. Set it to False for a raw
-            prompt, or to continue an answer. Default: True.
+        thinks_first: whether the model may think before it answers. If so, and if the engine has a `reasoning_end` marker (the
+            text that ends the thinking), the grammar of the request applies to the text without its reasoning. Set it to False
+            for a raw prompt, or to continue an answer. Default: True.
+        answer_frame: what the model may write around the text that the grammar constrains. It is used if the engine has no
+            `reasoning_end`. Default: None, nothing.
         trace_headers: the W3C trace headers of the request, in lower case. Observers of the engine get them.
     """
 
@@ -51,6 +54,7 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str
     add_special_tokens: bool
     thinks_first: bool
+    answer_frame: AnswerFrame | None
     trace_headers: Mapping[str, str]
 
 
@@ -132,9 +136,8 @@ class InputProcessor:
         self.default_params = default_sampling_params(defaults)
         self.default_max_tokens = None if defaults.get("max_new_tokens") is None else self.default_params.max_tokens
         self.eos_token_ids = model_eos_token_ids(config.model.architecture, tokenizer, generation_config)
-        self._reasoning_end_ids: tuple[int, ...] = ()
-        if config.structured_outputs.reasoning_end and tokenizer is not None:
-            self._reasoning_end_ids = tuple(tokenizer.encode(config.structured_outputs.reasoning_end, False))
+        end = config.structured_outputs.reasoning_end
+        self._reasoning = reasoning_with_end(end) if end else None
 
     def process(
         self,
@@ -172,7 +175,6 @@ class InputProcessor:
         check_num_logprobs(params, self._vocab_size)
         # Requests with a seed of their own count, too. So the derived seeds of later requests do not depend on this seed.
         seed = derive_seed(self._seed, next(self._numbers)) if default_seed is None else default_seed
-        thinks_first = params.structured_outputs is not None and options.get("thinks_first", True)
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
         sampling = ResolvedSampling(
             params=params,
@@ -180,7 +182,7 @@ class InputProcessor:
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
             eos_token_ids=eos,
-            reasoning_end_ids=self._reasoning_end_of(token_ids) if thinks_first else (),
+            answer_frame=self._answer_frame(params, token_ids, options),
             bad_words_token_ids=self._bad_words_of(params),
         )
         check_sampling(sampling, self._vocab_size)
@@ -237,12 +239,20 @@ class InputProcessor:
             return ()
         return tokenize_bad_words(params.bad_words, self.tokenizer, self._vocab_size)
 
-    def _reasoning_end_of(self, prompt_token_ids: Int32Array) -> tuple[int, ...]:
-        """Returns the tokens of the `reasoning_end` marker, or () if the prompt's last turn already contains them."""
-        marker, prompt = self._reasoning_end_ids, prompt_token_ids.tolist()
+    def _answer_frame(
+        self, params: SamplingParams, prompt_token_ids: Int32Array, options: RequestOptions
+    ) -> AnswerFrame | None:
+        """If the engine has a `reasoning_end`: the tags in the prompt's last turn say whether the reasoning is open."""
+        if params.structured_outputs is None:
+            return None
+        if self._reasoning is None or self.tokenizer is None or not options.get("thinks_first", True):
+            return options.get("answer_frame")
+        prompt = prompt_token_ids.tolist()
         turn = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in self.eos_token_ids), 0)
-        last = range(turn, len(prompt) - len(marker) + 1)
-        return () if any(tuple(prompt[i : i + len(marker)]) == marker for i in last) else marker
+        text = self.tokenizer.decode(prompt[turn:], skip_special_tokens=False)
+        has_tag = any(tag in text for tag in (self._reasoning.begin, self._reasoning.end) if tag)
+        opening = find_opening(self._reasoning, text, text if has_tag else None)
+        return answer_frame(self._reasoning, opening)
 
     # -- the prompt ----------------------------------------------------------------------------------------------------
 

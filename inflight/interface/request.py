@@ -24,6 +24,32 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFrame:
+    """What a model may write around the text that a grammar constrains: reasoning before it, headers, or a call instead.
+
+    Reasoning is optional. It is everything from `begin` to `end`; no end token may be drawn in it. A frame decides, for the
+    grammar and for the parser of the answer, what is reasoning.
+
+    Attributes:
+        begin: the tag that opens the reasoning, if the text begins with it; "" if the model cannot open it.
+        end: the tag that closes the reasoning; "" if there is no reasoning.
+        is_open: whether the reasoning is open at the beginning of the text, because the prompt has opened it.
+        answer: the header of the answer, in a family that divides its text into messages.
+        next_message: in such a family, the text between two messages.
+        calls: texts with which a call begins. A call may come instead of the constrained text.
+        not_in_reasoning: texts that must not be in the reasoning, because they begin another message.
+    """
+
+    begin: str
+    end: str
+    is_open: bool = False
+    answer: str = ""
+    next_message: str = ""
+    calls: tuple[str, ...] = ()
+    not_in_reasoning: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSampling:
     """The user's `SamplingParams`, and values that the engine adds: a seed, and values from the tokenizer and the model.
 
@@ -35,7 +61,7 @@ class ResolvedSampling:
         stop_token_ids: tokens that end the request: the `eos_token_ids` and the user's stop tokens. They cannot be drawn before
             `min_tokens` tokens are emitted.
         eos_token_ids: the model's end tokens (none with ignore_eos). If one ends the request, `stop_reason` is None.
-        reasoning_end_ids: the grammar of `params.structured_outputs` starts after these tokens, or at once if there are none.
+        answer_frame: what may be around the text that `params.structured_outputs` constrains; None if nothing may.
         bad_words_token_ids: sequences of tokens that must not be emitted. If all tokens of a sequence but the last have been
             emitted, the last one cannot be drawn.
     """
@@ -45,7 +71,7 @@ class ResolvedSampling:
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     eos_token_ids: frozenset[int] = frozenset()
-    reasoning_end_ids: tuple[int, ...] = ()
+    answer_frame: AnswerFrame | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
 

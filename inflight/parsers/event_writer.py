@@ -65,15 +65,17 @@ class EventWriter:
     Args:
         make_id: makes the id of a new call.
         max_tool_calls: the largest number of calls; None for no limit.
+        keeps_blanks: whether white space between the reasoning and the content is content, not markup.
 
     Attributes:
         num_tool_calls: how many calls have begun.
     """
 
-    def __init__(self, make_id: Callable[[], str], max_tool_calls: int | None) -> None:
+    def __init__(self, make_id: Callable[[], str], max_tool_calls: int | None, *, keeps_blanks: bool = False) -> None:
         self.num_tool_calls = 0
         self._make_id = make_id
         self._max_tool_calls = max_tool_calls
+        self._keeps_blanks = keeps_blanks
         self._events: list[Event] = []
         self._held: list[str] = []
         self._num_held = 0
@@ -97,7 +99,7 @@ class EventWriter:
     def end_reasoning(self) -> None:
         """The closing tag of the reasoning has been read. Content begins."""
         self._reasoning.drop()
-        self._content = _Trimmed(keeps_start=False)
+        self._content = _Trimmed(keeps_start=self._keeps_blanks)
 
     def content(self, text: str) -> None:
         shown = self._content.write(text)

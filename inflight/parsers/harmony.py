@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 
+from inflight.interface.request import AnswerFrame
 from inflight.parsers.event_writer import MalformedCallError
 from inflight.parsers.text_reader import Steps
 from inflight.parsers.tool_parser import ToolParser
@@ -25,7 +26,23 @@ _PLAIN = re.compile(r"[^<\n]+")
 _FUNCTION = re.compile(r"to=functions\.([^\s<]+)")
 
 
+_RECEIVER = "to=functions."
+
+# Reasoning may come before the answer, and each message but the first begins with `<|start|>assistant`.
+FRAME = AnswerFrame(
+    begin="<|channel|>analysis<|message|>",
+    end="<|end|>",
+    answer="<|channel|>final<|message|>",
+    next_message="<|start|>assistant",
+    not_in_reasoning=("<|start|>", "<|channel|>", "<|message|>"),
+)
+
+
 class HarmonyParser(ToolParser):
+    @classmethod
+    def beginnings(cls) -> tuple[str, ...]:
+        return (f"<|channel|>commentary {_RECEIVER}", f" {_RECEIVER}", _RECEIVER)
+
     def run(self) -> Steps[None]:
         yield from self._hold_blanks()
         tag = yield from self._hold_literal("to=", *_STARTS)

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from inflight.parsers.event_writer import EventWriter
 from inflight.parsers.events import Event
+from inflight.parsers.reasoning import ReasoningMarkup
 from inflight.parsers.text_reader import Steps, TextReader
 from inflight.parsers.tool_parser import BLANKS, ToolParser
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningMarkup:
-    """The two tags around the reasoning of a model, which is the text that it writes before its answer.
-
-    Attributes:
-        needs_special_tokens: whether the tags are special tokens, so that the text must be decoded with special tokens.
-        starts_inside: whether the text of the model begins with reasoning even without an opening tag.
-        whole_parser: if the family divides its whole text into messages, reads this text, with reasoning, content and calls. It
-            replaces the tool parser.
-    """
-
-    begin: str
-    end: str
-    needs_special_tokens: bool = False
-    starts_inside: bool = False
-    whole_parser: type[ToolParser] | None = None
 
 
 class OutputParser:
@@ -48,13 +30,18 @@ class OutputParser:
         *,
         tools: Sequence[Mapping[str, Any]] = (),  # Any: JSON
         starts_in_reasoning: bool = False,
+        keeps_blanks: bool = False,
         max_tool_calls: int | None = None,
         make_call_id: Callable[[], str] | None = None,
     ) -> None:
-        """`make_call_id` makes the ids of calls. By default the tool parser makes them; tests give another function."""
+        """
+        Args:
+            keeps_blanks: whether white space between the reasoning and the content is content, not markup.
+            make_call_id: makes the ids of calls. By default the tool parser makes them; tests give another function.
+        """
         make_id = make_call_id or (tool_parser or ToolParser).make_call_id
         self._reader = TextReader()
-        self._writer = EventWriter(make_id, max_tool_calls)
+        self._writer = EventWriter(make_id, max_tool_calls, keeps_blanks=keeps_blanks)
         self._tools = tool_parser(self._reader, self._writer, tools) if tool_parser is not None else None
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning

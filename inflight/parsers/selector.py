@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from inflight.errors import ConfigError, TokenizerError
 from inflight.parsers.gemma4 import Gemma4ToolParser
-from inflight.parsers.harmony import HarmonyParser
+from inflight.parsers.harmony import FRAME, HarmonyParser
 from inflight.parsers.json_tool_parsers import (
     DeepSeekV3ToolParser,
     DeepSeekV31ToolParser,
@@ -19,7 +19,8 @@ from inflight.parsers.json_tool_parsers import (
     MistralToolParser,
 )
 from inflight.parsers.markup import ToolMarkup, default_markup, find_tool_markup, render_or_nothing
-from inflight.parsers.output_parser import OutputParser, ReasoningMarkup
+from inflight.parsers.output_parser import OutputParser
+from inflight.parsers.reasoning import Opening, ReasoningMarkup
 from inflight.parsers.tagged_tool_parsers import (
     Glm45ToolParser,
     MiniMaxM2ToolParser,
@@ -55,7 +56,7 @@ _REASONING: Mapping[str, ReasoningMarkup] = {
     "minimax_m2": _THINK,
     "mistral": ReasoningMarkup("[THINK]", "[/THINK]", needs_special_tokens=True),
     "openai_gptoss": ReasoningMarkup(
-        "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", whole_parser=HarmonyParser
+        "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", whole_parser=HarmonyParser, frame=FRAME
     ),
     "qwen3": _THINK,
     "seed_oss": ReasoningMarkup("<seed:think>", "</seed:think>"),
@@ -76,14 +77,20 @@ class DetectedParsers:
     markup: ToolMarkup | None
 
 
-def reasoning_end(reasoning_parser: str | None) -> str:
-    """The tag that ends the reasoning of a message, for `EngineArgs.reasoning_end`; "" if there is no parser."""
-    return "" if reasoning_parser is None else _REASONING[reasoning_parser].end
+def reasoning_markup(reasoning_parser: str | None) -> ReasoningMarkup | None:
+    """The tags around the reasoning; None if there is no parser."""
+    return None if reasoning_parser is None else _REASONING[reasoning_parser]
 
 
-def prompt_ends_in_reasoning(prompt: str, reasoning_parser: str | None) -> bool:
-    """Whether the prompt ends with the opening tag of the reasoning. Some chat templates write the tag there."""
-    return reasoning_parser is not None and prompt.rstrip().endswith(_REASONING[reasoning_parser].begin)
+def reasoning_with_end(end: str) -> ReasoningMarkup:
+    """The tags around reasoning that ends with `end`. The opening tag is known if a family has this end."""
+    known = (markup for markup in _REASONING.values() if markup.end == end and not markup.starts_inside)
+    return next(known, ReasoningMarkup("", end))
+
+
+def call_beginnings(tool_parser: str | None) -> tuple[str, ...]:
+    """The texts with which a call begins that the parser reads."""
+    return () if tool_parser is None else _TOOL_PARSERS[tool_parser].beginnings()
 
 
 def create_output_parser(
@@ -91,7 +98,9 @@ def create_output_parser(
     reasoning_parser: str | None,
     *,
     tools: Sequence[Mapping[str, Any]] | None,  # Any: JSON
-    prompt_ends_in_reasoning: bool = False,
+    opening: Opening = Opening.NONE,
+    is_constrained: bool = False,
+    keeps_blanks: bool = False,
     max_tool_calls: int | None = None,
     make_call_id: Callable[[], str] | None = None,
 ) -> OutputParser:
@@ -100,7 +109,10 @@ def create_output_parser(
     Args:
         tool_parser, reasoning_parser: names from the result of `resolve_parsers`; None for no parser.
         tools: the request's tools. If there are none, no text is read as a call.
-        prompt_ends_in_reasoning: the result of the function `prompt_ends_in_reasoning` for the prompt.
+        opening: what the prompt says about the reasoning (`find_opening`).
+        is_constrained: whether a grammar constrains the text, with the frame that `answer_frame` makes of `opening`. Then there
+            is reasoning only where the frame has it.
+        keeps_blanks: whether the constraint counts white space between the reasoning and the content.
         max_tool_calls: the largest number of calls; later calls are left out. It is 1 for parallel_tool_calls=False.
         make_call_id: makes the id of a call. By default ids are random, in the form that the family's templates accept.
 
@@ -113,13 +125,18 @@ def create_output_parser(
         tool_class, tools = None, ()
     begun = ""
     if reasoning is not None and reasoning.whole_parser is not None:
-        begun = reasoning.begin if prompt_ends_in_reasoning else ""
+        begun = reasoning.begin if opening is Opening.OPEN else ""
         tool_class, reasoning = reasoning.whole_parser, None
+    elif is_constrained and opening is Opening.CLOSED:
+        reasoning = None
+    may_start_inside = opening is Opening.NONE and not is_constrained
     parser = OutputParser(
         tool_class,
         reasoning,
         tools=tools,
-        starts_in_reasoning=reasoning is not None and (prompt_ends_in_reasoning or reasoning.starts_inside),
+        starts_in_reasoning=reasoning is not None
+        and (opening is Opening.OPEN or (reasoning.starts_inside and may_start_inside)),
+        keeps_blanks=keeps_blanks,
         max_tool_calls=max_tool_calls,
         make_call_id=make_call_id,
     )

@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 from inflight.errors import InvalidRequestError
 from inflight.parsers.markup import ToolMarkup
 from inflight.sampling_params import MAX_GRAMMAR_LENGTH, SamplingParams, StructuredOutputsParams
+from inflight.structured_output.references import with_local_references
 from inflight.structured_output.spec import RESPONSE_FORMAT, SchemaPart
 from inflight.tokenizer.messages import TOOL, check_objects
 
@@ -195,7 +196,7 @@ def _call_schemas(arguments: Mapping[str, _Arguments], key: str, root: str) -> t
     parts: list[SchemaPart] = []
     for i, (name, each) in enumerate(arguments.items()):
         place = f"{root}/{i}/properties/{key}"
-        properties = {"name": {"const": name}, key: _moved(each.schema, place)}
+        properties = {"name": {"const": name}, key: _moved(with_local_references(each.schema), place)}
         required = ["name", key]
         schemas.append(
             {"type": "object", "properties": properties, "required": required, "additionalProperties": False}

@@ -38,7 +38,12 @@ class ToolParser:
         marker: the text with which every call, or list of calls, begins. It is not used if a subclass overrides `run`.
     """
 
-    marker: ClassVar[str]
+    marker: ClassVar[str] = ""
+
+    @classmethod
+    def beginnings(cls) -> tuple[str, ...]:
+        """The texts with which a call begins; empty if a call begins like other texts."""
+        return (cls.marker,) if cls.marker else ()
 
     def __init__(
         self, reader: TextReader, writer: EventWriter, tools: Sequence[Mapping[str, Any]]

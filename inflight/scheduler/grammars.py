@@ -52,7 +52,7 @@ class RequestGrammars:
         future = self.manager.submit(
             request.request_id,
             params,
-            reasoning_end_ids=request.sampling.reasoning_end_ids,
+            frame=request.sampling.answer_frame,
             emitted_token_ids=request.core.emitted_token_ids,
         )
         self._compiling[request.request_id] = future

@@ -19,12 +19,15 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from inflight.errors import InvalidRequestError
-from inflight.structured_output.json_schema import SchemaSupport, relax_schema
+from inflight.structured_output.json_schema import SchemaSupport, find_part, name_place, relax_schema
+from inflight.structured_output.references import with_local_references
+from inflight.structured_output.schema_trial import find_refused, leave_out_refused, never_ends
 from inflight.structured_output.spec import RESPONSE_FORMAT, GrammarSpec, SchemaPart
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -32,6 +35,8 @@ MaskRow = npt.NDArray[np.int32]  # [ceil(vocab_size / 32)], contiguous
 MaskRows = npt.NDArray[np.int32]  # [num_rows, ceil(vocab_size / 32)], contiguous
 
 TOO_COMPLEX = "it is too complex: give it fewer alternatives and properties, or shorter repetitions and lengths"
+
+NEVER_ENDS = "no text matches it: a rule or a $ref always refers to itself again, so a text would never end"
 
 ALL_ALLOWED = -1  # every word of a mask that forbids nothing
 MAX_ERROR_LENGTH = 500  # characters
@@ -197,6 +202,15 @@ class GrammarBackend(ABC):
         assert eos_token_ids, "a grammar needs an EOS token, which ends the text"
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
+        self._read_texts = tokenizer.vocabulary_bytes
+
+    def vocabulary_bytes(self) -> list[bytes]:
+        """The bytes that each token adds to a text.
+
+        Raises:
+            TokenizerError: the tokens have no bytes of their own.
+        """
+        return self._read_texts()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile a grammar and compute its first mask, because most grammars that are too large fail at the first mask. This
@@ -206,7 +220,10 @@ class GrammarBackend(ABC):
             InvalidRequestError: the constraint is malformed, not supported, too complex, or admits nothing.
         """
         spec, _ = self.relax(spec)
-        compiled = self._compile(spec)
+        try:
+            compiled = self._compile(spec)
+        except InvalidRequestError as error:
+            raise self._name_refused(spec, error) from error
         matcher = compiled.matcher()
         row = np.zeros(num_mask_words(self.vocab_size), dtype=np.int32)
         matcher.fill_mask(row)
@@ -228,9 +245,8 @@ class GrammarBackend(ABC):
             InvalidRequestError: the constraint is malformed or not supported.
         """
         if spec.kind == "json":
-            schema = json.loads(spec.text)
             parts = (SchemaPart("#", RESPONSE_FORMAT, is_strict=False),) if spec.is_lenient else ()
-            left_out = relax_schema(schema, cls.schema_support, parts)
+            schema, left_out = cls._relax_schema(json.loads(spec.text), parts, "json")
             return replace(spec, text=json.dumps(schema, ensure_ascii=False)), left_out
         if spec.kind == "structural_tag":
             from inflight.structured_output.structural_tag import parse_structural_tag  # needs msgspec
@@ -241,9 +257,46 @@ class GrammarBackend(ABC):
             left_out = []
             for i, (tag, structure) in enumerate(zip(tags, structures, strict=True)):
                 where = f"structural_tag: structures[{i}].schema, after {tag.begin!r}"
-                left_out += relax_schema(structure["schema"], cls.schema_support, tag.parts, where)
+                structure["schema"], places = cls._relax_schema(structure["schema"], tag.parts, where)
+                left_out += places
             return replace(spec, text=json.dumps(document, ensure_ascii=False)), left_out
         return spec, []
+
+    @classmethod
+    def _relax_schema(cls, schema: Any, parts: Sequence[SchemaPart], where: str) -> tuple[Any, list[str]]:  # Any: JSON
+        """Returns the schema without what this backend cannot enforce, and the places of what was left out."""
+        schema = with_local_references(schema)
+        left_out = relax_schema(schema, cls.schema_support, parts, where)
+        if isinstance(schema, dict):
+            left_out += leave_out_refused(schema, cls.why_refused, parts, where)
+        if never_ends(schema):
+            part = find_part("#", parts)
+            if part is None or part.is_strict:
+                raise InvalidRequestError(f"{name_place('#', parts, where)}: {NEVER_ENDS}")
+            schema = {"type": schema["type"]} if isinstance(schema.get("type"), str) else {}
+            left_out.append(name_place("#", parts, where))
+        return schema, left_out
+
+    def _name_refused(self, spec: GrammarSpec, error: InvalidRequestError) -> InvalidRequestError:
+        """If a keyword of a schema is the cause of the error, an error that names its place; otherwise the error itself."""
+        schemas: list[tuple[Any, Sequence[SchemaPart], str]] = []  # Any: JSON
+        if spec.kind == "json":
+            schemas = [(json.loads(spec.text), (), spec.kind)]
+        elif spec.kind == "structural_tag":
+            from inflight.structured_output.structural_tag import parse_structural_tag  # needs msgspec
+
+            schemas = [(tag.schema, tag.parts, spec.kind) for tag in parse_structural_tag(spec.text).all_tags]
+        for schema, parts, where in schemas:
+            if isinstance(schema, dict) and (reason := self.why_refused(schema)):
+                path, node, keyword = find_refused(schema, self.why_refused, reason)
+                if node is not None and keyword != "oneOf":  # the backend's own message has all of them
+                    return InvalidRequestError(f"{name_place(f'{path}/{keyword}', parts, where)}: {one_line(reason)}")
+        return error
+
+    @classmethod
+    def why_refused(cls, schema: object) -> str:
+        """Why the library refuses a schema whose keywords it supports; "" if it does not. Needs no tokenizer, and is fast."""
+        return ""
 
     def fill_masks(self, jobs: Sequence[MaskJob], rows: MaskRows) -> None:
         """Write all masks of a step. If a matcher fails, its `error()` returns the reason. Other matchers are not affected."""

@@ -18,11 +18,12 @@ without a reference to it is not read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from inflight.errors import InvalidRequestError
+from inflight.structured_output.references import unescaped
 from inflight.structured_output.spec import SchemaPart
 
 MAX_DEPTH = 100  # how deep subschemas may be nested; there is a limit because the compilers recurse
@@ -56,11 +57,13 @@ class SchemaSupport:
         keywords: the keywords of `ASSERTIONS` that the backend enforces.
         formats: the values of `format` that the backend enforces.
         exclusive: keyword -> other keywords that the backend does not enforce if they are in the same schema as this keyword.
+        find_unenforced: a schema -> (keyword, problem) for its keywords that the backend does not enforce with their values.
     """
 
     keywords: frozenset[str]
     formats: frozenset[str] = frozenset()
     exclusive: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    find_unenforced: Callable[[Mapping[str, Any]], list[tuple[str, str]]] = lambda _: []  # Any: JSON
 
 
 def relax_schema(
@@ -90,11 +93,11 @@ def subschemas(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: 
 
 def name_place(path: str, parts: Sequence[SchemaPart], where: str) -> str:
     """A place in a schema, in the words of the schema's author: the name of the part, and the path in the part."""
-    part = _find_part(path, parts)
+    part = find_part(path, parts)
     return f"{where}: {path}" if part is None else f"{part.name}: #{path.removeprefix(part.pointer)}"
 
 
-def _find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
+def find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
     return next((part for part in parts if f"{path}/".startswith(f"{part.pointer}/")), None)
 
 
@@ -115,7 +118,7 @@ class _Walk:
     def run(self) -> list[str]:
         # `nodes` is a generator: it looks for the children of a node after the body of this loop has changed the node
         for path, node in self.nodes():
-            part = _find_part(path, self._parts)
+            part = find_part(path, self._parts)
             self._relax(node, path, is_strict=part is None or part.is_strict)
             self._check_keywords(node, path)
         return self._left_out
@@ -148,6 +151,7 @@ class _Walk:
                 raise self._refusal(f"{path}/{keyword}", f"{problem}: split it into several objects")
 
     def _relax(self, node: dict[str, Any], path: str, *, is_strict: bool) -> None:  # Any: JSON
+        _modernize(node)
         # a backend may be unable to prove that the branches of a oneOf do not overlap, so oneOf becomes anyOf
         if not is_strict and "oneOf" in node and "anyOf" not in node:
             node["anyOf"] = node.pop("oneOf")
@@ -159,17 +163,21 @@ class _Walk:
             elif self._is_unknown_format(keyword, node[keyword]) or (
                 keyword not in self._support.keywords and (keyword == "uniqueItems" or not is_strict)
             ):
-                self._leave_out(node, keyword, path)
-                # otherwise additionalProperties would forbid the properties that match the patterns
-                if keyword == "patternProperties" and "additionalProperties" in node:
-                    self._leave_out(node, "additionalProperties", path)
+                self._leave_out_with_dependents(node, keyword, path)
         if is_strict:
             return
         if _is_foreign(node.get("$ref")):
             self._leave_out(node, "$ref", path)
+        for keyword, _ in self._support.find_unenforced(node):
+            self._leave_out_with_dependents(node, keyword, path)
         for keyword in self._support.exclusive:
             for clash in sorted(self._support.exclusive[keyword].intersection(node)) if keyword in node else ():
                 self._leave_out(node, clash, path)
+
+    def _leave_out_with_dependents(self, node: dict[str, Any], keyword: str, path: str) -> None:  # Any: JSON
+        self._leave_out(node, keyword, path)
+        if keyword == "patternProperties":  # otherwise additionalProperties would forbid what matches the patterns
+            self._leave_out(node, "additionalProperties", path)
 
     def _leave_out(self, node: dict[str, Any], keyword: str, path: str) -> None:  # Any: JSON
         if keyword in node:
@@ -186,10 +194,12 @@ class _Walk:
                 raise self._refusal(f"{path}/{keyword}", "is not supported: use whitespace_pattern or leave it out")
             if keyword in asserted:
                 if keyword not in self._support.keywords:
-                    part = _find_part(path, self._parts)
+                    part = find_part(path, self._parts)
                     hint = "" if part is None else "; leave it out, or set strict to false: then it is not enforced"
                     raise self._refusal(f"{path}/{keyword}", f"is not supported{hint}")
                 if problem := _problem(keyword, node[keyword]):
+                    raise self._refusal(f"{path}/{keyword}", problem)
+                if problem := dict(self._support.find_unenforced(node)).get(keyword, ""):
                     raise self._refusal(f"{path}/{keyword}", problem)
                 if clash := self._support.exclusive.get(keyword, frozenset()) & asserted:
                     raise self._refusal(f"{path}/{keyword}", f"is not supported beside {', '.join(sorted(clash))}")
@@ -222,8 +232,7 @@ class _Walk:
                 path, f"{reference!r} is not supported: a reference must be a path in the schema, #/..."
             )
         target: object = self._root
-        for part in reference[2:].split("/"):
-            key = part.replace("~1", "/").replace("~0", "~")
+        for key in unescaped(reference):
             if isinstance(target, Mapping) and key in target:
                 target = target[key]
             elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
@@ -234,6 +243,18 @@ class _Walk:
 
     def _refusal(self, path: str, problem: str) -> InvalidRequestError:
         return InvalidRequestError(f"{name_place(path, self._parts, self._where)} {problem}")
+
+
+def _modernize(node: dict[str, Any]) -> None:  # Any: JSON
+    """Bring older spellings into the one that the libraries read: the flags of draft 4 (and OpenAPI 3.0), counts like 2.0."""
+    for keyword, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(flag := node.get(keyword), bool):
+            del node[keyword]
+            if flag and bound in node:
+                node[keyword] = node.pop(bound)
+    for keyword in _COUNTS.intersection(node):
+        if isinstance(value := node[keyword], float) and value.is_integer():
+            node[keyword] = int(value)
 
 
 def _asserts_nothing(keyword: str, value: object) -> bool:

@@ -13,16 +13,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
-from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
+from llguidance.numpy import fill_next_token_bitmask_par
 
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.structured_output.backend import (
     ALL_ALLOWED,
+    NEVER_ENDS,
     TOO_COMPLEX,
     CompiledGrammar,
     GrammarBackend,
@@ -48,6 +50,7 @@ _KEYWORDS = """
     minimum maximum exclusiveMinimum exclusiveMaximum multipleOf
 """
 _FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri"
+_NONCHARACTER = "\U0010ffff"  # Unicode has reserved it for internal use
 _FREE_TEXT = r"FREE_TEXT: /(.|\n)*/"
 _ASCII_CLASSES = "dws"  # the classes \d, \w and \s match only ASCII, as in JSON Schema's patterns
 _LIMITS = re.compile(r"current row has|too many (items|expressions|states|rows)|fuel|too (large|big)", re.IGNORECASE)
@@ -83,6 +86,24 @@ class _SpecialToken:
         return f"(<[{self.token_id}]> | {json.dumps(text)})" if self.is_shown else f"<[{self.token_id}]>"
 
 
+def _find_unenforced(schema: Mapping[str, Any]) -> list[tuple[str, str]]:  # Any: JSON
+    """The library does not know that a key is there already if it is not one of `properties`: it may come again, so it counts
+    twice. And where a pattern matches one of `properties`, a text may end in the middle."""
+    found = []
+    patterns, own = schema.get("patternProperties"), schema.get("properties")
+    if isinstance(patterns, Mapping) and isinstance(own, Mapping):
+        for pattern in patterns:
+            with suppress(re.error):
+                if name := next((name for name in own if re.search(pattern, name)), None):
+                    found.append(("patternProperties", f"is not supported: {pattern!r} matches the property {name!r}"))
+    least, required = schema.get("minProperties"), schema.get("required")
+    num_certain = len(set(required)) if isinstance(required, list) else 0
+    is_open = schema.get("additionalProperties") is not False or bool(patterns)
+    if isinstance(least, int) and least > num_certain + 1 and is_open:
+        found.append(("minProperties", f"is not supported above {num_certain + 1}: further properties may be repeated"))
+    return found
+
+
 class LLGuidanceBackend(GrammarBackend):
     """The default backend. It releases Python's GIL while it fills the masks of a step.
 
@@ -90,12 +111,15 @@ class LLGuidanceBackend(GrammarBackend):
         ConfigError: the tokenizer is neither byte-level nor sentencepiece-like with byte fallback.
     """
 
-    schema_support = SchemaSupport(frozenset(_KEYWORDS.split()), frozenset(_FORMATS.split()))
+    schema_support = SchemaSupport(
+        frozenset(_KEYWORDS.split()), frozenset(_FORMATS.split()), find_unenforced=_find_unenforced
+    )
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         super().__init__(tokenizer, vocab_size, eos_token_ids)
         try:
-            self._tokenizer = LLTokenizer(tokenizer.to_json(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
+            hidden = _hide_special_tokens(tokenizer.to_json())
+            self._tokenizer = LLTokenizer(hidden, n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except ValueError as error:
             raise ConfigError(f"structured outputs cannot use this model's tokenizer: {error}") from error
         self._special_tokens = {
@@ -106,28 +130,31 @@ class LLGuidanceBackend(GrammarBackend):
         self._executor = LLExecutor(1)
 
     def fill_masks(self, jobs: Sequence[MaskJob], rows: MaskRows) -> None:
-        single: list[tuple[LLMatcher, int]] = []
-        along: list[tuple[LLMatcher, int, list[int]]] = []
-        live: list[MaskJob] = []
+        matchers: list[LLGuidanceMatcher] = []
+        wanted: list[tuple[LLMatcher, int]] = []
         for job in jobs:
             matcher = job.matcher
             assert isinstance(matcher, LLGuidanceMatcher)
-            rows[job.rows].fill(ALL_ALLOWED)  # below, the library overwrites those rows for which a token is drawn
-            if matcher.is_terminated() or matcher.error():
-                continue
-            live.append(job)
-            drafts = list(job.draft_token_ids)
-            if num_valid := matcher.count_drafts_before_end(drafts):
-                along.append((matcher.inner, job.first_row, drafts[:num_valid]))
+            if job.draft_token_ids or matcher.is_terminated() or matcher.error():
+                matcher.fill_masks_along(job.draft_token_ids, rows[job.rows])
             else:
-                single.append((matcher.inner, job.first_row))
-        if single:
-            fill_next_token_bitmask_par(self._executor, single, rows)
-        if along:
-            fill_next_token_bitmask_par_with_draft_tokens(self._executor, along, rows)
-        for job in live:
+                matchers.append(matcher)
+                wanted.append((matcher.inner, job.first_row))
+        if wanted:
+            fill_next_token_bitmask_par(self._executor, wanted, rows)
+        for matcher in matchers:
+            matcher.mask_was_filled()
+        for job in jobs:
             if job.matcher.error():
                 rows[job.rows].fill(ALL_ALLOWED)
+
+    @classmethod
+    def why_refused(cls, schema: object) -> str:
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+            return str(LLMatcher.validate_grammar(grammar, None))
+        except Exception as error:  # the library raises no more specific class
+            return str(error)
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         grammar = self._grammar(spec)
@@ -179,6 +206,9 @@ class LLGuidanceMatcher(GrammarMatcher):
     def __init__(self, inner: LLMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         super().__init__(vocab_size, eos_token_ids)
         self.inner = inner
+        self._token_ids: list[int] = []  # accepted
+        self._accepted_before: list[int] = []  # tokens that were rolled back; the next one is the last of the list
+        self._has_mask = True  # whether a mask was computed at this position; the compilation has computed the first
 
     def is_accepting(self) -> bool:
         return bool(self.inner.is_accepting())
@@ -186,10 +216,9 @@ class LLGuidanceMatcher(GrammarMatcher):
     def error(self) -> str:
         return _shorten(self.inner.get_error()) if self.inner.is_error() else ""
 
-    def count_drafts_before_end(self, draft_token_ids: Sequence[int]) -> int:
-        """How many drafts come before the first draft that is an EOS or is not admitted."""
-        end = next((i for i, token_id in enumerate(draft_token_ids) if token_id in self._eos_token_ids), None)
-        return self.validate_tokens(draft_token_ids[:end])
+    def mask_was_filled(self) -> None:
+        """The backend has filled a mask at this position."""
+        self._has_mask = True
 
     def forced_tokens(self, limit: int) -> list[int]:
         # Usually no token is forced. `compute_ff_tokens` shows this faster than a mask does, but ignores that EOS may be
@@ -204,13 +233,55 @@ class LLGuidanceMatcher(GrammarMatcher):
         return super().forced_tokens(limit)
 
     def _accept(self, token_id: int) -> bool:
-        return self.inner.try_consume_tokens([token_id]) == 1
+        """Only a mask renews the fuel. Without fuel the library refuses tokens that the grammar admits. So a mask is computed
+        first, unless there was one at this position, or the token was accepted here before, which needs no fuel again."""
+        if self._accepted_before[-1:] == [token_id]:
+            self._accepted_before.pop()
+        else:
+            self._accepted_before.clear()
+            if not self._has_mask:
+                self.inner.compute_bitmask()
+        self._has_mask = False
+        if self.inner.try_consume_tokens([token_id]) != 1:
+            self._has_mask = True
+            return False
+        self._token_ids.append(token_id)
+        return True
 
     def _rollback(self, num_tokens: int) -> None:
         self.inner.rollback(num_tokens)
+        self._accepted_before += reversed(self._token_ids[-num_tokens:])
+        del self._token_ids[-num_tokens:]
+        self._has_mask = False
 
     def _fill_mask(self, row: MaskRow) -> None:
         self.inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._has_mask = True
+
+
+def _hide_special_tokens(tokenizer_json: str) -> str:
+    """The same tokenizer, in which the special tokens have texts that no grammar contains.
+
+    The library chooses the tokens of a text that a grammar forces as the tokenizer would, so it would write the text "<think>"
+    as the special token. But it admits a special token only where the grammar names the token itself. With other texts for
+    these tokens it spells such a text with ordinary tokens. The library takes every added token for special whose text is
+    between angle brackets.
+    """
+    state = json.loads(tokenizer_json)
+    renamed: dict[str, str] = {}
+    for token in state["added_tokens"]:
+        text = token["content"]
+        if token["special"] or (text.startswith("<") and text.endswith(">")):
+            renamed[text] = token["content"] = f"{_NONCHARACTER}{token['id']}{_NONCHARACTER}"
+            token["special"] = True
+    model = state["model"]
+    if isinstance(model.get("vocab"), list):
+        model["vocab"] = [[renamed.get(piece, piece), score] for piece, score in model["vocab"]]
+    elif "vocab" in model:
+        model["vocab"] = {renamed.get(piece, piece): token_id for piece, token_id in model["vocab"].items()}
+    if (unknown := model.get("unk_token")) is not None:
+        model["unk_token"] = renamed.get(unknown, unknown)
+    return json.dumps(state, ensure_ascii=False)
 
 
 def _whitespace_options(spec: GrammarSpec) -> JsonCompileOptions:
@@ -301,5 +372,5 @@ def _shorten(error: str) -> str:
     if _LIMITS.search(error):
         return TOO_COMPLEX
     if "NoExtensionBias" in error:  # the rules of the grammar refer to each other and never reach a text
-        return "no text matches it: a rule or a $ref always refers to itself again, so a text would never end"
+        return NEVER_ENDS
     return one_line(error.replace("<non-verbose/>", ""))

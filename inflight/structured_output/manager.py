@@ -4,7 +4,7 @@ The engine's thread makes all calls. Compilations and replays of emitted tokens 
 are:
 
 1. `submit` when the request arrives: its grammar is compiled, or found in the cache. If the request has emitted tokens before
-   (it was resumed), another thread advances its matcher over these tokens. The request may be scheduled when the future that
+   (it was resumed), another thread advances its position over these tokens. The request may be scheduled when the future that
    `submit` returned has ended and `failure` returns "".
 2. `fill` for each step, while the step's forward runs. By then, all tokens before the step must be committed (passed to
    `advance`). One call makes the masks of all rows of the step.
@@ -24,26 +24,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from inflight.errors import ConfigError, InvalidRequestError, OverloadedError
+from inflight.errors import InflightError
+from inflight.interface.request import AnswerFrame
 from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.backend import (
     ALL_ALLOWED,
     CompiledGrammar,
     GrammarBackend,
-    GrammarMatcher,
     MaskJob,
     MaskRows,
     num_mask_words,
 )
+from inflight.structured_output.frame_reader import FrameReader
 from inflight.structured_output.grammar_cache import GrammarCache
+from inflight.structured_output.request_grammar import RequestGrammar
 from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_output.token_texts import TokenTexts
 
 # The most that the cache of compiled grammars may hold. If there is more, it evicts the least recently used grammars.
+NOTHING_ADMITTED = "it admits no token here"
 MAX_CACHED_GRAMMARS, MAX_CACHED_BYTES = 512, 256 * 2**20
 
 
@@ -71,77 +74,6 @@ class MaskRequest(NamedTuple):
     known: Sequence[int] = ()
 
 
-class _RequestGrammar:
-    """One request between `submit` and `drop`: its compilation, its emitted tokens, and its matcher.
-
-    If `marker` is empty, the grammar starts at once. Otherwise it starts after the first occurrence of these tokens in the
-    output, and the tokens before its start are not constrained.
-    """
-
-    def __init__(self, spec: GrammarSpec, future: Future[CompiledGrammar], marker: tuple[int, ...]) -> None:
-        self.spec = spec
-        self.future = future
-        self.has_started = not marker
-        self._marker = marker
-        self._token_ids: list[int] = []  # emitted
-        self._error = ""
-
-    @property
-    def failure(self) -> str:
-        """Why the grammar cannot be used. "" if it can be used, or if its compilation has not ended."""
-        if self._error or not self.future.done():
-            return self._error
-        if self.future.cancelled():
-            return "the engine was closed"
-        error = self.future.exception()
-        if isinstance(error, InvalidRequestError | ConfigError | OverloadedError):
-            return str(error)
-        return "" if error is None else f"the grammar could not be compiled: {type(error).__name__}: {error}"
-
-    @property
-    def is_ready(self) -> bool:
-        return self.future.done() and not self.failure
-
-    @cached_property
-    def matcher(self) -> GrammarMatcher:
-        assert self.future.done(), "the grammar is still being compiled"
-        return self.future.result().matcher()
-
-    def fail(self, reason: str) -> str:
-        self._error = f"the grammar failed after {len(self._token_ids)} tokens: {reason}"
-        return self._error
-
-    def advance(self, token_id: int) -> str:
-        """Add an emitted token. Returns "", or why the grammar does not admit the token."""
-        if self.has_started and not self.matcher.accept(token_id):
-            return self.fail(self.matcher.error() or f"it does not admit token {token_id}")
-        self._token_ids.append(token_id)
-        self.has_started = self.has_started or self._ends_with_marker(self._token_ids)
-        return ""
-
-    def replay(self, token_ids: Sequence[int]) -> None:
-        """Advance over the emitted tokens of a resumed request. Stop if the grammar does not admit a token. Call this once,
-        when the compilation has ended. No other thread may use the request meanwhile."""
-        for token_id in token_ids:
-            if self.failure or self.advance(token_id):
-                return
-
-    def num_free_drafts(self, draft_token_ids: Sequence[int]) -> int | None:
-        """How many of the drafts come before the start of the grammar. None if the grammar has not started after the last
-        draft."""
-        if self.has_started:
-            return 0
-        tail = self._token_ids[-len(self._marker) :]
-        for i, token_id in enumerate(draft_token_ids):
-            tail = [*tail, token_id]
-            if self._ends_with_marker(tail):
-                return i + 1
-        return None
-
-    def _ends_with_marker(self, token_ids: list[int]) -> bool:
-        return tuple(token_ids[-len(self._marker) :]) == self._marker
-
-
 class StructuredOutputManager:
     """Only the engine's thread uses it. The docstring of the module has the order of the calls.
 
@@ -160,10 +92,12 @@ class StructuredOutputManager:
         self._cache = GrammarCache(
             create_backend, num_threads=num_threads, max_count=MAX_CACHED_GRAMMARS, max_bytes=MAX_CACHED_BYTES
         )
-        self._grammars: dict[str, _RequestGrammar] = {}
-        self._replays = ThreadPoolExecutor(
-            1, thread_name_prefix="inflight-replay"
-        )  # its thread starts when it is needed
+        self._grammars: dict[str, RequestGrammar] = {}
+        # One thread, which starts when it is needed. Only this thread uses the two attributes after it.
+        self._preparations = ThreadPoolExecutor(1, thread_name_prefix="inflight-grammar-start")
+        self._texts: TokenTexts | None = None
+        self._readers: dict[tuple[AnswerFrame, bool], FrameReader] = {}
+        self._vocab_size = vocab_size
         self._num_words = num_mask_words(vocab_size)
         self._buffers = [np.empty((0, self._num_words), dtype=np.int32) for _ in range(num_buffers)]
         self._num_fills = 0
@@ -173,14 +107,13 @@ class StructuredOutputManager:
         request_id: str,
         params: StructuredOutputsParams,
         *,
-        reasoning_end_ids: Sequence[int] = (),
+        frame: AnswerFrame | None = None,
         emitted_token_ids: Sequence[int] = (),
     ) -> Future[Any]:  # Any: only the manager uses the result
         """Begin to compile a request's grammar, and return at once.
 
         Args:
-            reasoning_end_ids: the tokens of the end-of-thinking marker, after which the grammar starts. If empty, the grammar
-                starts at once.
+            frame: what may be around the constrained text; None if the whole output is constrained.
             emitted_token_ids: the tokens that a resumed request has emitted. The grammar goes on after them.
 
         Returns:
@@ -190,27 +123,45 @@ class StructuredOutputManager:
         assert request_id not in self._grammars, f"{request_id} was submitted before"
         spec = GrammarSpec.from_params(params)
         future = self._cache.get(spec)
-        grammar = self._grammars[request_id] = _RequestGrammar(spec, future, tuple(reasoning_end_ids))
-        return self._replay(grammar, emitted_token_ids) if emitted_token_ids else future
+        grammar = self._grammars[request_id] = RequestGrammar(spec, future, has_frame=frame is not None)
+        if frame is None and not emitted_token_ids:
+            return future
+        return self._prepare(grammar, frame, emitted_token_ids)
 
-    def _replay(self, grammar: _RequestGrammar, token_ids: Sequence[int]) -> Future[None]:
-        """When the grammar is compiled, advance it over the tokens in another thread. Returns a future that ends when that is
-        done."""
-        replayed: Future[None] = Future()
+    def _prepare(
+        self, grammar: RequestGrammar, frame: AnswerFrame | None, emitted_token_ids: Sequence[int]
+    ) -> Future[None]:
+        """When the grammar is compiled, prepare the reader of its frame and advance it over the tokens, in another thread.
+        Returns a future that ends when that is done."""
+        prepared: Future[None] = Future()
 
-        def replay() -> None:
+        def prepare() -> None:
             try:
-                grammar.replay(token_ids)
+                if frame is not None and not grammar.failure:
+                    grammar.read_frame(self._reader(frame, grammar.spec))
+                grammar.replay(emitted_token_ids)
+            except InflightError as error:
+                grammar.fail(str(error))
             except Exception as error:  # a defect of the grammar library: only this request fails
                 grammar.fail(f"{type(error).__name__}: {error}")
-            replayed.set_result(None)
+            prepared.set_result(None)
 
         def start(_: Future[CompiledGrammar]) -> None:
             with suppress(RuntimeError):  # the manager was closed
-                self._replays.submit(replay)
+                self._preparations.submit(prepare)
 
         grammar.future.add_done_callback(start)
-        return replayed
+        return prepared
+
+    def _reader(self, frame: AnswerFrame, spec: GrammarSpec) -> FrameReader:
+        """Reads this frame. It is made once, because that needs up to a tenth of a second for a large vocabulary."""
+        key = frame, spec.is_exact
+        if key not in self._readers:
+            if self._texts is None:
+                backend = self._cache.backend()
+                self._texts = TokenTexts(backend.vocabulary_bytes(), self._vocab_size, backend.eos_token_ids)
+            self._readers[key] = FrameReader(frame, self._texts, keeps_blanks=spec.is_exact)
+        return self._readers[key]
 
     def failure(self, request_id: str) -> str:
         """Why the grammar cannot be used. "" if it can be used, or if its compilation has not ended."""
@@ -223,29 +174,29 @@ class StructuredOutputManager:
 
     def has_ended(self, request_id: str) -> bool:
         """Whether the request's last token was an EOS that its grammar admits. If so, its text is complete."""
-        return self._grammars[request_id].matcher.is_terminated()
+        return self._grammars[request_id].has_ended()
 
     def forced_tokens(self, request_id: str, limit: int) -> list[int]:
         """Returns the next tokens of the request, up to the first position where the grammar does not allow exactly one token;
         at most `limit` tokens.
 
-        The list is empty before the grammar starts, and after an error.
+        The list is empty before the constrained text has certainly begun, and after an error.
         """
         grammar = self._grammars[request_id]
-        return grammar.matcher.forced_tokens(limit) if grammar.has_started and not grammar.failure else []
+        return grammar.matcher.forced_tokens(limit) if grammar.is_inside_answer and not grammar.failure else []
 
     def fill(self, rows: Sequence[MaskRequest]) -> FilledMasks:
         """Make the masks of a step: `len(draft_token_ids) + 1` rows for each request.
 
         Row i is the mask after the request's emitted tokens (without the `known` tokens) and its first i drafts. If the request
-        was dropped or has failed, its rows allow all tokens, and so do its rows before the start of its grammar. Python's GIL
-        is released for most of the work.
+        was dropped or has failed, its rows allow all tokens. Python's GIL is released for most of the work.
         """
         row_starts = [0]
         for wanted in rows:
             row_starts.append(row_starts[-1] + len(wanted.draft_token_ids) + 1)
         masks = self._next_buffer(row_starts[-1])
         jobs: dict[str, MaskJob] = {}
+        errors: dict[str, str] = {}
         for (request_id, drafts, known), first_row in zip(rows, row_starts, strict=False):
             if known:
                 num_known = min(len(known), len(drafts) + 1)
@@ -256,14 +207,17 @@ class StructuredOutputManager:
                 # later rows count only if the drafts equal the known tokens: otherwise a draft is rejected
                 drafts = drafts[num_known:]
             grammar = self._grammars.get(request_id)
-            num_free = grammar.num_free_drafts(drafts) if grammar is not None and grammar.is_ready else None
-            num_rows = len(drafts) + 1 if num_free is None else num_free
-            masks[first_row : first_row + num_rows].fill(ALL_ALLOWED)
-            if grammar is not None and num_free is not None:
-                jobs[request_id] = MaskJob(grammar.matcher, first_row + num_free, drafts[num_free:])
+            own_rows = masks[first_row : first_row + len(drafts) + 1]
+            if grammar is None or not grammar.is_ready:
+                own_rows.fill(ALL_ALLOWED)
+            elif grammar.is_inside_answer:
+                jobs[request_id] = MaskJob(grammar.matcher, first_row, drafts)
+            elif reason := grammar.fill(drafts, own_rows) or ("" if own_rows[0].any() else NOTHING_ADMITTED):
+                errors[request_id] = grammar.fail(reason)
+                own_rows.fill(ALL_ALLOWED)
         if jobs:
             self._cache.backend().fill_masks(list(jobs.values()), masks)
-        return FilledMasks(masks, self._find_errors(jobs, masks))
+        return FilledMasks(masks, {**errors, **self._find_errors(jobs, masks)})
 
     def drop(self, request_id: str) -> None:
         """Forget a request. If no other request waits for its compilation, the compilation is given up. An unknown request is
@@ -279,7 +233,7 @@ class StructuredOutputManager:
         """End the threads. Idempotent."""
         self._grammars.clear()
         self._cache.close()
-        self._replays.shutdown(wait=False, cancel_futures=True)
+        self._preparations.shutdown(wait=False, cancel_futures=True)
 
     def _next_buffer(self, num_rows: int) -> MaskRows:
         index = self._num_fills % len(self._buffers)
@@ -300,7 +254,7 @@ class StructuredOutputManager:
         for request_id, job in jobs.items():
             reason = job.matcher.error()
             if not reason and is_empty[job.first_row]:
-                reason = "it admits no token here"
+                reason = NOTHING_ADMITTED
             if reason:
                 errors[request_id] = self._grammars[request_id].fail(reason)
                 is_empty[job.rows] = True

@@ -59,6 +59,11 @@ class GrammarSpec:
                 return "tools"
         return self.kind
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether white space at the beginning of the text counts. JSON may have any there."""
+        return self.kind in ("regex", "choice", "grammar")
+
     def choices(self) -> list[str]:
         assert self.kind == "choice"
         choices: list[str] = json.loads(self.text)

@@ -14,12 +14,17 @@ from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
+from inflight.interface.request import AnswerFrame
 from inflight.parsers.output_parser import OutputParser
-from inflight.parsers.selector import create_output_parser, prompt_ends_in_reasoning, reasoning_end
+from inflight.parsers.reasoning import Opening, answer_frame, find_opening
+from inflight.parsers.selector import call_beginnings, create_output_parser, reasoning_markup
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import SamplingParams
+from inflight.structured_output.spec import GrammarSpec
 
-_REASONING_TAIL = 8  # number of tokens at the prompt's end that may contain the tag that opens the reasoning
+_REASONING_TAIL = (
+    16  # number of tokens at the end of the prompt that may contain a tag which switches the reasoning on or off
+)
 
 
 async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> ValidatedRequest:
@@ -39,7 +44,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
     if params.max_tokens is None and default is not None:
         # As in vLLM, max_tokens of generation_config.json is the default. Without it an answer may fill the context.
         params = replace(params, max_tokens=default)
-    make_parser = await _parser_factory(server, body, tools, token_ids)
+    make_parser, frame = await _reading(server, body, tools, token_ids, params)
     if make_parser is not None and make_parser().needs_special_tokens:
         params = replace(params, skip_special_tokens=False)
     return ValidatedRequest(
@@ -47,7 +52,8 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
         params=params,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        thinks_first=_thinks_first(server, body),
+        thinks_first=not body.continue_final_message,
+        answer_frame=frame,
         presentation=replace(body.presentation(model), make_parser=make_parser),
     )
 
@@ -101,14 +107,6 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
     return {"name": name}
 
 
-def _thinks_first(server: ApiServer, body: ChatCompletionRequest) -> bool:
-    """Whether the model can think before it answers. It cannot if it continues an answer, or if the request has a template of
-    its own that does not contain the tag with which thinking ends."""
-    if body.continue_final_message:
-        return False
-    return body.chat_template is None or reasoning_end(server.parsers.reasoning) in body.chat_template
-
-
 def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
     """The variables for the template: the request's chat_template_kwargs, and those that the templates of gpt-oss and Qwen read
     for `reasoning_effort`. If both set a variable, chat_template_kwargs has precedence."""
@@ -120,21 +118,39 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
     return {**effort, **(body.chat_template_kwargs or {})}
 
 
-async def _parser_factory(
-    server: ApiServer, body: ChatCompletionRequest, tools: list[dict[str, Any]] | None, token_ids: list[int]
-) -> Callable[[], OutputParser] | None:
-    """Returns a function that makes a parser for the text of one choice. None if the model's text needs no parser, because it
-    is all content."""
+async def _reading(
+    server: ApiServer,
+    body: ChatCompletionRequest,
+    tools: list[dict[str, Any]] | None,
+    token_ids: list[int],
+    params: SamplingParams,
+) -> tuple[Callable[[], OutputParser] | None, AnswerFrame | None]:
+    """Returns a function that makes a parser for the text of one choice, and the frame of a constrained text. The first is None
+    if the model's text needs no parser, because it is all content."""
     tool_parser = server.parsers.tool if tools else None
     reasoning_parser = server.parsers.reasoning
     if tool_parser is None and reasoning_parser is None:
-        return None
-    prompt_end = await server.engine.decode(token_ids[-_REASONING_TAIL:])
-    return partial(
+        return None, None
+    markup, opening = reasoning_markup(reasoning_parser), Opening.NONE
+    if markup is not None:
+        prompt_end = await server.engine.decode(token_ids[-_REASONING_TAIL:])
+        begun = body.messages[-1].text if body.messages and body.continue_final_message else None
+        opening = find_opening(markup, prompt_end, begun)
+    constraint = params.structured_outputs
+    frame, keeps_blanks = None, False
+    if constraint is not None:
+        # without a grammar for calls, a call may still come instead of JSON
+        may_call = body.tool_choice in (None, "auto") and constraint.constraint in ("json", "json_object")
+        frame = answer_frame(markup, opening, call_beginnings(tool_parser) if may_call else ())
+        keeps_blanks = GrammarSpec.from_params(constraint).is_exact
+    make_parser = partial(
         create_output_parser,
         tool_parser,
         reasoning_parser,
         tools=tools,
-        prompt_ends_in_reasoning=prompt_ends_in_reasoning(prompt_end, reasoning_parser),
+        opening=opening,
+        is_constrained=constraint is not None,
+        keeps_blanks=keeps_blanks,
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
     )
+    return make_parser, frame

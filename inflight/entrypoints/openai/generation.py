@@ -46,6 +46,7 @@ async def submit(
             priority=request.priority,
             cache_salt=request.cache_salt,
             thinks_first=request.thinks_first,
+            answer_frame=request.answer_frame,
             arrival_time=arrival_time(http_request),
             trace_headers=trace_headers(http_request),
         )

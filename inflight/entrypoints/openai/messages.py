@@ -110,6 +110,13 @@ class ChatMessage(StrictModel):
             )
         return content
 
+    @property
+    def text(self) -> str:
+        """The text of the content."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
+        return self.content or ""
+
 
 class FunctionDefinition(StrictModel):
     name: ToolName

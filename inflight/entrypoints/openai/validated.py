@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from inflight.interface.request import AnswerFrame
 from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import SamplingParams
 
@@ -51,8 +52,9 @@ class ValidatedRequest:
 
     Attributes:
         params: the sampling parameters, which are the same for all prompts.
-        thinks_first: whether the model can think before it answers. If so, a grammar constrains only the text after the
-            thinking.
+        thinks_first: whether the model may think before it answers. If so, a grammar constrains the text without its
+            reasoning.
+        answer_frame: what may be around the text that a grammar constrains; None if nothing may.
     """
 
     prompts: tuple[TokenPrompt, ...]
@@ -61,3 +63,4 @@ class ValidatedRequest:
     priority: int = 0
     cache_salt: str = ""
     thinks_first: bool = False
+    answer_frame: AnswerFrame | None = None

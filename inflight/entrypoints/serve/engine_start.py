@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import QueueLimits
@@ -18,13 +18,11 @@ from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.server import StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.template_process import TemplateProcesses
-from inflight.hub import resolve_model_folder
 from inflight.metrics.log_lines import RequestLog, StatsLog
 from inflight.metrics.observer import EngineObserver
 from inflight.metrics.serving import ServingMetrics
 from inflight.metrics.tracing import RequestTracing
-from inflight.parsers.selector import reasoning_end, resolve_parsers
-from inflight.tokenizer.source import read_chat_template
+from inflight.parsers.selector import resolve_parsers
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,6 @@ async def start(
         tracing = await asyncio.to_thread(RequestTracing, name, settings.otlp_traces_endpoint)
         observers.append(tracing)
     limits = QueueLimits(max_queued_requests=settings.max_queued_requests, max_queued_tokens=settings.max_queued_tokens)
-    args = await asyncio.to_thread(with_reasoning_end, args, settings)
     # fastapi takes the longest to import, and is not needed before the engine is ready
     app_module = asyncio.create_task(asyncio.to_thread(importlib.import_module, "inflight.entrypoints.openai.app"))
     if engine_sockets is None:
@@ -99,17 +96,3 @@ async def start(
     gc.freeze()  # otherwise a garbage collection scans all modules and the model, which delays every stream
     clock.mark("app")
     return ServedModel(name, engine, app, metrics, tracing, templates)
-
-
-def with_reasoning_end(args: EngineArgs, settings: ServerSettings) -> EngineArgs:
-    """Set `reasoning_end`, the tag that ends the model's reasoning, unless `args` has it. A grammar applies to the text
-    after this tag. If the tag were not set, the grammar would apply to the reasoning, too.
-
-    Raises:
-        ConfigError: the parser, the model or the chat template does not exist.
-    """
-    if args.reasoning_end or args.skip_tokenizer_init:
-        return args
-    template = read_chat_template(resolve_model_folder(args.model, args.revision), args.tokenizer, args.chat_template)
-    parsers = resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, template)
-    return replace(args, reasoning_end=reasoning_end(parsers.reasoning))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, Mode
 from inflight.config.engine import EngineConfig, ModelConfig, StructuredOutputsConfig
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
+from inflight.interface.request import AnswerFrame
 from inflight.sample.seeds import derive_seed
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -99,9 +101,9 @@ def test_what_structured_outputs_need() -> None:
     assert told == ("response_format: #/properties/a/not",)
 
 
-def test_a_grammar_waits_for_the_end_of_thinking_unless_the_prompt_holds_it() -> None:
+def test_a_grammar_has_a_frame_unless_the_prompt_has_ended_the_thinking() -> None:
     tokenizer = Tokenizer(trained("byte_level"))
-    marker = tokenizer.encode("</think>", add_special_tokens=False)
+    end, begin = (tokenizer.encode(tag, add_special_tokens=False) for tag in ("</think>", "<think>"))
     processor = make(
         tokenizer,
         vocab_size=tokenizer.vocab_size,
@@ -110,21 +112,35 @@ def test_a_grammar_waits_for_the_end_of_thinking_unless_the_prompt_holds_it() ->
     )
     wanted = StructuredOutputsParams(choice=["a", "b"])
 
-    def waits_for(
-        prompt: list[int], structured: StructuredOutputsParams | None = wanted, **options: bool
-    ) -> tuple[int, ...]:
+    def frame_of(
+        prompt: list[int], structured: StructuredOutputsParams | None = wanted, **options: Any
+    ) -> AnswerFrame | None:
         params = SamplingParams(structured_outputs=structured)
-        return (
-            processor.process("r", prompt, params, arrival_time=0.0, **options).children[0].sampling.reasoning_end_ids
-        )
+        return processor.process("r", prompt, params, arrival_time=0.0, **options).children[0].sampling.answer_frame
 
-    assert len(marker) > 1
-    assert waits_for([5, 6]) == tuple(marker)
-    assert waits_for([5, *marker, 6]) == ()
-    assert waits_for([5, *marker, 3, 6]) == tuple(marker)  # of a turn before
-    assert waits_for([3, 6, *marker]) == ()
-    assert waits_for([5, 6], None) == ()
-    assert waits_for([5, 6], thinks_first=False) == ()
+    assert len(end) > 1
+    optional = AnswerFrame(begin="<think>", end="</think>")
+    inside = dataclasses.replace(optional, is_open=True)
+    assert frame_of([5, 6]) == optional
+    assert frame_of([5, *end, 6]) is None
+    assert frame_of([5, *begin, 6]) == frame_of([*end, 5, *begin]) == inside
+    assert frame_of([5, *end, 3, 6]) == frame_of([5, *begin, 3, 6]) == optional, "of a turn before"
+    assert frame_of([3, 6, *end]) is None
+    assert frame_of([5, 6], None) is None
+    assert frame_of([5, 6], thinks_first=False) is None
+    assert frame_of([5, 6], answer_frame=inside) == optional, "the engine's own tags come first"
+    assert frame_of([5, 6], answer_frame=inside, thinks_first=False) == inside
+
+
+def test_an_unknown_end_of_thinking_is_waited_for() -> None:
+    tokenizer = Tokenizer(trained("byte_level"))
+    structured = StructuredOutputsConfig(backend="llguidance", reasoning_end=";;")
+    processor = make(
+        tokenizer, vocab_size=tokenizer.vocab_size, structured_outputs=structured, generation_config={"eos_token_id": 3}
+    )
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
+    found = processor.process("r", [5], params, arrival_time=0.0).children[0].sampling.answer_frame
+    assert found == AnswerFrame(begin="", end=";;", is_open=True)
 
 
 def test_priority_and_salt() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
 from inflight.parsers.output_parser import OutputParser
+from inflight.parsers.reasoning import Opening
 from inflight.parsers.selector import create_output_parser
 
 TOOLS: list[dict[str, Any]] = [
@@ -245,7 +246,7 @@ CODER = [
     Case("qwen3_coder", "<tool_call>\n<func", content("<tool_call>\n<func")),
 ]
 
-INSIDE = {"prompt_ends_in_reasoning": True}
+INSIDE = {"opening": Opening.OPEN}
 
 
 def seed(name: str, *arguments: tuple[str, str]) -> str:

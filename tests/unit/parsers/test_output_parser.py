@@ -14,6 +14,7 @@ from inflight.errors import ConfigError
 from inflight.parsers.event_writer import MAX_HELD
 from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
 from inflight.parsers.held_value import as_json
+from inflight.parsers.reasoning import Opening
 from inflight.parsers.selector import _REASONING, _TOOL_PARSERS, create_output_parser
 from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse
 
@@ -126,7 +127,7 @@ def test_any_soup_of_markup_is_read_the_same_in_any_split_and_loses_no_text(
     parts: list[str], tool: str | None, reasoning: str | None, is_inside: bool, width: int
 ) -> None:
     text = "".join(parts)
-    case = Case(tool, text, [], reasoning, {"prompt_ends_in_reasoning": is_inside})
+    case = Case(tool, text, [], reasoning, {"opening": Opening.OPEN if is_inside else Opening.NONE})
     events = parse(case.parser(), [text])
     assert parse(case.parser(), [text[i : i + width] for i in range(0, len(text), width)]) == events
     is_harmony = tool == "openai" or reasoning == "openai_gptoss"

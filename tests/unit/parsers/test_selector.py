@@ -10,14 +10,15 @@ import pytest
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.parsers.events import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.markup import MARKUPS
+from inflight.parsers.reasoning import ReasoningMarkup
 from inflight.parsers.selector import (
     _REASONING,
     _TOOL_PARSERS,
     DetectedParsers,
     create_output_parser,
     detect_parsers,
-    prompt_ends_in_reasoning,
-    reasoning_end,
+    reasoning_markup,
+    reasoning_with_end,
     resolve_parsers,
 )
 from inflight.tokenizer.chat_template import ChatTemplate
@@ -270,11 +271,8 @@ def test_settings_are_resolved() -> None:
         resolve_parsers("auto", "x", template)
 
 
-def test_a_prompt_that_opens_the_reasoning() -> None:
-    assert prompt_ends_in_reasoning("<user>?</user><assistant><think>\n", "qwen3")
-    assert prompt_ends_in_reasoning("[THINK]", "mistral")
-    assert not prompt_ends_in_reasoning("<user>what is <think>?</user><assistant>", "qwen3")
-    assert not prompt_ends_in_reasoning("<assistant><think>\n\n</think>\n\n", "qwen3")
-    assert not prompt_ends_in_reasoning("<think>", None)
-    assert (reasoning_end("deepseek_r1"), reasoning_end("mistral"), reasoning_end(None)) == ("</think>", "[/THINK]", "")
-    assert reasoning_end("openai_gptoss") == "<|channel|>final<|message|>"
+def test_the_tags_of_a_parser() -> None:
+    assert reasoning_markup(None) is None
+    assert reasoning_markup("mistral") == _REASONING["mistral"]
+    assert reasoning_with_end("</think>") == _REASONING["qwen3"]
+    assert reasoning_with_end(";;") == ReasoningMarkup("", ";;")

@@ -53,7 +53,7 @@ REFUSED: list[tuple[object, str]] = [
     ({"items": "string"}, "#/items is 'string', not a schema"),
     ({"items": None}, "#/items is None, not a schema"),
     ({"minLength": -1}, "#/minLength is -1, not an integer"),
-    ({"maxItems": 1.0}, "#/maxItems is 1.0, not an integer"),
+    ({"maxItems": 1.5}, "#/maxItems is 1.5, not an integer"),
     ({"maxItems": True}, "#/maxItems is True, not an integer"),
     ({"maxLength": 2**40}, "#/maxLength is 1099511627776, not an integer in [0, 2147483647]"),
     ({"minimum": "1"}, "#/minimum is '1', not a number"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.sampling_params import StructuredOutputsParams
@@ -148,6 +150,62 @@ def test_a_special_token_in_a_tag_is_that_token() -> None:
         matcher_for(structural_tag=tag("a<|im_start|>b", "", "a<|im_start|>"))
 
 
+# each word is a state of the lexer of its own, which costs fuel
+WORDS = {"type": "string", "pattern": r"^(?:\S+\s+){0,29}\S+$", "maxLength": 300}
+
+
+@pytest.mark.parametrize("num_drafts", [0, 5])
+def test_the_tokens_of_a_text_are_accepted_without_masks(num_drafts: int) -> None:
+    """A resumed request accepts its tokens one after another, with a grammar that is compiled anew, and drafts are accepted in
+    a row."""
+    params = StructuredOutputsParams(json={"type": "object", "properties": {"a": WORDS}, "required": ["a"]})
+    token_ids = encode('{"a": "the cat is red and Paul is happy today in Paris with a dog that runs over the hill')
+    live = GRAMMAR.compile(GrammarSpec.from_params(params)).matcher()
+    for token_id in token_ids:
+        assert token_id in allowed_ids(mask_of(live, GRAMMAR))
+        assert live.accept(token_id)
+    resumed = GRAMMAR.compile(GrammarSpec.from_params(params)).matcher()
+    for start in range(0, len(token_ids), max(num_drafts, 1)):
+        drafts = token_ids[start : start + num_drafts]
+        assert resumed.validate_tokens(drafts) == len(drafts)
+        rows = np.zeros((len(drafts) + 1, num_mask_words(GRAMMAR.vocab_size)), dtype=np.int32)
+        if num_drafts:
+            GRAMMAR.fill_masks([MaskJob(resumed, 0, drafts)], rows)
+        assert resumed.accept_tokens(token_ids[start : start + max(num_drafts, 1)]) > 0, resumed.error()
+    assert resumed.num_accepted == len(token_ids)
+    np.testing.assert_array_equal(mask_of(resumed, GRAMMAR), mask_of(live, GRAMMAR))
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>", "<tool_call>", "<b>", "[THINK]", "<|im_start|>", "<|im_end|>", "a<think>b"]
+)
+def test_the_text_of_a_special_token_is_spelled_with_ordinary_tokens(text: str) -> None:
+    state = tokenizers.Tokenizer.from_str(TOKENIZER.to_json())
+    state.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in ("<think>", "<b>")])
+    state.add_special_tokens([tokenizers.AddedToken("[THINK]", normalized=False)])
+    ids = Tokenizer(state, {"eos_token": "<|im_end|>"})
+    grammar = create_backend("llguidance", ids, ids.vocab_size + 5, [2])
+    added = {token_id for token_id in range(ids.vocab_size) if ids.id_to_piece(token_id) in state.get_vocab(True)}
+    added &= set(state.get_added_tokens_decoder())
+    for params, whole in (
+        (StructuredOutputsParams(choice=[text, f"{text}!"]), text),
+        (StructuredOutputsParams(json={"const": {"a": text}}), json.dumps({"a": text}).replace(" ", "")),
+        (StructuredOutputsParams(structural_tag=tag("[f=", text, "[f=")), f'[f={{"x":1}}{text}'),
+    ):
+        if params.structural_tag and text in ("[THINK]", "<|im_start|>", "<|im_end|>"):
+            continue  # in a structural tag such a text is the token
+        matcher = grammar.compile(GrammarSpec.from_params(params)).matcher()
+        written = b""
+        while written != whole.encode():
+            allowed = [t for t in allowed_ids(mask_of(matcher, grammar)) if t not in grammar.eos_token_ids]
+            texts = {t: ids.vocabulary_bytes()[t] for t in allowed if t not in added}
+            found = [t for t, piece in texts.items() if whole.encode()[len(written) :].startswith(piece)]
+            assert found, (text, written)
+            assert matcher.accept(found[-1])
+            written += texts[found[-1]]
+        assert matcher.is_accepting() or params.structural_tag
+
+
 def test_a_trigger_binds() -> None:
     spec = tag("[f=dot>", "[/f]", "[f=")
     assert admits('a [f=dot>{"x": 1}[/f] b', structural_tag=spec)
@@ -186,6 +244,92 @@ def test_a_one_of_that_may_overlap_is_named() -> None:
     schema = {"properties": {"a": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}
     with pytest.raises(InvalidRequestError, match=r"two branches of a oneOf \(#/properties/a/oneOf\)"):
         matcher_for(json=schema)
+
+
+DRAFT_4 = {"type": "integer", "minimum": 1, "exclusiveMinimum": True, "maximum": 5, "exclusiveMaximum": False}
+ELSEWHERE: list[tuple[dict[str, Any], str, str]] = [  # schema, a text that satisfies it, one that does not
+    (DRAFT_4, "2", "1"),
+    (DRAFT_4, "5", "6"),
+    ({"type": "string", "minLength": 2.0, "maxLength": 3.0}, '"ab"', '"a"'),
+    ({"$ref": "#/$defs/a%20b", "$defs": {"a b": {"type": "integer"}}}, "1", '"a"'),
+    ({"$ref": "#/definitions/R%3Cs%3E", "definitions": {"R<s>": {"type": "integer"}}}, "1", '"a"'),
+    ({"$ref": "#foo", "$defs": {"a": {"$anchor": "foo", "type": "integer"}}}, "1", '"a"'),
+    ({"$id": "https://x.y/z", "$ref": "https://x.y/z#/$defs/a", "$defs": {"a": {"type": "integer"}}}, "1", '"a"'),
+    ({"$id": "https://x.y/z", "$ref": "w", "$defs": {"a": {"$id": "w", "type": "integer"}}}, "1", '"a"'),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), ELSEWHERE)
+def test_spellings_of_other_programs_are_enforced(schema: dict[str, Any], good: str, bad: str) -> None:
+    assert admits(good, json=schema)
+    assert not admits(bad, json=schema)
+
+
+# schema, the place that the library cannot enforce with this value, a text that all of the rest admits, one that it does not
+BY_VALUE: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"properties": {"e": {"type": "string", "pattern": "^(?!a)b"}}}, "#/properties/e/pattern", '{"e":"x"}', '{"e":1}'),
+    ({"type": "string", "pattern": r"(a)\1", "maxLength": 2}, "#/pattern", '"xy"', '"xyz"'),
+    ({"type": "string", "pattern": r"\bfoo"}, "#/pattern", '"x"', "1"),
+    (
+        {"type": "object", "patternProperties": {"^a": {"type": "integer"}, "a$": {"type": "string"}}},
+        "#/patternProperties",
+        '{"aa":null}',
+        "1",
+    ),
+    (
+        {"type": "object", "properties": {"ab": {"type": "integer"}}, "patternProperties": {"^a": {"type": "integer"}}},
+        "#/patternProperties",
+        '{"ab":1}',
+        '{"ab":"x"}',
+    ),
+    ({"properties": {"a": {"type": "null"}}, "minProperties": 1}, "#/minProperties", '{"a":null}', '{"a":1}'),
+    ({"type": "object", "minProperties": 2}, "#/minProperties", '{"a":1,"a":2}', "1"),
+    (
+        {
+            "type": "object",
+            "patternProperties": {"^a": {"const": 1}},
+            "additionalProperties": False,
+            "minProperties": 2,
+        },
+        "#/minProperties",
+        '{"ab":1,"ab":1}',
+        '{"ab":2}',
+    ),
+    ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "#", '{"b":1}', "1"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place", "good", "bad"), BY_VALUE)
+def test_a_value_that_the_library_cannot_enforce(schema: dict[str, Any], place: str, good: str, bad: str) -> None:
+    """Not strict: left out and told, and all else is enforced. Strict: refused, with tool and keyword."""
+    lenient = StructuredOutputsParams(json=schema, lenient=True)
+    assert GRAMMAR.relax(GrammarSpec.from_params(lenient))[1] == [f"response_format: {place}"]
+    assert admits(good, json=schema, lenient=True)
+    assert not admits(bad, json=schema, lenient=True)
+    with pytest.raises(InvalidRequestError, match=f"^json: {re.escape(place)}[: ]"):
+        matcher_for(json=schema)
+    for is_strict in (False, True):
+        part = {"pointer": "#", "name": "tools[0] ('f')", "is_strict": is_strict}
+        spec = tag("<tool_call>", "</tool_call>", "<tool_call>")
+        spec["structures"][0] |= {"schema": schema, "parts": [list(part.values())]}
+        constraint = GrammarSpec.from_params(StructuredOutputsParams(structural_tag=spec))
+        if is_strict:
+            with pytest.raises(InvalidRequestError, match=rf"^tools\[0\] \('f'\): {re.escape(place)}[: ]"):
+                GRAMMAR.compile(constraint)
+        else:
+            assert GRAMMAR.relax(constraint)[1] == [f"tools[0] ('f'): {place}"]
+            GRAMMAR.compile(constraint)
+
+
+def test_several_values_and_a_part_that_no_single_keyword_explains() -> None:
+    patterns = {name: {"type": "string", "pattern": f"(?={name})"} for name in "abc"}
+    params = StructuredOutputsParams(json={"type": "object", "properties": patterns}, lenient=True)
+    told = GRAMMAR.relax(GrammarSpec.from_params(params))[1]
+    assert sorted(told) == [f"response_format: #/properties/{name}/pattern" for name in "abc"]
+    both = {"type": "string", "pattern": "(?=a)", "allOf": [{"pattern": "(?=a)"}]}
+    params = StructuredOutputsParams(json=both, lenient=True)
+    assert GRAMMAR.relax(GrammarSpec.from_params(params))[1]
+    assert admits('"x"', json=both, lenient=True)
 
 
 def test_whitespace_pattern() -> None:

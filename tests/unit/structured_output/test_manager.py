@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from inflight.errors import ConfigError
+from inflight.interface.request import AnswerFrame
 from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output import grammar_cache
 from inflight.structured_output.backend import TOO_COMPLEX, CompiledGrammar, GrammarBackend
@@ -24,8 +25,10 @@ GRAMMAR = backend("llguidance", "embedded")
 TOKENIZER = tokenizer("embedded")
 YES_NO = StructuredOutputsParams(choice=["yes", "no"])
 DIGITS = StructuredOutputsParams(regex="[0-9]{4}-[0-9]{4}")
+NO_EOS = [i for i in range(32 * ((GRAMMAR.vocab_size + 31) // 32)) if i not in GRAMMAR.eos_token_ids]
 BLOW_UP = StructuredOutputsParams(regex="a{100000}")
-MARKER = (3, 4)
+THINK = AnswerFrame(begin="<think>", end="</think>")
+INSIDE = AnswerFrame(begin="<think>", end="</think>", is_open=True)
 
 
 def encode(text: str) -> list[int]:
@@ -40,9 +43,9 @@ def manager() -> Iterator[StructuredOutputManager]:
 
 
 def start(
-    manager: StructuredOutputManager, request_id: str, params: StructuredOutputsParams, marker: Sequence[int] = ()
+    manager: StructuredOutputManager, request_id: str, params: StructuredOutputsParams, frame: AnswerFrame | None = None
 ) -> None:
-    manager.submit(request_id, params, reasoning_end_ids=marker).exception(timeout=30)
+    manager.submit(request_id, params, frame=frame).exception(timeout=30)
 
 
 def advance(manager: StructuredOutputManager, request_id: str, token_ids: Sequence[int]) -> str:
@@ -173,13 +176,13 @@ def test_a_whole_life(manager: StructuredOutputManager) -> None:
 def test_rows_of_many_requests_with_drafts(manager: StructuredOutputManager) -> None:
     start(manager, "a", DIGITS)
     start(manager, "b", YES_NO)
-    start(manager, "c", YES_NO, MARKER)
+    start(manager, "c", YES_NO, INSIDE)
     drafts = encode("1234")
     filled = manager.fill(
         [MaskRequest("c", [7, 7]), MaskRequest("a", drafts), MaskRequest("gone", [1, 2, 3]), MaskRequest("b", [])]
     )
     assert len(filled.masks) == 3 + (len(drafts) + 1) + 4 + 1
-    assert set(filled.masks[:3].ravel()) == {-1}
+    assert all(allowed_ids(row) == NO_EOS for row in filled.masks[:3])
     for i in range(len(drafts) + 1):
         np.testing.assert_array_equal(filled.masks[3 + i], expected_mask(DIGITS, drafts[:i]))
     assert set(filled.masks[4 + len(drafts) : -1].ravel()) == {-1}
@@ -237,22 +240,105 @@ def test_a_mask_that_admits_nothing_is_an_error() -> None:
 
 
 def test_the_grammar_starts_behind_the_end_of_thinking(manager: StructuredOutputManager) -> None:
-    start(manager, "a", YES_NO, MARKER)
-    for token_id in [9, 3, 9, 3, 3]:
+    start(manager, "a", YES_NO, INSIDE)
+    for token_id in encode("a </thin b"):
         assert manager.advance("a", token_id) == ""
-        assert set(manager.fill([MaskRequest("a", [])]).masks[0]) == {-1}
+        assert allowed_ids(manager.fill([MaskRequest("a", [])]).masks[0]) == NO_EOS
         assert manager.forced_tokens("a", 3) == []
-    yes = encode("yes")
-    # a draft that ends the marker, those behind it, and behind one that is not admitted
-    filled = manager.fill([MaskRequest("a", [4, *yes, 77, 5])])
-    assert set(filled.masks[0]) == {-1}
+    end, yes = encode("</think>"), encode("yes")
+    # drafts that end the thinking, those behind it, and behind one that is not admitted
+    filled = manager.fill([MaskRequest("a", [*end, *yes, 77, 5])])
+    for i in range(len(end)):
+        assert not GRAMMAR.eos_token_ids & set(allowed_ids(filled.masks[i]))
     for i in range(len(yes) + 1):
-        np.testing.assert_array_equal(filled.masks[1 + i], expected_mask(YES_NO, yes[:i]))
-    assert set(filled.masks[2 + len(yes) :].ravel()) == {-1}
-    assert set(manager.fill([MaskRequest("a", [])]).masks[0]) == {-1}  # nothing was committed
-    assert advance(manager, "a", [4, *yes[:1]]) == ""
+        np.testing.assert_array_equal(filled.masks[len(end) + i], expected_mask(YES_NO, yes[:i]))
+    assert set(filled.masks[len(end) + len(yes) + 1 :].ravel()) == {-1}
+    assert allowed_ids(manager.fill([MaskRequest("a", [])]).masks[0]) == NO_EOS  # nothing was committed
+    assert advance(manager, "a", [*end, *yes[:1]]) == ""
     np.testing.assert_array_equal(manager.fill([MaskRequest("a", [])]).masks[0], expected_mask(YES_NO, yes[:1]))
-    assert manager.advance("a", 3) != ""  # a second marker is no text
+    assert advance(manager, "a", end) != ""  # a second end is no text
+
+
+def test_a_text_begins_with_thinking_or_with_the_constrained_text(manager: StructuredOutputManager) -> None:
+    opening, yes = encode("<think>"), encode("yes")
+    for request_id in "ab":
+        start(manager, request_id, YES_NO, THINK)
+    first = manager.fill([MaskRequest("a", opening)]).masks
+    wanted = set(allowed_ids(expected_mask(YES_NO, [])))
+    assert wanted < set(allowed_ids(first[0]))
+    assert {TOKENIZER.decode_token(token_id) for token_id in set(allowed_ids(first[0])) - wanted} == {"<"}
+    assert {TOKENIZER.decode_token(token_id) for token_id in allowed_ids(first[1])} == {"t", "th", "thin", "think"} & {
+        TOKENIZER.decode_token(token_id) for token_id in range(TOKENIZER.vocab_size)
+    }
+    assert allowed_ids(first[-1]) == NO_EOS
+    assert advance(manager, "a", yes) == ""
+    np.testing.assert_array_equal(manager.fill([MaskRequest("a", [])]).masks[0], expected_mask(YES_NO, yes))
+    assert advance(manager, "b", [*opening, *yes]) == ""
+    assert allowed_ids(manager.fill([MaskRequest("b", [])]).masks[0]) == NO_EOS
+    assert not manager.has_ended("b")
+    assert advance(manager, "b", [*encode("</think>"), *yes, 2]) == ""
+    assert manager.has_ended("b")
+
+
+def test_a_tag_that_the_constrained_text_may_begin_like(manager: StructuredOutputManager) -> None:
+    """Both are followed until one of them is certain; the tag wins."""
+    params = StructuredOutputsParams(regex="<thi(ng|nk>x)")
+    for request_id, text in (("a", "<thing"), ("b", "<think>x"), ("c", "<think>x</think><thing")):
+        start(manager, request_id, params, THINK)
+        spelled = [token_id for letter in text for token_id in encode(letter)]
+        assert advance(manager, request_id, spelled) == "", text
+        allowed = set(allowed_ids(manager.fill([MaskRequest(request_id, [])]).masks[0]))
+        assert (2 in allowed) is (request_id != "b")
+
+
+def test_white_space_after_the_thinking(manager: StructuredOutputManager) -> None:
+    """JSON may have it; a regular expression, a choice or a grammar describes the text to the character."""
+    for request_id, params, is_allowed in (
+        ("a", StructuredOutputsParams(json_object=True), True),
+        ("b", YES_NO, False),
+    ):
+        start(manager, request_id, params, INSIDE)
+        assert advance(manager, request_id, encode("</think>")) == ""
+        blank = encode("\n")
+        allowed = allowed_ids(manager.fill([MaskRequest(request_id, [])]).masks[0])
+        assert (blank[0] in allowed) is is_allowed
+        assert (manager.advance(request_id, blank[0]) == "") is is_allowed
+    for _ in range(63):
+        assert manager.advance("a", blank[0]) == ""
+    assert manager.advance("a", blank[0]) != "", "at most 64 characters"
+
+
+def test_a_call_instead_of_the_constrained_text(manager: StructuredOutputManager) -> None:
+    frame = AnswerFrame(begin="<think>", end="</think>", calls=("<tool_call>",))
+    for request_id, text in (("a", "<tool_call>"), ("b", "<think>so</think><tool_call>"), ("c", "<tool")):
+        start(manager, request_id, StructuredOutputsParams(json_object=True), frame)
+        assert advance(manager, request_id, encode(text)) == ""
+    rows = manager.fill([MaskRequest(request_id, []) for request_id in "abc"]).masks
+    assert set(rows[:2].ravel()) == {-1}
+    assert not GRAMMAR.eos_token_ids & set(allowed_ids(rows[2]))
+    assert advance(manager, "a", [*encode("anything"), 2]) == ""
+    assert not manager.has_ended("a"), "the end token ends the text, not the grammar"
+
+
+def test_a_text_of_messages(manager: StructuredOutputManager) -> None:
+    """As gpt-oss: the answer has a header, and after the reasoning comes nothing but this header or more reasoning."""
+    frame = AnswerFrame(begin="<a>", end="<e>", answer="<f>", next_message="<s>", not_in_reasoning=("<s>", "<f>"))
+
+    def state(request_id: str, text: str) -> set[int]:
+        start(manager, request_id, YES_NO, frame)
+        assert advance(manager, request_id, [token_id for letter in text for token_id in encode(letter)]) == "", text
+        found = set(allowed_ids(manager.fill([MaskRequest(request_id, [])]).masks[0]))
+        manager.drop(request_id)
+        return found
+
+    yes = set(allowed_ids(expected_mask(YES_NO, [])))
+    assert state("a", "") > yes, "also the beginnings of the headers"
+    assert state("b", "<f>") == state("c", "<a>Hm.<e><s><f>") == state("d", "<a><e><s><a><e><s><f>") == yes
+    bracket = encode(">")[0]
+    assert bracket not in state("e", "<a>Hm. <s"), "another message would begin"
+    assert bracket in state("e", "<a>Hm. <e") and bracket in state("e", "<a>Hm. <x")
+    assert state("g", "<a>Hm.<e>") == state("g", "<a><e>") and not state("g", "<a>Hm.<e>") & yes
+    assert not state("i", "<a>Hm.") & GRAMMAR.eos_token_ids
 
 
 def test_forced_tokens(manager: StructuredOutputManager) -> None:
@@ -305,14 +391,13 @@ def test_a_buffer_is_reused_only_after_the_whole_ring() -> None:
         manager.close()
 
 
-@pytest.mark.parametrize("marker", [(), MARKER])
+@pytest.mark.parametrize(("frame", "text"), [(None, "123"), (THINK, "123"), (THINK, "<think>4</think>123")])
 def test_the_grammar_of_a_resumed_request_goes_on_after_its_emitted_tokens(
-    manager: StructuredOutputManager, marker: tuple[int, ...]
+    manager: StructuredOutputManager, frame: AnswerFrame | None, text: str
 ) -> None:
-    emitted = encode("123")
-    token_ids = [9, *marker, *emitted] if marker else emitted
+    emitted, token_ids = encode("123"), encode(text)
     for request_id in "ab":  # the second grammar is in the cache
-        manager.submit(request_id, DIGITS, reasoning_end_ids=marker, emitted_token_ids=token_ids).result(timeout=30)
+        manager.submit(request_id, DIGITS, frame=frame, emitted_token_ids=token_ids).result(timeout=30)
         assert manager.failure(request_id) == ""
         assert (manager.fill([MaskRequest(request_id)]).masks[0] == expected_mask(DIGITS, emitted)).all()
 

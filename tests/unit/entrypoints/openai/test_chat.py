@@ -11,7 +11,7 @@ import pytest
 from inflight.entrypoints.openai.chat import (
     _REASONING_TAIL,
     _constrain,
-    _parser_factory,
+    _reading,
     _sampling_params,
     _template_kwargs,
     _tool_choice,
@@ -20,6 +20,7 @@ from inflight.entrypoints.openai.chat import (
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.interface.request import AnswerFrame
 from inflight.parsers.events import ContentDelta, ReasoningDelta
 from inflight.parsers.markup import MARKUPS
 from inflight.sampling_params import SamplingParams
@@ -76,16 +77,18 @@ def request(**more: Any) -> ChatCompletionRequest:
 )
 def test_the_reasoning_is_sought_at_the_prompts_end(prompt: str, inside: bool) -> None:
     assert len("<think>\n") <= _REASONING_TAIL
-    found = asyncio.run(_parser_factory(server(reasoning="qwen3"), request(), None, list(map(ord, prompt))))
-    assert found is not None
+    found, frame = asyncio.run(
+        _reading(server(reasoning="qwen3"), request(), None, list(map(ord, prompt)), SamplingParams())
+    )
+    assert found is not None and frame is None, "nothing is constrained"
     kind = ReasoningDelta if inside else ContentDelta
     parser = found()
     assert [*parser.push("thought"), *parser.finish()] == [kind("thought")]
 
 
 def test_without_parsers_there_is_none() -> None:
-    assert asyncio.run(_parser_factory(server(), request(), [TOOL], [65])) is None
-    assert asyncio.run(_parser_factory(server(tool="hermes"), request(), None, [65])) is None
+    assert asyncio.run(_reading(server(), request(), [TOOL], [65], SamplingParams())) == (None, None)
+    assert asyncio.run(_reading(server(tool="hermes"), request(), None, [65], SamplingParams())) == (None, None)
 
 
 def test_logprobs() -> None:
@@ -184,25 +187,57 @@ def test_at_most_one_call_if_calls_must_not_be_parallel(parallel: bool | None, n
     assert parser.num_tool_calls == num_calls
 
 
+OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+JSON = {"response_format": {"type": "json_object"}}
+OPTIONAL = AnswerFrame(begin="<think>", end="</think>")
+INSIDE = AnswerFrame(begin="<think>", end="</think>", is_open=True)
+
+
 @pytest.mark.parametrize(
-    ("fields", "thinks"), [({}, True), ({"continue_final_message": True, "add_generation_prompt": False}, False)]
+    ("fields", "frame"),
+    [
+        ({}, INSIDE),
+        (OFF, OPTIONAL),
+        ({**OFF, "continue_final_message": True, "add_generation_prompt": False}, None),
+        (
+            {**OFF, "messages": [*HELLO, {"role": "assistant", "content": "<think>Hm"}]}
+            | {"continue_final_message": True, "add_generation_prompt": False},
+            INSIDE,
+        ),
+    ],
 )
-def test_a_continued_answer_has_no_reasoning_first(fields: dict[str, Any], thinks: bool) -> None:
-    assert validated(server(reasoning="qwen3"), **fields).thinks_first is thinks
+def test_the_frame_of_an_answer(fields: dict[str, Any], frame: AnswerFrame | None) -> None:
+    found = validated(server(reasoning="qwen3"), **JSON, **fields)
+    assert found.answer_frame == frame
+    assert found.thinks_first is not bool(fields.get("continue_final_message"))
+    assert validated(server(reasoning="qwen3"), **fields).answer_frame is None, "nothing is constrained"
+    assert validated(server(), **JSON, **fields).answer_frame is None, "the model does not think"
+    assert found.presentation.make_parser is not None
+    parser = found.presentation.make_parser()
+    kind = ReasoningDelta if frame == INSIDE else ContentDelta
+    assert [*parser.push("thought"), *parser.finish()] == [kind("thought")]
 
 
-@pytest.mark.parametrize(("template", "thinks"), [("{{ messages }}", False), ("<think></think>", True)])
-def test_a_request_with_a_template_of_its_own_thinks_if_the_template_knows_the_tag(template: str, thinks: bool) -> None:
+def test_a_call_may_come_instead_of_json_if_no_grammar_knows_its_markup() -> None:
+    def calls(**fields: Any) -> tuple[str, ...]:
+        frame = validated(server(tool="qwen3_coder"), tools=[TOOL], **fields).answer_frame
+        return () if frame is None else frame.calls
+
+    assert calls(**JSON) == ("<tool_call>",)
+    assert calls(**JSON, tool_choice="none") == calls(structured_outputs={"choice": ["a"]}) == calls() == ()
+
+
+def test_a_request_with_a_template_of_its_own_may_think() -> None:
     async def render(template: str, special_tokens: object, **variables: Any) -> str:
         return "prompt"
 
     here = server(reasoning="qwen3")
     here.templates = SimpleNamespace(render=render)
-    found = validated(here, chat_template=template)
-    assert found.thinks_first is thinks
+    found = validated(here, chat_template="{{ messages }}", **JSON)
+    assert found.answer_frame == OPTIONAL
     assert found.prompts[0].token_ids == list(map(ord, "prompt"))
     with pytest.raises(FieldError, match="does not allow chat_template"):
-        validated(server(), chat_template=template)
+        validated(server(), chat_template="{{ messages }}")
 
 
 def test_the_variables_of_the_template() -> None:

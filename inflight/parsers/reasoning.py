@@ -1,0 +1,89 @@
+"""Where a model's reasoning is in its text: `ReasoningMarkup`, the tags of a family, and `Opening`, what the prompt says.
+
+The grammar of a request and the parser of its answer must agree on this. So one place decides for both: `find_opening` for the
+prompt, and `answer_frame` for the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from inflight.interface.request import AnswerFrame
+from inflight.parsers.tool_parser import ToolParser
+
+
+class Opening(Enum):
+    """What the end of a prompt says about the reasoning."""
+
+    NONE = auto()  # nothing: the text begins with reasoning if it begins with the opening tag
+    OPEN = auto()  # the text begins inside the reasoning
+    CLOSED = auto()  # the reasoning has ended, or the answer has begun: the text has no reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarkup:
+    """The two tags around the reasoning of a model, which is the text that it writes before its answer.
+
+    Attributes:
+        begin: "" if it is not known. Then every text begins inside the reasoning unless the prompt has closed it.
+        needs_special_tokens: whether the tags are special tokens, so that the text must be decoded with special tokens.
+        starts_inside: whether the text of the model begins with reasoning even without an opening tag.
+        whole_parser: if the family divides its whole text into messages, reads this text, with reasoning, content and calls. It
+            replaces the tool parser.
+        frame: in such a family, what may be around a constrained text.
+    """
+
+    begin: str
+    end: str
+    needs_special_tokens: bool = False
+    starts_inside: bool = False
+    whole_parser: type[ToolParser] | None = None
+    frame: AnswerFrame | None = None
+
+
+def find_opening(markup: ReasoningMarkup, prompt: str, begun_answer: str | None = None) -> Opening:
+    """
+    Args:
+        prompt: the end of the prompt. Chat templates write a tag there, to switch the reasoning on or off. A tag further in
+            front may be part of a user's message, so it does not count.
+        begun_answer: the part of the answer that the prompt ends with and that the model continues; None if the model begins an
+            answer.
+    """
+    if begun_answer is not None:
+        opened, closed = _last(begun_answer, markup.begin), _last(begun_answer, markup.end)
+        if max(opened, closed) >= 0:
+            return Opening.OPEN if opened > closed else Opening.CLOSED
+        prompt = prompt.rstrip().removesuffix(begun_answer.rstrip())
+    prompt = prompt.rstrip()
+    if markup.begin and prompt.endswith(markup.begin):
+        return Opening.OPEN
+    return Opening.CLOSED if begun_answer is not None or prompt.endswith(markup.end) else Opening.NONE
+
+
+def answer_frame(
+    markup: ReasoningMarkup | None, opening: Opening = Opening.NONE, calls: tuple[str, ...] = ()
+) -> AnswerFrame | None:
+    """What the model may write around a constrained text; None if nothing.
+
+    Args:
+        markup: None for a model without reasoning.
+        calls: texts with which a call begins, if a call may come instead of the constrained text.
+    """
+    if markup is None or opening is Opening.CLOSED:
+        return AnswerFrame(begin="", end="", calls=calls) if calls else None
+    is_open = opening is Opening.OPEN or not markup.begin
+    form = markup.frame or AnswerFrame(begin=markup.begin, end=markup.end)
+    return AnswerFrame(
+        begin=form.begin,
+        end=form.end,
+        is_open=is_open,
+        answer=form.answer,
+        next_message=form.next_message,
+        calls=calls,
+        not_in_reasoning=form.not_in_reasoning,
+    )
+
+
+def _last(text: str, tag: str) -> int:
+    return text.rfind(tag) if tag else -1

@@ -1,0 +1,193 @@
+"""`FrameReader`: reads the frame of a constrained text (`AnswerFrame`): where reasoning is, and where the constraint begins.
+
+A text has these parts, one after another:
+
+    ANSWER      what the constraint describes. It may be preceded by a literal of the frame, or by blanks after the reasoning.
+    REASONING   free text up to `end`; then ANSWER again, or with `next_message` the literals of the next message
+    CALL        a call, instead of the answer: everything is free
+
+At the beginning of ANSWER it is open which of the literals follows, or whether the constrained text begins. Both are followed
+until a token decides. A literal that is complete wins.
+
+Which part a token belongs to depends only on the tokens before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from inflight.interface.request import AnswerFrame
+from inflight.structured_output.backend import ALL_ALLOWED, GrammarMatcher, MaskRow
+from inflight.structured_output.spec import MAX_WHITESPACE
+from inflight.structured_output.token_texts import BLANKS, TokenTexts
+
+
+class Part(Enum):
+    ANSWER = auto()
+    REASONING = auto()
+    CALL = auto()
+
+
+class Position(NamedTuple):
+    """Where a text is in its frame.
+
+    Attributes:
+        literals: in ANSWER the literals that may still be complete next; empty as soon as it is certain that none comes.
+        seen: in ANSWER the bytes of a literal so far, in REASONING the last bytes.
+        num_blanks: the bytes of white space between the reasoning and the answer; -1 if none is allowed.
+        is_answer: in ANSWER, whether the constraint admits the tokens since the beginning of the part.
+    """
+
+    part: Part
+    literals: tuple[tuple[bytes, Part], ...] = ()
+    seen: bytes = b""
+    num_blanks: int = -1
+    is_answer: bool = True
+
+    @property
+    def is_inside_answer(self) -> bool:
+        """Whether it is certain that the next token belongs to the constrained text, or ends it."""
+        return self.part is Part.ANSWER and not self.literals and self.num_blanks < 0
+
+
+@dataclass(slots=True)
+class _Cached:
+    """Masks that were needed before, by what they depend on."""
+
+    literal: dict[tuple[tuple[tuple[bytes, Part], ...], bytes], MaskRow]
+    reasoning: dict[bytes, MaskRow]
+
+
+class FrameReader:
+    """One for a frame and a vocabulary; any number of texts may be read with it, by one thread.
+
+    Args:
+        keeps_blanks: whether the constraint describes the text after the reasoning to the character. Otherwise white space may
+            stand between the reasoning and the answer.
+    """
+
+    def __init__(self, frame: AnswerFrame, texts: TokenTexts, *, keeps_blanks: bool) -> None:
+        self._texts = texts
+        self._end = frame.end.encode()
+        self._inner = [literal.encode() for literal in frame.not_in_reasoning]
+        self._is_exact = keeps_blanks or bool(frame.answer)
+        self._num_kept = (
+            max(map(len, [self._end, *self._inner])) - 1
+        )  # a longer text cannot be the beginning of one of them
+        literals = [
+            (frame.begin, Part.REASONING),
+            (frame.answer, Part.ANSWER),
+            *((call, Part.CALL) for call in frame.calls),
+        ]
+        first = [(text.encode(), part) for text, part in literals if text]
+        later = [(frame.next_message.encode() + text, part) for text, part in first]
+        self._after_reasoning = tuple(later if frame.answer else [each for each in first if each[1] is Part.CALL])
+        self._needs_literal = bool(frame.answer)  # after the reasoning
+        self.start = Position(Part.REASONING) if frame.is_open else Position(Part.ANSWER, tuple(first))
+        self._cached = _Cached({}, {})
+        # tokens that contain the whole end, or a text that must not be in reasoning: few, and found by a search of all tokens
+        ends = texts.containing(self._end) if self._end else []
+        self._always_forbidden = [token_id for token_id, rest in ends if not self._may_follow_end(rest)]
+        self._always_forbidden += [token_id for literal in self._inner for token_id, _ in texts.containing(literal)]
+
+    def advance(self, position: Position, token_id: int, matcher: GrammarMatcher) -> Position | None:
+        """Returns the position after one more token, or None if the token is not admitted. `matcher` follows the constrained
+        text. If a literal comes instead of this text, the matcher is rolled back to its beginning."""
+        text = self._texts.bytes_of(token_id)
+        if position.part is Part.CALL:
+            return position
+        if position.part is Part.REASONING:
+            return None if token_id in self._texts.eos_token_ids else self._advance_in_reasoning(position.seen + text)
+        if self._is_blank_before_answer(position, text):
+            return position._replace(num_blanks=position.num_blanks + len(text))
+        is_answer = position.is_answer and matcher.accept(token_id)
+        if position.literals and token_id not in self._texts.eos_token_ids:
+            seen = position.seen + text if position.seen else text.lstrip(BLANKS)
+            for literal, part in position.literals:
+                if seen.startswith(literal):
+                    matcher.rollback(matcher.num_accepted)
+                    return self._enter(part, seen[len(literal) :])
+            left = tuple(each for each in position.literals if each[0].startswith(seen))
+            if left and (seen or is_answer):
+                return Position(Part.ANSWER, left, seen, is_answer=is_answer)
+        return Position(Part.ANSWER) if is_answer else None
+
+    def fill(self, position: Position, matcher: GrammarMatcher, row: MaskRow) -> None:
+        """Write the mask of the next token."""
+        if position.part is Part.CALL:
+            row.fill(ALL_ALLOWED)
+        elif position.part is Part.REASONING:
+            row[:] = self._reasoning_row(position.seen)
+        else:
+            row.fill(0)
+            if position.is_answer:
+                matcher.fill_mask(row)
+            if position.literals:
+                row |= self._literal_row(position.literals, position.seen)
+            if 0 <= position.num_blanks < MAX_WHITESPACE and not position.seen:
+                row |= self._texts.blanks
+
+    def _is_blank_before_answer(self, position: Position, text: bytes) -> bool:
+        return 0 <= position.num_blanks < MAX_WHITESPACE and not position.seen and bool(text) and not text.strip(BLANKS)
+
+    def _enter(self, part: Part, rest: bytes) -> Position | None:
+        """The position after a literal, and `rest` after it in the same token."""
+        if part is Part.REASONING:
+            return self._advance_in_reasoning(rest)
+        return Position(part) if part is Part.CALL or not rest else None
+
+    def _advance_in_reasoning(self, text: bytes) -> Position | None:
+        before, end, rest = text.partition(self._end)
+        if any(literal in before for literal in self._inner):
+            return None
+        if not end:
+            return Position(Part.REASONING, seen=text[max(len(text) - self._num_kept, 0) :])
+        if not self._may_follow_end(rest):
+            return None
+        num_blanks = -1 if self._is_exact else len(rest)
+        return Position(Part.ANSWER, self._after_reasoning, num_blanks=num_blanks, is_answer=not self._needs_literal)
+
+    def _may_follow_end(self, rest: bytes) -> bool:
+        """Whether `rest` may follow the end of the reasoning in the same token."""
+        return not rest or (not self._is_exact and len(rest) <= MAX_WHITESPACE and not rest.strip(BLANKS))
+
+    def _literal_row(self, literals: tuple[tuple[bytes, Part], ...], seen: bytes) -> MaskRow:
+        key = literals, seen
+        if key not in self._cached.literal:
+            token_ids: list[int] = []
+            for literal, part in literals:
+                left = literal[len(seen) :]
+                candidates = self._texts.continuing(left)
+                if not seen:  # tokens of sentencepiece may begin with a blank
+                    candidates += self._texts.continuing(b" " + left)
+                for token_id in candidates:
+                    text = self._texts.bytes_of(token_id)
+                    text = text if seen else text.lstrip(BLANKS)
+                    passes = text.startswith(left)
+                    if text and (not passes or self._enter(part, text[len(left) :]) is not None):
+                        token_ids.append(token_id)
+            self._cached.literal[key] = self._texts.row(token_ids)
+        return self._cached.literal[key]
+
+    def _reasoning_row(self, seen: bytes) -> MaskRow:
+        """All tokens but those that end the text, that go on after the end of the reasoning, and that must not be in it."""
+        sought = (self._end, *self._inner)
+        tails = (seen[i:] for i in range(len(seen)))
+        begun = next((tail for tail in tails if any(text.startswith(tail) for text in sought)), b"")
+        if begun not in self._cached.reasoning:
+            forbidden = list(self._always_forbidden)
+            for start in range(len(begun)):
+                part = begun[start:]
+                if self._end.startswith(part):
+                    forbidden += [
+                        token_id
+                        for token_id, rest in self._texts.completing(self._end[len(part) :])
+                        if not self._may_follow_end(rest)
+                    ]
+                for literal in self._inner:
+                    if literal.startswith(part):
+                        forbidden += [token_id for token_id, _ in self._texts.completing(literal[len(part) :])]
+            self._cached.reasoning[begun] = self._texts.all_but_eos & ~self._texts.row(forbidden)
+        return self._cached.reasoning[begun]

@@ -1,0 +1,72 @@
+"""Brings the references of a JSON schema into one form: "#/path/in/the/schema"."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, unquote, urldefrag, urljoin
+
+_DATA = frozenset({"const", "enum", "default", "examples"})  # these keywords hold values, not schemas
+
+
+def with_local_references(schema: Any) -> Any:  # Any: JSON
+    """Returns the schema with each "$ref" to a part of it as a path from its root. A reference may name the part by its "$id"
+    or "$anchor", or by a path from the nearest "$id". Other references stay as they are. The schema itself is not changed."""
+    found = list(_subschemas(schema, "#", ""))
+    if not any(isinstance(node.get("$ref"), str) for node, _, _ in found):
+        return schema
+    places: dict[str, str] = {}
+    for node, path, base in found:
+        if path == "#" or isinstance(node.get("$id"), str):
+            places.setdefault(base, path)
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(node.get(keyword), str):
+                places.setdefault(f"{base}#{node[keyword]}", path)
+    copy = json.loads(json.dumps(schema))
+    for node, _, base in _subschemas(copy, "#", ""):
+        reference = node.get("$ref")
+        if isinstance(reference, str) and (local := _localize(reference, base, places)) is not None:
+            node["$ref"] = local
+    for node, _, _ in list(_subschemas(copy, "#", "")):
+        for keyword in ("$id", "$anchor", "$dynamicAnchor"):
+            if isinstance(node.get(keyword), str):
+                del node[keyword]
+    return copy
+
+
+def unescaped(reference: str) -> list[str]:
+    """The keys of a reference such as "#/$defs/a~1b%20c": ["$defs", "a/b c"]."""
+    return [unquote(part).replace("~1", "/").replace("~0", "~") for part in reference[2:].split("/")]
+
+
+def _localize(reference: str, base: str, places: Mapping[str, str]) -> str | None:
+    """The path from the root, or None if the reference does not refer to a part of the schema."""
+    if reference in ("", "#"):
+        return places.get(base)
+    whole = urljoin(base, reference) if base else reference
+    if whole in places:
+        return places[whole]
+    resource, fragment = urldefrag(whole)
+    root = places.get(resource)
+    if root is None or (fragment and not fragment.startswith("/")):
+        return None
+    # one spelling, as the library needs it
+    return root + "".join(f"/{quote(unquote(part), safe='~$')}" for part in fragment.split("/")[1:])
+
+
+def _subschemas(node: Any, path: str, base: str) -> Iterator[tuple[dict[str, Any], str, str]]:  # Any: JSON
+    """(object, its path, the URI that references in it are relative to) for everything that may be a schema."""
+    stack: list[tuple[Any, str, str]] = [(node, path, base)]
+    while stack:
+        node, path, base = stack.pop()
+        if isinstance(node, dict):
+            if isinstance(node.get("$id"), str):
+                base = urldefrag(urljoin(base, node["$id"])).url
+            yield node, path, base
+            for key, value in node.items():
+                if key not in _DATA:
+                    escaped = quote(key.replace("~", "~0").replace("/", "~1"), safe="~$")
+                    stack.append((value, f"{path}/{escaped}", base))
+        elif isinstance(node, list):
+            stack.extend((item, f"{path}/{i}", base) for i, item in enumerate(node))
