@@ -114,6 +114,7 @@ def test_bias_outside_the_vocabulary_only() -> None:
         ([2, 1], [9]),
         ([2], [9]),  # shorter than the word
         ([3, 3], [9, 4, 3]),  # [3, 3, 3] after 3, 3
+        ([3], [9, 4]),  # one 3 is not two
     ],
 )
 def test_the_token_that_completes_a_bad_word(tokens: list[int], banned: list[int]) -> None:
