@@ -235,7 +235,7 @@ class CoreServer:
         match message:
             case AddRequest():
                 is_guilty = not self._guilty.isdisjoint(child.request_id for child in message.children)
-                for child in message.children:
+                for child in message.sequences():
                     self._owners[child.request_id] = link
                     link.num_received += 1
                     self._core.add_request(child)

@@ -8,6 +8,10 @@ from inflight.config.engine import CacheConfig, SchedulerConfig
 from inflight.errors import OutOfMemoryError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec, count_groups
 
+# The blocks of a sequence in a group of recurrent layers: a step may write to two blocks, if it ends in the second one. The
+# block of a cached prefix, from which the sequence went on, is freed when the first of the two is full.
+STATE_BLOCKS = 3
+
 
 def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCacheGroup, ...]]:
     """Put the layers of each rank into groups of about equal size. Then a block needs about as many bytes in every group.
@@ -41,14 +45,14 @@ def blocks_per_sequence(groups: Sequence[KVCacheGroup], *, num_tokens: int, max_
     """Returns the largest number of blocks that one sequence of `num_tokens` needs, summed over all groups.
 
     In a group with a sliding window, a sequence needs blocks only for the window and for the tokens of the current step. In a
-    group of recurrent layers, it needs the block that a step reads and the block that the step writes.
+    group of recurrent layers, it needs STATE_BLOCKS.
     """
     total = 0
     for group in groups:
         size, window = group.spec.block_size, group.spec.sliding_window
         held = num_tokens if window is None else min(num_tokens, window + max_step_tokens + 2 * size)
         blocks = -(-held // size)
-        total += min(blocks, 2) if group.spec.is_state else blocks
+        total += min(blocks, STATE_BLOCKS) if group.spec.is_state else blocks
     return total
 
 
@@ -115,7 +119,7 @@ def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: Schedule
 def num_tokens_held(config: KVCacheConfig) -> int:
     """Returns how many tokens of one sequence fit into the KV cache if no layer has a sliding window."""
     num_states = sum(group.spec.is_state for group in config.groups)
-    num_blocks = max(0, config.num_blocks - 1 - 2 * num_states)  # a step reads one state, and writes another
+    num_blocks = max(0, config.num_blocks - 1 - STATE_BLOCKS * num_states)
     return num_blocks // max(1, len(config.groups) - num_states) * config.groups[0].spec.block_size
 
 

@@ -56,7 +56,10 @@ class Request:
         self.blocks = blocks
         self.status = RequestStatus.WAITING
         self.slot = NO_SLOT
-        self._token_ids = np.array([*core.prompt_token_ids, *core.emitted_token_ids], dtype=np.int32)
+        # Siblings share the array of the prompt until `append` copies it: a prompt may be long, and the siblings many.
+        self._token_ids = np.asarray(core.prompt_token_ids, dtype=np.int32)
+        if core.emitted_token_ids:
+            self._token_ids = np.concatenate([self._token_ids, np.array(core.emitted_token_ids, dtype=np.int32)])
         self.num_prompt_tokens = len(core.prompt_token_ids)
         self.num_tokens = self.num_planned_tokens = len(self._token_ids)
         self.max_num_tokens = min(self.num_prompt_tokens + core.sampling.max_tokens, max_model_len)

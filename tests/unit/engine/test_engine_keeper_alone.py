@@ -443,7 +443,7 @@ def test_if_no_process_can_be_started_the_keeper_tries_again(error: Exception, m
     """Meanwhile a front end may come. This is one recovery."""
 
     async def test() -> None:
-        scene = Scene(monkeypatch, max_recoveries=1)
+        scene = Scene(monkeypatch, max_recoveries=1, engine_recovery_timeout_seconds=1e9)  # each pause moves the clock
         first = await scene.started()
         scene.errors = [error] * 10**6
         first.ends()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inflight.config.engine import CacheConfig, SchedulerConfig
 from inflight.engine.kv_cache_sizing import (
@@ -16,6 +19,7 @@ from inflight.engine.kv_cache_sizing import (
 )
 from inflight.errors import OutOfMemoryError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
+from inflight.kv_cache.manager import KVCacheManager
 
 
 def spec(window: int | None = None) -> KVCacheSpec:
@@ -48,11 +52,11 @@ def test_a_group_has_as_many_layers_as_fit_into_the_common_block() -> None:
     assert [len(group.layer_names) for group in make_groups([large])[0]] == [4, 1, 1, 1]
 
 
-def test_a_recurrent_layer_needs_two_blocks() -> None:
-    """A step reads one, and writes another."""
+def test_a_recurrent_layer_needs_three_blocks() -> None:
+    """A step reads the one of a cached prefix, and writes two others."""
     (groups,) = make_groups([{"a": spec(), "b": KVCacheSpec.of_state(16, spec().block_bytes)}])
-    assert blocks_per_sequence(groups, num_tokens=160, max_step_tokens=64) == 10 + 2
-    config = KVCacheConfig(num_blocks=13, block_bytes=1, groups=groups)
+    assert blocks_per_sequence(groups, num_tokens=160, max_step_tokens=64) == 10 + 3
+    config = KVCacheConfig(num_blocks=14, block_bytes=1, groups=groups)
     assert num_tokens_held(config) == 160
 
 
@@ -170,3 +174,43 @@ def test_the_tightest_rank_decides() -> None:
     )
     assert [config.num_blocks for config in configs] == [15, 15]
     assert "the KV cache has 0.00 MiB" in refusal(40 * block, block, specs=stages, length=160)
+
+
+KINDS = st.fixed_dictionaries(
+    {"full": st.integers(0, 2), "window": st.integers(0, 2), "state": st.integers(0, 3)}
+).filter(lambda counts: sum(counts.values()) > 0)
+
+
+@given(st.data())
+@settings(max_examples=100)
+def test_the_smallest_cache_that_starts_serves_every_sequence(data: st.DataObject) -> None:
+    """Alone, in steps of any size, after cached prefixes of any length."""
+    counts, window = data.draw(KINDS), data.draw(st.sampled_from([2, 5, 16, 33]))
+    specs = {f"full.{i}": spec() for i in range(counts["full"])}
+    specs |= {f"window.{i}": spec(window) for i in range(counts["window"])}
+    specs |= {f"state.{i}": KVCacheSpec.of_state(16, spec().block_bytes) for i in range(counts["state"])}
+    max_model_len, max_step = data.draw(st.integers(1, 200)), data.draw(st.sampled_from([1, 3, 16, 40, 256]))
+    sizes = {"max_model_len": max_model_len, "max_step_tokens": max_step, "is_measured": False}
+    (groups,) = make_groups([specs])
+    block_bytes = max(len(group.layer_names) * group.spec.block_bytes for group in groups)
+    needed = 1 + blocks_per_sequence(groups, num_tokens=max_model_len, max_step_tokens=max_step)
+    (config,) = make_kv_cache_configs([specs], [needed * block_bytes], **sizes)  # type: ignore[arg-type]
+    assert config.num_blocks == needed
+    distance = data.draw(st.sampled_from([16, 48, 512]))
+    manager = KVCacheManager(config, fingerprint="", enable_prefix_caching=True, checkpoint_tokens=distance)
+    for _ in range(data.draw(st.integers(1, 5))):
+        num_tokens, common = data.draw(st.integers(1, max_model_len)), data.draw(st.integers(0, max_model_len))
+        tokens = np.arange(num_tokens, dtype=np.int32)
+        tokens[common:] += data.draw(st.integers(0, 2)) * 1000
+        blocks = manager.new_request("", num_tokens)
+        computed = manager.get_computed_blocks(blocks, tokens)
+        position = len(computed[0]) * 16 if computed else 0
+        blocks.num_committed = position // 16
+        while position < num_tokens:
+            count = data.draw(st.integers(1, min(max_step, num_tokens - position)))
+            assert manager.allocate_slots(blocks, position + count, computed) is not None, (position, count)
+            computed = ()
+            position += count
+            if manager.has_full_blocks(blocks, position):
+                manager.commit(blocks, tokens, position)
+        manager.free(blocks)
