@@ -10,6 +10,7 @@ from inflight.config.machine import Machine
 from inflight.config.weight_format import GPTQ, GPTQ_V2, PLAIN, STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
 
+MAX_TOKEN_IDS = 2**32  # that a rank keeps for all requests: 16 GB of addresses, of which only the used ones take memory
 MAX_DEVICE_STATE = 2**31 - 1  # integers that a GPU can keep for all requests: kernels index them with 32 bits
 DEFAULT_CUDA_GRAPH_MAX_TOKENS = 512  # a larger step takes longer than its kernel launches, so a graph saves nothing
 
@@ -60,6 +61,18 @@ def check_device_state(num_numbers: int, *, max_num_seqs: int, max_model_len: in
         raise ConfigError(
             f"max_num_seqs={max_num_seqs} requests of max_model_len={max_model_len} tokens are {num_numbers} numbers on the "
             f"GPU, which can keep {MAX_DEVICE_STATE} at most; lower one of the two"
+        )
+
+
+def check_token_ids(*, max_num_seqs: int, max_model_len: int) -> None:
+    """
+    Raises:
+        ConfigError: a rank cannot keep the token ids of so many requests of this length.
+    """
+    if max_num_seqs * max_model_len > MAX_TOKEN_IDS:
+        raise ConfigError(
+            f"max_num_seqs={max_num_seqs} requests of max_model_len={max_model_len} tokens are more token ids than a rank "
+            f"keeps ({MAX_TOKEN_IDS}); lower one of the two"
         )
 
 

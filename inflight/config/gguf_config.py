@@ -94,6 +94,7 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     Raises:
         UnsupportedModelError: the architecture or a field is not supported.
     """
+    _refuse_other_kinds(file)
     architecture = file.metadata.get("general.architecture")
     family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
@@ -121,6 +122,19 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     _check_head_dim(file, prefix, unread, config)
     config["rope_scaling"] = _rope_scaling(file, prefix, given, config)
     return config | family.gguf_fields({**given, "attention.key_length": config["head_dim"]})
+
+
+def _refuse_other_kinds(file: GgufFile) -> None:
+    """Refuses files that are a part of a model, or no model."""
+    num_parts, part = file.metadata.get("split.count", 0), file.metadata.get("split.no", 0)
+    if isinstance(num_parts, int) and isinstance(part, int) and num_parts > 1:
+        raise UnsupportedModelError(
+            f"{file.path} is part {part + 1} of {num_parts} of a model that is split over several files, which is not "
+            "supported; merge them with llama.cpp's llama-gguf-split --merge"
+        )
+    kind = file.metadata.get("general.type", "model")
+    if kind != "model":
+        raise UnsupportedModelError(f"{file.path} is not a whole model: its general.type is {kind!r}")
 
 
 def _factors(file: GgufFile, name: str, keys: tuple[str, ...]) -> list[float]:

@@ -134,9 +134,10 @@ def read_gguf(path: Path) -> GgufFile:
         raise CheckpointError(f"{path} is no GGUF file: it does not begin with GGUF; download it again")
     version = cursor.integer("<I")
     if version not in _VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        what = f"a big-endian file (version {swapped})" if swapped in _VERSIONS else f"GGUF version {version}"
         raise CheckpointError(
-            f"{path}: GGUF version {version} (or a big-endian file) is not supported, only versions 2 and 3; convert the model "
-            "again"
+            f"{path}: {what} is not supported, only little-endian files of the versions 2 and 3; convert the model again"
         )
     num_tensors = cursor.count("<Q", "tensors", least_bytes=8 + 4 + 8 + 4 + 8)  # with one dimension and no name
     num_pairs = cursor.count("<Q", "metadata pairs", least_bytes=8 + 4 + 1)
@@ -155,7 +156,7 @@ def read_gguf(path: Path) -> GgufFile:
     alignment = _alignment(cursor, metadata)
     data_start = -(-cursor.position // alignment) * alignment
     tensors = {name: _tensor(cursor, name, *header, data_start, alignment) for name, header in headers.items()}
-    _check_extents(cursor, tensors)
+    _check_extents(cursor, tensors, data_start, alignment)
     return GgufFile(path, metadata, tensors)
 
 
@@ -281,12 +282,16 @@ def _tensor(
     return GgufTensor(shape, GGUF_TYPES[kind], data_start + offset)
 
 
-def _check_extents(cursor: _Cursor, tensors: Mapping[str, GgufTensor]) -> None:
+def _check_extents(cursor: _Cursor, tensors: Mapping[str, GgufTensor], data_start: int, alignment: int) -> None:
+    """Each tensor begins where the one before it ends, but for the padding to the alignment. llama.cpp asks for this, too. So a
+    wrong offset cannot give a tensor the bytes of something else."""
     size = cursor.path.stat().st_size
-    stop = 0
+    stop = data_start
     for name, tensor in sorted(tensors.items(), key=lambda entry: entry[1].start):
         if tensor.start < stop:
             raise cursor.corrupt(f"{name!r} overlaps the tensor before it")
+        if tensor.start >= stop + alignment:
+            raise cursor.corrupt(f"{name!r} begins at byte {tensor.start}, but what is before it ends at byte {stop}")
         stop = tensor.start + tensor.num_bytes
         if stop > size:
             raise cursor.corrupt(f"{name!r} ends at byte {stop}, but the file ends at byte {size}")

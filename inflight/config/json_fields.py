@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from inflight.errors import UnsupportedModelError
 
+# The engine makes objects for each layer before it looks at the weights. A damaged number must not fill the memory with them.
+MOST_LAYERS = 10_000
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
+
 
 @dataclass(frozen=True)
 class JsonFields:
@@ -31,6 +35,10 @@ class JsonFields:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             wanted = "a positive integer" if least else "an integer of at least 0"
             raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not {wanted}")
+        if name in _LAYERS and value > MOST_LAYERS:
+            raise UnsupportedModelError(
+                f"{self.where}: {name}={value!r} is more than {MOST_LAYERS}, which no model has"
+            )
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -181,6 +181,7 @@ def test_yarn() -> None:
         ({"attention_multiplier": 0.1}, ["attention_multiplier"]),
         ({"logits_scaling": 8}, ["logits_scaling"]),
         ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping"]),
+        ({"num_hidden_layers": 2**31 - 1}, ["num_hidden_layers=2147483647 is more than 10000"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["dynamic", "linear", "llama3", "yarn"]),
         ({"rope_scaling": {"type": "longrope"}}, ["short_factor is missing"]),

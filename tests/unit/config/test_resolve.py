@@ -318,6 +318,15 @@ def test_a_wrong_value_says_what_is_allowed() -> None:
     )
 
 
+@pytest.mark.parametrize("positions", [2**31, 2**40, 2**62])
+def test_a_model_without_a_sensible_length_says_which_option_to_lower(positions: int) -> None:
+    """It ended in a MemoryError of a rank."""
+    architecture = replace(ARCHITECTURE, max_position_embeddings=positions)
+    with pytest.raises(ConfigError, match=f"max_model_len={positions} tokens are more token ids"):
+        resolved(architecture)
+    assert resolved(architecture, max_model_len=10**7).model.max_model_len == 10**7
+
+
 def test_threads_follow_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert detect_machine("auto").num_cores == 1
