@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inflight.errors import InvalidRequestError, TokenizerError
-from inflight.tokenizer.call_arguments import called_with_objects, need_text
 from inflight.tokenizer.messages import TOOL, check_messages, check_objects, check_template_kwargs
+from inflight.tokenizer.template_form import TemplateForm
 from inflight.tokenizer.tokenizer import read_special_tokens, read_tokenizer_config
 
 MAX_RENDERED_CHARS = 2**25
@@ -46,7 +47,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
         self._keeps_parts: dict[str, bool] = {}
-        self._needs_text: dict[str, bool] = {}  # whether arguments of calls have to be text; filled when it is needed
+        self._forms = {name: TemplateForm(partial(self._probe, name)) for name in sources}
         for name, source in sources.items():
             try:
                 parsed = environment.parse(source)
@@ -95,28 +96,20 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last "
                 "message, the second opens a new one; set one of them to False"
             )
-        name = self._select(has_tools=tools is not None)
+        name = self._select(has_tools=bool(tools))
         conversation = check_messages(messages, keeps_parts=self._keeps_parts[name])
         final_text = _tag_final_message(conversation) if continue_final_message else ""
-        self._prepare_arguments(name, conversation)
+        self._forms[name].prepare(conversation)
         variables: dict[str, Any] = {
             **self._special_tokens,
             **check_template_kwargs(chat_template_kwargs),
             "messages": conversation,
-            "tools": check_objects(tools, "tools", TOOL),
-            "documents": check_objects(documents, "documents", "a dict like {'title': ..., 'text': ...}"),
+            "tools": check_objects(tools, "tools", TOOL) or None,
+            "documents": check_objects(documents, "documents", "a dict like {'title': ..., 'text': ...}") or None,
             "add_generation_prompt": add_generation_prompt,
         }
         rendered = _render(self._compiled[name], variables)
         return _cut_at_tag(rendered, final_text) if continue_final_message else rendered
-
-    def _prepare_arguments(self, name: str, conversation: list[dict[str, Any]]) -> None:
-        """Makes text of the arguments of calls, if the template needs text."""
-        functions = called_with_objects(conversation)
-        if functions and name not in self._needs_text:
-            self._needs_text[name] = need_text(lambda messages, tools: self._probe(name, messages, tools))
-        for function in functions if self._needs_text.get(name) else ():
-            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
 
     def _probe(self, name: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         variables = {**self._special_tokens, "messages": messages, "tools": tools, "add_generation_prompt": False}
