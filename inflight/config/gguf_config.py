@@ -6,6 +6,7 @@ Keys and tensor names are those of https://github.com/ggml-org/ggml/blob/master/
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import numpy as np
 
 from inflight.config.families import FAMILIES
 from inflight.config.gguf_file import GgufFile, GgufStrings, read_gguf
+from inflight.config.separate_quantization import with_separate_quantization
+from inflight.config.stored_dtype import with_stored_dtype
 from inflight.errors import UnsupportedModelError
 from inflight.hub import read_config
 
@@ -55,13 +58,34 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 _FACTOR_TOLERANCE = 1e-4  # largest relative difference between a divisor in the file and the computed one
 
 
-def read_model_config(path: Path) -> dict[str, object]:
-    """The config.json of a model folder, or the equivalent for a GGUF file.
+def read_model_config(path: Path, max_model_len: int | None = None) -> dict[str, object]:
+    """The config.json of a model folder, or the equivalent for a GGUF file. If config.json does not have them, it gets the
+    quantization that old tools wrote beside it, and the dtype of the weights. A GGUF file that names no longest sequence gets
+    `max_model_len`.
 
     Raises:
         ConfigError: there is no config.json, it cannot be read, or the GGUF file holds a model that is not supported.
     """
-    return gguf_config(read_gguf(path)) if path.is_file() else read_config(path)
+    if not path.is_file():
+        return with_stored_dtype(with_separate_quantization(read_config(path), path), path)
+    config = gguf_config(read_gguf(path))
+    longest = {} if max_model_len is None else {_FIELDS["context_length"]: max_model_len}
+    return {**longest, **config}
+
+
+def in_terms_of_gguf(problem: str, path: Path, config: Mapping[str, object]) -> str:
+    """A message about the fields of config.json, for a GGUF file: it names the file and its keys instead."""
+    names = config.get("architectures")
+    family = next((each for each in FAMILIES if isinstance(names, list) and each.architecture in names), None)
+    problem = problem.replace("config.json", str(path))
+    for key, field in _FIELDS.items():
+        if family is not None and re.search(rf"\b{field}\b", problem):
+            also = " or max_model_len (--max-model-len)" if key == "context_length" else ""
+            problem += (
+                f"; {field} is the file's key {family.gguf_name}.{key}, and can be given with hf_overrides "
+                f"(--hf-overrides '{{\"{field}\": ...}}'){also}"
+            )
+    return problem
 
 
 def gguf_config(file: GgufFile) -> dict[str, object]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 from inflight.config.architecture import TRANSFORMERS, AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture
 from inflight.config.families.family import parse_dtype
+from inflight.config.gguf_config import in_terms_of_gguf
 from inflight.config.json_fields import JsonFields
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES, is_known_family, parse_architecture
 from inflight.config.weight_format import parse_weight_format
@@ -40,10 +42,10 @@ _LENGTH_WITHOUT_LIMIT = 8192
 _HEAD_DIM_MULTIPLE = 16  # shorter heads are padded, because the C++ attention kernel needs such a multiple
 
 
-def describe_model(config: Mapping[str, object], model_impl: str, *, is_gguf: bool = False) -> ModelArchitecture:
+def describe_model(config: Mapping[str, object], model_impl: str, *, gguf: Path | None = None) -> ModelArchitecture:
     """The model that a parsed config.json describes. `model_impl`: "inflight", "transformers", or "auto" for Inflight's own
-    code if it supports the model, and transformers' code if it does not. `is_gguf`: the fields are those of a GGUF file, which
-    only Inflight's own code reads.
+    code if it supports the model, and transformers' code if it does not. `gguf`: the GGUF file that the fields were made from.
+    Only Inflight's own code reads it.
 
     Raises:
         UnsupportedModelError: the model cannot be computed in this way, or a field has an impossible value.
@@ -54,8 +56,8 @@ def describe_model(config: Mapping[str, object], model_impl: str, *, is_gguf: bo
     try:
         return parse_architecture(config)
     except UnsupportedModelError as error:
-        if is_gguf:
-            raise
+        if gguf is not None:
+            raise UnsupportedModelError(in_terms_of_gguf(str(error), gguf, config)) from error
         if model_impl == "inflight":
             raise UnsupportedModelError(
                 f"{error}; with model_impl='transformers' (--model-impl) transformers' code may compute it"

@@ -350,7 +350,7 @@ class AsyncLLM(AsyncFrontEnd):
         """
         self._check_open()
         if (status := self.fault_status).state == "recovering":
-            raise EngineRecoveringError(f"the engine recovers from a fault: {status.last_cause}")
+            raise EngineRecoveringError(f"the engine recovers from a fault ({status.last_kind})")
         await self._readiness.check(self._start_canary, self._busy_since if self._streams else None)
 
     def _start_canary(self) -> str:
@@ -391,7 +391,7 @@ class AsyncLLM(AsyncFrontEnd):
         logger.warning("%s; %d requests wait for its recovery", reason, len(self._streams))
         self._backlog.finish()  # deliver the outputs that have already arrived
         self._admission.restarted()
-        self._readiness.end(EngineRecoveringError(f"the engine recovers from a fault: {reason}"))
+        self._readiness.end(EngineRecoveringError("the engine recovers from a fault (engine_died)"))
         if not self._input_processor.config.fault_tolerance.resume_requests_after_recovery:
             error = EngineRecoveringError("the engine was lost during this request; send the request again")
             self._fail([each.request.request_id for each in self._outputs.unfinished() if each.was_sent], error)

@@ -31,6 +31,7 @@ class Begin:
     past: FaultStatus
     fault_time: float
     guilty: frozenset[str]
+    recovery_times: tuple[float, ...]
 
 
 class ControlSocket:
@@ -66,10 +67,18 @@ class ControlSocket:
                     case {"ping": _}:
                         self.send({"pong": True})
                     case {"front_end": int(number), "num_deaths": int(num_deaths)}:
+                        if not fds:  # this process has no free descriptor, so the kernel has dropped the socket
+                            self.send({"unconnected": number})
+                            continue
                         link = FrontEndLink(number, BlockingStream(socket.socket(fileno=fds.pop())))
                         self._arrived.append((link, num_deaths))
-                    case {"begin": dict(past), "fault_time": float(fault_time), "guilty": list(guilty)}:
-                        self._arrived.append(Begin(FaultStatus(**past), fault_time, frozenset(guilty)))
+                    case {
+                        "begin": dict(past),
+                        "fault_time": float(fault_time),
+                        "guilty": list(guilty),
+                        "recovery_times": list(times),
+                    }:
+                        self._arrived.append(Begin(FaultStatus(**past), fault_time, frozenset(guilty), tuple(times)))
         return self._arrived.pop(0)
 
     def send(self, message: object) -> None:

@@ -91,7 +91,9 @@ class CoreServer:
     def __init__(self, links: Sequence[FrontEndLink] = ()) -> None:
         self.has_begun = threading.Event()
         self._links = list(links)  # before `has_begun` for the control thread, afterwards for the main thread
-        self._past, self._fault_time, self._guilty = FaultStatus(), 0.0, frozenset[str]()  # see `EngineProcess.begin`
+        # see `EngineProcess.begin`
+        self._past, self._fault_time, self._guilty = FaultStatus(), 0.0, frozenset[str]()
+        self._past_recoveries: tuple[float, ...] = ()
         # id of the sequence that runs alone, as the owner of this process knows it; "" if all may run
         self._suspect = ""
         self._num_resumed = 0
@@ -122,6 +124,7 @@ class CoreServer:
         while (arrival := control.receive()) is not None:
             if isinstance(arrival, Begin):
                 self._past, self._fault_time, self._guilty = arrival.past, arrival.fault_time, arrival.guilty
+                self._past_recoveries = arrival.recovery_times
                 self.has_begun.set()
                 continue
             link, num_deaths = arrival
@@ -150,8 +153,9 @@ class CoreServer:
         Raises:
             EngineError: the core is dead. The reason was sent to the front ends.
         """
-        self._core = core
+        self._core, self._executor = core, executor
         self._is_running = True
+        executor.recovery_times = self._past_recoveries + executor.recovery_times
         if self._fault_time:
             self._past = replace(self._past, last_recovery_seconds=time.monotonic() - self._fault_time)
         self._tell_owner({"ready": True})  # first: a process that ends before it is ready is not started again
@@ -247,7 +251,7 @@ class CoreServer:
                 self._greet(link)
                 counts = {**self._past.num_recoveries, "front_end_died": message.num_deaths}
                 cause = f"{message.num_deaths} front ends have died"
-                self._past = replace(self._past, num_recoveries=counts, last_cause=cause)
+                self._past = replace(self._past, num_recoveries=counts, last_cause=cause, last_kind="front_end_died")
                 self._tell_faults()
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
@@ -273,7 +277,7 @@ class CoreServer:
         self._has_fault_news = False
         status = self._faults()
         self.tell_all(status)
-        self._tell_owner({"faults": asdict(status)})
+        self._tell_owner({"faults": asdict(status), "recovery_times": self._executor.recovery_times})
 
     def _abort(self, request_ids: Iterable[str]) -> None:
         aborted = set(request_ids)

@@ -73,7 +73,7 @@ class EngineConnection:
     @property
     def fault_status(self) -> FaultStatus:
         if self._reason:
-            return replace(self._status, state="recovering", last_cause=self._reason)
+            return replace(self._status, state="recovering", last_cause=self._reason, last_kind="engine_died")
         return self._status
 
     def send(self, message: Message) -> None:

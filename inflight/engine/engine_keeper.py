@@ -23,14 +23,15 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine.engine_process import EXIT_GIVEN_UP, MAX_END_SECONDS, EngineProcess
 from inflight.errors import EngineDeadError
 from inflight.executor.ping_watch import PING_SECONDS
+from inflight.executor.process import pause_seconds
 from inflight.executor.recovery import RecoveryLimits
 from inflight.interface.statistics import FaultCause, FaultStatus
 
 logger = logging.getLogger(__name__)
 
-RETRY_SECONDS = 0.5  # the time before the next try, if a process cannot be started
-SPARE_SECONDS = (
-    2.0  # the spare process starts this long after the present one was ready, so it does not slow requests down
+SPARE_SECONDS = 2.0  # the spare starts this long after the present process was ready, so it does not slow requests down
+OTHER_FAULT_SECONDS = (
+    5.0  # a starting process that was killed from outside after this time is a new fault, with new time
 )
 
 
@@ -67,6 +68,8 @@ class EngineKeeper:
         self.process: EngineProcess | None = None
         self._last_state = ""
         self._guilty: tuple[str, ...] = ()  # sequences that ran alone when processes were lost
+        self._rank_recoveries: tuple[float, ...] = ()  # when the ranks of all processes so far recovered
+        self._start_seconds = 0.0  # how long the first start took
         self.status = FaultStatus()
 
     def add(self, front_end: FrontEnd) -> int:
@@ -75,12 +78,17 @@ class EngineKeeper:
         number = self._num_front_ends
         self._num_front_ends += 1
         self._front_ends[number] = front_end
-        if (
-            self.process is not None
-            and (engine_socket := self.process.connect(number, self._num_front_end_deaths)) is not None
-        ):
-            front_end.put(engine_socket)
+        if self.process is not None:
+            self._connect(number, self.process)
         return number
+
+    def _connect(self, number: int, process: EngineProcess) -> None:
+        front_end = self._front_ends.get(number)
+        if front_end is None:
+            return  # it has died meanwhile
+        engine_socket = process.connect(number, self._num_front_end_deaths)
+        if engine_socket is not None:
+            front_end.put(engine_socket)
 
     def remove(self, number: int) -> None:
         """Forget a front end that has died, and count its death."""
@@ -136,7 +144,7 @@ class EngineKeeper:
     def _start_process(self, fault_time: float) -> EngineProcess:
         """Let the spare process begin, or a new one if there is none."""
         process, self._spare = self._spare or EngineProcess(self._args, self._config), None
-        process.begin(tuple(self._front_ends), self.status, fault_time, self._guilty)
+        process.begin(tuple(self._front_ends), self.status, fault_time, self._guilty, self._rank_recoveries)
         for number, front_end in self._front_ends.items():
             front_end.put(process.sockets.pop(number))
         self.process = process
@@ -166,7 +174,7 @@ class EngineKeeper:
     def _count(self, cause: FaultCause, reason: str) -> None:
         counts = self.status.num_recoveries
         self.status = replace(
-            self.status, num_recoveries={**counts, cause: counts.get(cause, 0) + 1}, last_cause=reason
+            self.status, num_recoveries={**counts, cause: counts.get(cause, 0) + 1}, last_cause=reason, last_kind=cause
         )
 
     async def _watch(self) -> None:
@@ -175,37 +183,63 @@ class EngineKeeper:
         Raises:
             EngineDeadError: the engine was given up.
         """
-        limits = self._config.fault_tolerance
         process = self.process
         assert process is not None
+        begun = time.monotonic()
         await self._follow(process, until_ready=True)
-        if not process.is_ready:
+        if not process.is_ready and not process.was_killed:
             self._give_up(f"the engine's process is gone: {process.process.state}")  # it could not start
+        self._start_seconds = time.monotonic() - begun if process.is_ready else 0.0
         while True:
             await self._follow(process)
-            fault_time = time.monotonic()
-            try:
-                async with asyncio.timeout(limits.engine_recovery_timeout_seconds):
-                    while not process.is_ready or process.has_ended:
-                        process = await self._replace(process, fault_time)
-                        await self._follow(process, until_ready=True)
-            except TimeoutError:
-                self._give_up(f"the engine did not start again within {limits.engine_recovery_timeout_seconds:g} s")
+            process = await self._recover(process)
 
-    async def _follow(self, process: EngineProcess, *, until_ready: bool = False) -> None:
-        """Return when the process has ended. With `until_ready` return also when it is ready. Kill a process that hangs."""
+    async def _follow(self, process: EngineProcess, *, until_ready: bool = False, deadline: float = math.inf) -> None:
+        """Return when the process has ended. With `until_ready` return also when it is ready. Kill a process that hangs, or
+        that is not ready at `deadline`."""
         while not process.has_ended and not (until_ready and process.is_ready):
+            if time.monotonic() > deadline:
+                process.kill("it has not started in time")
+                deadline = math.inf
             process.check()
             if process.is_ready:
                 await self._keep_spare()
-            await process.wait_for_news(PING_SECONDS)
+            for number in process.take_unconnected():  # it had no free descriptor
+                self._connect(number, process)
+            await process.wait_for_news(min(PING_SECONDS, max(deadline - time.monotonic(), 0.0)))
         self._spare_time = time.monotonic() + SPARE_SECONDS
 
-    async def _replace(self, process: EngineProcess, fault_time: float) -> EngineProcess:
-        """Start another process, if this is allowed. Try again and again if the operating system cannot start one.
+    async def _recover(self, process: EngineProcess) -> EngineProcess:
+        """Start other processes, until one is ready. This is one recovery, however many processes it needs.
 
         Raises:
             EngineDeadError: the engine was given up.
+        """
+        limits = self._config.fault_tolerance
+        fault_time = time.monotonic()
+        deadline = self._note_fault(process)
+        num_failed = 0
+        while True:
+            process = await self._replace(process, fault_time, deadline)
+            begun = time.monotonic()
+            # a start that hangs leaves time for another one, but a start as slow as the first one is no hang
+            allowed = max((deadline - begun) / 2, 2 * self._start_seconds)
+            await self._follow(process, until_ready=True, deadline=min(begun + allowed, deadline))
+            now = time.monotonic()
+            if process.is_ready:  # if it has ended since, that is another fault
+                return process
+            if process.was_lost and now - begun >= OTHER_FAULT_SECONDS:
+                deadline = self._note_fault(process)
+            num_failed += 1
+            if now >= deadline:
+                self._give_up(f"the engine did not start again within {limits.engine_recovery_timeout_seconds:g} s")
+            await asyncio.sleep(min(pause_seconds(num_failed), deadline - now))
+
+    def _note_fault(self, process: EngineProcess) -> float:
+        """Note that the process is lost. Returns until when another one must be ready.
+
+        Raises:
+            EngineDeadError: no other process may be started.
         """
         limits = self._config.fault_tolerance
         reason = f"the engine's process is gone: {process.process.state}"
@@ -219,22 +253,43 @@ class EngineKeeper:
         if problem := self._limits.problem():
             self._give_up(f"{reason}; {problem}")
         self._limits.note()
+        self._take_faults(process)
+        self._count("engine_died", reason)
+        return time.monotonic() + limits.engine_recovery_timeout_seconds
+
+    def _take_faults(self, process: EngineProcess) -> None:
+        """Take over what the process has told of its recoveries. It may not have heard of the newest deaths of front ends."""
+        if process.faults is not None:
+            known, told = self.status.num_recoveries, process.faults.num_recoveries
+            counts = {cause: max(known.get(cause, 0), told.get(cause, 0)) for cause in {**known, **told}}
+            self.status = replace(process.faults, num_recoveries=counts)
+        self._rank_recoveries = process.recovery_times or self._rank_recoveries
+
+    async def _replace(self, process: EngineProcess, fault_time: float, deadline: float) -> EngineProcess:
+        """Start another process. Try again and again if the operating system cannot start one.
+
+        Raises:
+            EngineDeadError: the engine was given up.
+        """
         if process.suspect:
             logger.error(
                 "request %s ends, because the engine's process was lost while only this request ran", process.suspect
             )
             self._guilty = (*self._guilty, process.suspect)
-        self.status = process.faults or self.status
-        self._count("engine_died", reason)
-        logger.error("%s; it is started again", reason)
+        logger.error("the engine's process is gone: %s; it is started again", process.process.state)
         self._last_state, self.process = process.process.state, None
         await process.close(0.0)
+        num_failed = 0
         while True:
             try:
                 return self._start_process(fault_time)
             except (OSError, EngineDeadError) as error:  # for example, there is no memory at this moment
-                logger.error("%s; the next try is in %g s", error, RETRY_SECONDS)
-                await asyncio.sleep(RETRY_SECONDS)
+                num_failed += 1
+                pause = pause_seconds(num_failed)
+                if time.monotonic() + pause > deadline:
+                    self._give_up(f"the engine's process could not be started again: {error}")
+                logger.error("%s; the next try is in %g s", error, pause)
+                await asyncio.sleep(pause)
 
     def _give_up(self, reason: str) -> NoReturn:
         if self.process is not None:

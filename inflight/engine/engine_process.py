@@ -3,8 +3,10 @@
 The two share a *control socket*. After the `StartEngine` frame its messages are lines of JSON:
 
     owner -> core   {"front_end": number, "num_deaths": n}, which brings one end of a front end's socket; {"ping": true};
-                    once: {"begin": fields of a `FaultStatus`, the recoveries so far; "fault_time", "guilty": see `begin`}
-    core -> owner   {"pong": true}, {"ready": true}, {"faults": fields of a `FaultStatus`},
+                    once: {"begin": fields of a `FaultStatus`, the recoveries so far; "fault_time", "guilty",
+                    "recovery_times": see `begin`}
+    core -> owner   {"pong": true}, {"ready": true}, {"faults": fields of a `FaultStatus`, "recovery_times": [time, ...]},
+                    {"unconnected": number of a front end, whose socket did not arrive, as there was no free descriptor},
                     {"suspect": id of the sequence that runs alone, see `Suspects`; "" if all may run}
 
 When the owner closes the control socket, the core ends.
@@ -48,7 +50,9 @@ class EngineProcess:
             one out owns it. `close` closes the others.
         is_ready: whether the engine has started.
         has_ended: whether the process has ended.
+        was_killed: whether this object has killed the process, because it hung or took too long.
         faults: the newest status that the core has sent; None before the first one.
+        recovery_times: when its ranks, and those of earlier processes, recovered (`RecoveryLimits.times`).
         suspect: the id of the sequence that runs alone; "" if all may run.
     """
 
@@ -61,7 +65,9 @@ class EngineProcess:
             EngineDeadError: the process ended at once.
         """
         self.sockets: dict[int, socket.socket] = {}
-        self.is_ready = self.has_ended = False
+        self.is_ready = self.has_ended = self.was_killed = False
+        self.recovery_times: tuple[float, ...] = ()
+        self._unconnected: list[int] = []
         self.faults: FaultStatus | None = None
         self.suspect, self._received = "", b""
         self._pings = PingWatch(self._ping, self._hangs)
@@ -93,6 +99,7 @@ class EngineProcess:
         past: FaultStatus | None = None,
         fault_time: float = 0.0,
         guilty: Sequence[str] = (),
+        recovery_times: Sequence[float] = (),
     ) -> None:
         """Let the process load the model and serve. Call it once.
 
@@ -100,6 +107,7 @@ class EngineProcess:
             past: the recoveries before this process. None: there was none.
             fault_time: when the process before this one was lost, as a time of `time.monotonic()`; 0.0 if there was none.
             guilty: ids of sequences that ran alone when earlier processes were lost. If a front end sends one again, it fails.
+            recovery_times: when the ranks of earlier processes recovered, as times of `time.monotonic()`. They count, too.
 
         Raises:
             EngineDeadError: the process is gone, or this process has no free descriptors. The process was ended.
@@ -107,7 +115,12 @@ class EngineProcess:
         try:
             for number in front_ends:
                 self.sockets[number] = self._pass_socket(number, 0)
-            begin = {"begin": asdict(past or FaultStatus()), "fault_time": fault_time, "guilty": list(guilty)}
+            begin = {
+                "begin": asdict(past or FaultStatus()),
+                "fault_time": fault_time,
+                "guilty": list(guilty),
+                "recovery_times": list(recovery_times),
+            }
             self._control.send(_line(begin))
         except OSError as error:
             self._remove_readers()
@@ -143,8 +156,24 @@ class EngineProcess:
             self._control.send(_line({"ping": True}))
 
     def _hangs(self, _: int, reason: str) -> None:
+        self.kill(reason)
+
+    def kill(self, reason: str) -> None:
+        """Kill the process, and log the reason."""
         logger.error("the engine's process is killed: %s", reason)
+        self.was_killed = True
         self.process.send_signal(signal.SIGKILL)
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether something else has killed the process: the kernel, for lack of memory, or an operator."""
+        code = self.process.exit_code
+        return code is not None and code < 0 and not self.was_killed
+
+    def take_unconnected(self) -> list[int]:
+        """Returns the front ends that must be connected again."""
+        taken, self._unconnected = self._unconnected, []
+        return taken
 
     async def wait_for_news(self, seconds: float) -> None:
         """Wait until the process has become ready or has ended, but at most `seconds`."""
@@ -203,8 +232,11 @@ class EngineProcess:
                     self._has_news.set()
                 case {"suspect": str(request_id)}:
                     self.suspect = request_id
-                case {"faults": fields}:
+                case {"faults": fields, "recovery_times": times}:
                     self.faults = FaultStatus(**fields)
+                    self.recovery_times = tuple(times)
+                case {"unconnected": int(number)}:
+                    self._unconnected.append(number)
 
 
 def _line(message: object) -> bytes:

@@ -50,6 +50,7 @@ class FaultRecord:
             epoch=executor.meeting.epoch,
             num_recoveries=dict(self._num_recoveries),
             last_cause=self._last_cause,
+            last_kind=self._cause if self._last_cause else "",
             last_recovery_seconds=self._last_seconds,
             num_stale_frames=executor.num_stale_frames,
             num_resumed_requests=self._num_resumed,

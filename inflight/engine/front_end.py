@@ -103,8 +103,8 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
 
 def _describe(args: EngineArgs, folder: Path) -> ModelArchitecture:
     """Logs what `auto` has chosen, and the names of `hf_overrides` that change nothing."""
-    config, overrides = read_model_config(folder), args.hf_overrides or {}
-    describe = partial(describe_model, model_impl=args.model_impl, is_gguf=folder.is_file())
+    config, overrides = read_model_config(folder, args.max_model_len), args.hf_overrides or {}
+    describe = partial(describe_model, model_impl=args.model_impl, gguf=folder if folder.is_file() else None)
     architecture = describe(merge_overrides(config, args.config_overrides))
     if architecture.implementation != TRANSFORMERS and (names := ineffective_overrides(config, overrides, describe)):
         logger.warning("hf_overrides: %s of %s changes nothing in this model", ", ".join(names), architecture.name)

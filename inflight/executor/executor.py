@@ -20,6 +20,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -59,7 +60,7 @@ class Executor(ABC):
 
     Attributes:
         meeting: the beginning of the present epoch. For recovery.py and concrete executors.
-        starting: the ranks that were replaced, and have not loaded their model yet. For recovery.py.
+        starting: the ranks that have not loaded their model yet. For recovery.py.
     """
 
     can_recover = True  # False: `recover` always raises
@@ -284,6 +285,16 @@ class Executor(ABC):
         if not self.can_recover or not self.config.fault_tolerance.enabled:
             raise cause
         return recover(self, cause, self._limits)
+
+    @property
+    def recovery_times(self) -> tuple[float, ...]:
+        """When ranks were replaced (`RecoveryLimits.times`). The engine core that follows a lost one sets those of its
+        predecessors, so that a request which ends ranks and cores in turn is limited, too."""
+        return tuple(self._limits.times)
+
+    @recovery_times.setter
+    def recovery_times(self, times: Sequence[float]) -> None:
+        self._limits.times = deque(times)
 
     @property
     def recovery_problem(self) -> str:

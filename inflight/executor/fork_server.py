@@ -10,8 +10,8 @@ The server has one thread and opens no device, so a fork is safe. A forked proce
 own command line, environment, import path, descriptors and signal handlers. Only its imports are done already. Its parent is
 the server. Side effects:
 
-1. If the process that started the server ends, the kernel kills the server. The processes that it has forked keep running.
-   Only those that have set PR_SET_PDEATHSIG are killed with it.
+1. If the process that started the server ends, the kernel kills the server. The processes that it has forked keep running,
+   but for those that end with their parent (child.py).
 2. If `has_server` is set, a forked process forks itself once more before it runs its command. This copy is its own fork server.
 3. `use_fork_server` sets the server of this process, which `ChildProcess` then uses. It is global state, like `os.environ`: a
    process has at most one fork server.
@@ -46,6 +46,7 @@ from multiprocessing.connection import wait
 from typing import NoReturn
 
 from inflight.executor.command_line import show_command
+from inflight.executor.parent import PR_SET_PDEATHSIG, die_with_parent
 from inflight.executor.working_folder import working_folder
 
 MODULE = "inflight.executor.fork_server"
@@ -61,7 +62,6 @@ READ_BY_IMPORTS = (
 NOT_COMPARED = frozenset(
     {"PYTHONPATH", "PYTHONUNBUFFERED"}
 )  # a request has the import path; `_become` opens the streams
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
 def main() -> NoReturn:
     """Serve requests. In a forked process, run its command."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    _die_with_parent(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[2]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal or a supervisor sends these to the whole process group
     gc.disable()
@@ -344,7 +344,7 @@ def _fork_own_server() -> socket.socket | None:
         theirs.close()
         use_fork_server(ForkServer(ours, pid, os.environ, is_ready=True))
         return None
-    _die_with_parent(parent)
+    die_with_parent(parent)
     kept = theirs.detach()
     _close_all_but({0, 1, 2, kept})
     return socket.socket(fileno=kept)
@@ -355,12 +355,6 @@ def _close_all_but(kept: Container[int]) -> None:
         if each not in kept:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(each)
-
-
-def _die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # the parent has ended before prctl was called
-        os._exit(0)
 
 
 def _become(request: ForkRequest, descriptors: Sequence[int]) -> None:
@@ -384,7 +378,7 @@ def _become(request: ForkRequest, descriptors: Sequence[int]) -> None:
     tempfile.tempdir = None  # found anew, from this environment
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
     is_unbuffered = bool(request.environment.get("PYTHONUNBUFFERED")) or "-u" in request.arguments
     binary = io.FileIO(1, "wb", closefd=False)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8")

@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
 WORKER_CLASS = "inflight.worker.worker:Worker"
 MAX_JOIN_SECONDS = 300.0
 SPARE_SECONDS = 2.0  # a new spare is started this long after one was taken, so that it does not slow the recovery down
-EXIT_CODE_SECONDS = 0.05  # how long to wait for the exit code of a process after its stream has ended
+EXIT_CODE_SECONDS = 1.0  # how long a process whose stream has ended may live on; its exit code is the better reason
 
 
 class MultiprocExecutor(Executor):
@@ -92,7 +92,7 @@ class MultiprocExecutor(Executor):
         self._max_join_seconds = max_join_seconds
         self._io = IoThread("inflight-io")
         self._listener: Listener | None = None
-        self._terminating = False
+        self._terminating = self._is_watching = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
         self._spares: deque[tuple[WorkerProcess, Stream]] = deque()  # changed in the I/O thread, until `_terminate`
         self._spares_lock = threading.Lock()  # so that a spare that ends during `_terminate` is closed only once
@@ -108,6 +108,7 @@ class MultiprocExecutor(Executor):
     def _prepare(self) -> None:
         self._wanted_spares = len(self.local_ranks), WAITING_TITLE
         self._io.run(self._fill_spares)
+        self._io.run(self._start_watching)
 
     def _launch(self) -> None:
         parallel, fault_tolerance = self.config.parallel, self.config.fault_tolerance
@@ -116,11 +117,16 @@ class MultiprocExecutor(Executor):
             max_silence = min(silence, self._step_budget)
             self._listener = Listener(self._io, parallel, envs.cluster_token(), max_silence, self._begin)
         self._wanted_spares = 0, SPARE_TITLE
+        self.starting.update(range(self.world_size))
         self._io.run(self._launch_local)
-        self.join_epoch()
+        try:
+            self.join_epoch()
+        except StepTimeoutError as error:  # a process hung while it started; another one may start
+            if parallel.nnodes > 1:  # ranks of other machines may not have connected yet
+                raise
+            self.recover(error)
         if fault_tolerance.enabled:
             self._wanted_spares = fault_tolerance.spare_workers, SPARE_TITLE
-            self._io.run(self._start_pings)
             self._io.run(self._fill_spares)
         elif self._listener is not None:
             self._io.run(self._listener.close)
@@ -132,14 +138,17 @@ class MultiprocExecutor(Executor):
             self._io.loop.call_later(self._max_join_seconds, self._give_up_waiting)
         for rank in self.local_ranks:
             self._start_process(rank)
+        self._start_watching()
 
     def _start_process(self, rank: int) -> None:
         """Start a process for a rank of this machine, or take a spare one."""
         while self._spares:
             process, stream = self._spares.popleft()
             self._io.loop.remove_reader(process)
-            if process.is_alive:
+            if process.is_alive and not process.is_stopped:
                 break
+            process.send_signal(signal.SIGKILL)
+            wait_for_end([process], SIGKILL_SECONDS)
             stream.close()
             process.close()
         else:
@@ -251,12 +260,22 @@ class MultiprocExecutor(Executor):
 
     # -- pings and spare processes, in the I/O thread --------------------------------------------------------------
 
-    def _start_pings(self) -> None:
+    def _start_watching(self) -> None:
+        """Look after all processes from their start on. Idempotent."""
+        if self.config.fault_tolerance.enabled and not self._is_watching:
+            self._is_watching = True
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._terminating:
+            return
         for rank, state in enumerate(self._ranks):
             # a starting process of another node is not pinged: nothing shows whether it is silent because it imports libraries
             if (state.is_ready or state.process is not None) and not state.is_gone:
                 self._pings.tick(rank, state.process)
-        self._io.loop.call_later(PING_SECONDS, self._start_pings)
+        for process, _ in self._spares:  # it answers no pings; its end is noticed by `_spare_ended`
+            process.kill_if_stopped()
+        self._io.loop.call_later(PING_SECONDS, self._watch)
 
     def _hangs(self, rank: int, reason: str) -> None:
         self._lose(rank, self._ranks[rank], reason, StepTimeoutError)
@@ -269,7 +288,14 @@ class MultiprocExecutor(Executor):
         """Start spare processes, as many as are missing."""
         count, title = self._wanted_spares
         while len(self._spares) < count and not self._terminating:
-            spare = self._new_process(title)
+            try:
+                spare = self._new_process(title)
+            except OSError as error:  # for example, there is no memory or no descriptor at this moment
+                logger.warning(
+                    "a spare process could not be started (%s); the next try is in %g s", error, SPARE_SECONDS
+                )
+                self._io.loop.call_later(SPARE_SECONDS, self._fill_spares)
+                return
             process, stream = spare
             stream.on_message = lambda message: None
             stream.on_end = lambda reason: None  # the end of the process is noticed below
@@ -323,8 +349,10 @@ class MultiprocExecutor(Executor):
         if state.is_ready:
             self._rank_died(rank, reason, kind)
         else:
-            message = f"rank {rank} could not start: {reason}; see the output of its process"
-            self.meeting.fail(rank, WorkerDiedError(message, rank=rank))
+            self._could_not_start(rank, f"{reason}; see the output of its process", kind)
+
+    def _could_not_start(self, rank: int, reason: object, kind: type[RankError] = WorkerDiedError) -> None:
+        self.meeting.fail(rank, kind(f"rank {rank} could not start: {reason}", rank=rank))
 
     def _discard(self, rank: int) -> None:
         process = self._io.run(partial(self._give_up, rank))
@@ -348,7 +376,10 @@ class MultiprocExecutor(Executor):
     def _start_anew(self, rank: int) -> None:
         stream = self._ranks[rank].stream
         if rank in self.local_ranks:
-            self._start_process(rank)
+            try:
+                self._start_process(rank)
+            except OSError as error:  # for example, there is no memory at this moment; `recover` tries again
+                self._could_not_start(rank, error)
             self._io.loop.call_later(SPARE_SECONDS, self._fill_spares)
         elif stream is not None:  # a new process on the other node has connected already, perhaps in an older epoch
             stream.send(encode(BeginEpoch(epoch=self.meeting.epoch)).buffers())

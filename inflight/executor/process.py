@@ -1,8 +1,7 @@
 """`ChildProcess`: a process that the engine starts on this machine, and watches by a pidfd (Linux only) until it ends.
 
 The new process gets the standard streams (stdin is empty), the descriptors of its byte streams, and the import path of this
-process. It ends when its byte streams end. A worker process also asks the kernel to kill it when the thread that started it
-ends (PR_SET_PDEATHSIG).
+process. It ends when its byte streams end. The kernel kills it when the thread that started it ends: child.py.
 """
 
 from __future__ import annotations
@@ -30,6 +29,13 @@ SIGTERM_SECONDS = 0.5
 SIGKILL_SECONDS = 5.0  # the kernel may need time to free much memory
 STOPPED_LOOK_SECONDS = 0.25  # the time between two calls of `stays_stopped`
 MAX_STOPPED_LOOKS = 3  # more than 2, so that Ctrl-Z and `fg`, which reach all processes, do not end any
+PAUSES = (
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+)  # seconds before the second try to start a process, the third, ...; the last one repeats
 SPARE_TITLE = "inflight: worker spare"
 WAITING_TITLE = "inflight: spare engine worker"  # a rank of an engine core that waits
 _PR_SET_NAME = 15
@@ -53,7 +59,7 @@ class ChildProcess:
     """
     Args:
         title: the program's first argument, shown in log lines.
-        module: the module that `python -m` runs.
+        module: the module that it runs, as by `python -m`.
         stream_fds: the descriptors of the program's byte streams, passed as arguments. The caller closes its copies.
         keeps_secrets: whether the process gets the cluster's token (INFLIGHT_CLUSTER_TOKEN).
         variables: further environment variables of the process.
@@ -71,19 +77,19 @@ class ChildProcess:
         variables: Mapping[str, str] | None = None,
         starts_processes: bool = True,
     ) -> None:
-        command = ["-P", "-m", module, title, *map(str, stream_fds)]
+        arguments = [module, title, *map(str, stream_fds)]
         environment = _environment({**os.environ, **(variables or {})}, sys.path)
         if not keeps_secrets:
             environment.pop("INFLIGHT_CLUSTER_TOKEN", None)
         self.title = title
         self._popen: subprocess.Popen[bytes] | ForkedProcess
         self._num_stopped = 0  # how many calls of `stays_stopped` in a row found the process stopped
-        forked = _fork(command, stream_fds, environment, starts_processes)
+        forked = _fork(arguments, stream_fds, environment, starts_processes)
         if forked is not None:
             self._popen, self.pid, self.pidfd = forked, forked.pid, forked.pidfd
             return
         self._popen = subprocess.Popen(
-            [sys.executable, *command],
+            [sys.executable, *_command(os.getpid(), arguments)],
             stdin=subprocess.DEVNULL,
             pass_fds=stream_fds,
             env=environment,
@@ -183,21 +189,33 @@ class WorkerProcess(ChildProcess):
         )
 
 
+def _command(parent: int, arguments: Sequence[str]) -> list[str]:
+    """Returns the interpreter's arguments for a child of the process `parent`."""
+    return ["-P", "-m", "inflight.executor.child", str(parent), *arguments]
+
+
 def _fork(
-    command: Sequence[str], stream_fds: Sequence[int], environment: Mapping[str, str], has_server: bool
+    arguments: Sequence[str], stream_fds: Sequence[int], environment: Mapping[str, str], has_server: bool
 ) -> ForkedProcess | None:
-    """Start the command by the fork server of this process. Returns None if this process has no fork server, or if it
-    cannot start the command."""
+    """Start the program by the fork server of this process. Returns None if this process has no fork server, or if it
+    cannot start the program."""
     server = current_fork_server()
     if server is None or not server.can_start(environment):
         return None
     try:
         with open(os.devnull, "rb") as nothing:
             descriptors = {0: nothing.fileno(), 1: 1, 2: 2, **{fd: fd for fd in stream_fds}}
+            command = _command(server.pid, arguments)
             return server.start(command, descriptors, environment, has_server=has_server)
     except OSError as error:
         logger.warning("the fork server failed, so a new interpreter is started: %s", error)
         return None
+
+
+def pause_seconds(num_failed: int) -> float:
+    """Returns how long to wait after `num_failed` tries, at least one, before a process is started again. What is missing, such
+    as memory, may come back."""
+    return PAUSES[min(num_failed, len(PAUSES)) - 1]
 
 
 def wait_for_end(processes: Iterable[ChildProcess], seconds: float) -> list[ChildProcess]:

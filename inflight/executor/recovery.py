@@ -22,7 +22,8 @@ step, the epoch is over, because a step needs all ranks. No token is lost, becau
    (broken_links.py).
 5. New ranks allocate the KV cache of the old configuration. They do not measure the free memory: the memory of the dead process
    may still count as used. Then all ranks run a step without requests, so a rank that cannot compute any more is found.
-6. If a rank is lost meanwhile, the next epoch begins with 1.
+6. If a rank is lost meanwhile, the next epoch begins with 1, after a pause (`pause_seconds`). This ends when the time that is
+   allowed for a recovery has passed.
 
 The first plan of the new epoch has every request in full. If a rank is new, the prefix cache must be dropped, because the KV
 cache of this rank is empty (`RecoveryResult.kept_arenas`).
@@ -39,6 +40,7 @@ from typing import TYPE_CHECKING
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import EngineClosedError, InflightError, RankError, StepTimeoutError
 from inflight.executor.broken_links import BrokenLinks
+from inflight.executor.process import pause_seconds
 from inflight.interface.start_up import BeginEpoch
 
 if TYPE_CHECKING:
@@ -48,7 +50,6 @@ logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0  # how long an idle survivor may take to report
 REPORT_SHARE = 0.2  # a survivor that computes may take this share of the time allowed for its step, if that is longer
-RETRY_SECONDS = 0.2  # the time before the next try, if the ranks live but cannot reach each other
 HOUR = 3600.0
 
 
@@ -74,8 +75,12 @@ class RecoveryResult:
 @dataclass
 class RecoveryLimits:
     """Counts the recoveries that replaced a process. Lost ranks, lost engine cores and lost front ends are counted separately.
-    Failed steps alone are not counted. They cannot go on for ever, because the scheduler ends a request that fails again
-    and again."""
+    A recovery counts once, however many processes it starts. Failed steps alone are not counted. They cannot go on for ever,
+    because the scheduler ends a request that fails again and again.
+
+    Attributes:
+        times: when the recoveries were, as times of `time.monotonic()`, the same clock in all processes of a machine.
+    """
 
     config: FaultToleranceConfig
     times: deque[float] = field(default_factory=deque)
@@ -94,12 +99,14 @@ class RecoveryLimits:
 
 def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> RecoveryResult:
     """See `Executor.recover`."""
-    deadline = time.monotonic() + limits.config.engine_recovery_timeout_seconds
-    too_late = f"engine_recovery_timeout_sec={limits.config.engine_recovery_timeout_seconds:g} has passed"
+    seconds = limits.config.engine_recovery_timeout_seconds
+    deadline = time.monotonic() + seconds
     replaced: set[int] = set()
+    num_lost = 0  # how many tries in a row have started processes in vain
     links, cut_off = BrokenLinks(executor.local_ranks), set[int]()
     error: Exception = cause
-    while not (problem := limits.problem()):
+    problem = limits.problem()
+    while not problem:
         patience = REPORT_SECONDS
         if not isinstance(cause, StepTimeoutError):  # otherwise the ranks have had all the time allowed for the step
             patience = max(patience, REPORT_SHARE * executor.longest_budget)
@@ -107,9 +114,9 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
         new: set[int] = set()
         try:
             new = _gather(executor, lost, patience)
-            replaced |= new
-            if new:
+            if new and not replaced:
                 limits.note()
+            replaced |= new
             executor.join_epoch(deadline)
             return RecoveryResult(
                 epoch=executor.meeting.epoch, replaced=tuple(sorted(replaced)), cut_off=tuple(sorted(links.replaced))
@@ -118,14 +125,14 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
             raise
         except (TimeoutError, InflightError) as failure:
             error = failure
-        if time.monotonic() > deadline:
-            problem = too_late
+        if time.monotonic() >= deadline:
+            problem = f"engine_recovery_timeout_sec={seconds:g} has passed"
             break
         reason = str(error).partition("\n")[0]
         logger.warning("the ranks could not begin epoch %d: %s", executor.meeting.epoch, reason)
         cut_off = links.ranks_to_replace(executor.meeting, has_new_ranks=bool(new))
-        if not new | cut_off:
-            time.sleep(RETRY_SECONDS)
+        num_lost = num_lost + 1 if new else 0  # another try to meet costs little
+        time.sleep(min(pause_seconds(max(num_lost, 1)), max(deadline - time.monotonic(), 0.0)))
     logger.error("the engine cannot recover: %s. The last error: %s", problem, error)
     raise cause
 

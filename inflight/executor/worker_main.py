@@ -1,4 +1,4 @@
-"""The program of a worker process: `python -m inflight.executor.worker_main TITLE STREAM_FD`, started by the executor.
+"""The program of a worker process: `inflight.executor.worker_main TITLE STREAM_FD`, started by the executor.
 
 Only the main thread uses the worker: it constructs the worker, loads the model, and runs the commands. The inbox thread reads
 the stream, so it sees the end of the stream even while the main thread computes. Then it ends the process at once. The inbox
@@ -10,7 +10,6 @@ A spare process gets `Preload` first. It imports the libraries, and waits until 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import logging
@@ -42,15 +41,12 @@ from inflight.interface.worker import Rendezvous, WorkerBase
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 COMMANDS = (ExecuteModel, ProvideGrammarOutput, RpcCall, BeginEpoch, JoinEpoch)
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the executor's process
     name_worker(sys.argv[1])
-    # the kernel kills this process when the executor's thread that started it ends
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     stream_socket = socket.socket(fileno=int(sys.argv[2]))
     stream = BlockingStream(stream_socket)
     start_up = wait_for_start(stream)

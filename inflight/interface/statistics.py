@@ -60,7 +60,9 @@ class FaultStatus:
         state: "healthy": the engine makes steps. "recovering": new requests wait. "failed": the engine ends.
         epoch: the number of times that the ranks began anew, because one was lost or a step failed.
         num_recoveries: cause -> number of recoveries. A cause without recoveries may be left out.
-        last_cause: why the last recovery was necessary, in one line. "" if there was none.
+        last_cause: why the last recovery was necessary, in one line. "" if there was none. It may name processes, files and
+            requests, so it is for operators only.
+        last_kind: the kind of this cause; "" if there was no recovery.
         last_recovery_seconds: the time from the notice of the last fault to the end of its recovery. 0.0 if there was none.
         num_stale_frames: late messages of earlier epochs that were dropped.
         num_resumed_requests: sequences that had begun (after the loss of an engine core: had emitted tokens), and went on.
@@ -71,6 +73,7 @@ class FaultStatus:
     epoch: int = 0
     num_recoveries: dict[str, int] = field(default_factory=dict)
     last_cause: str = ""
+    last_kind: FaultCause | Literal[""] = ""
     last_recovery_seconds: float = 0.0
     num_stale_frames: int = 0
     num_resumed_requests: int = 0
@@ -85,6 +88,7 @@ class FaultStatus:
             epoch=past.epoch + self.epoch,
             num_recoveries=counts,
             last_cause=self.last_cause or past.last_cause,
+            last_kind=self.last_kind or past.last_kind,
             last_recovery_seconds=self.last_recovery_seconds or past.last_recovery_seconds,
             num_stale_frames=past.num_stale_frames + self.num_stale_frames,
             num_resumed_requests=past.num_resumed_requests + self.num_resumed_requests,

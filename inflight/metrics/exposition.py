@@ -1,8 +1,8 @@
 """`Exposition`: the instruments as prometheus_client's metrics, exposed under their own names and their aliases.
 
-If there are several front ends, PROMETHEUS_MULTIPROC_DIR names a folder, which is empty at the start. Each front end keeps its
-values in files there. Every front end exposes the sums over all front ends, and for a gauge the value that was set last.
-prometheus_client reads the variable when it is imported, so the process that starts the front ends sets the variable.
+If there are several front ends, PROMETHEUS_MULTIPROC_DIR names a folder with files for the values of each of them
+(entrypoints/serve/metric_files.py). Every front end exposes the sums over all front ends, and for a gauge the value that was
+set last. prometheus_client reads the variable when it is imported, so the process that starts the front ends sets the variable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from prometheus_client import Counter, Gauge, Histogram, Metric
+from prometheus_client import Counter, Gauge, Histogram, Metric, values
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -20,6 +20,12 @@ from prometheus_client.registry import Collector
 from inflight.metrics.instruments import Instrument
 
 MODEL_LABEL = "model_name"
+
+
+def use_files_of(index: int) -> None:
+    """Let this process keep its values in the files of front end `index`, and not in files that are named after its process id.
+    Call it before an `Exposition` is made."""
+    values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
 
 
 class CountingHistogram(Histogram):

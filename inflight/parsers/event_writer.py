@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
 
-MAX_HELD = 2**16  # characters
+MAX_HELD = 2**18  # characters: as many as the arguments of a call in a request may have
 _BLANKS = " \t\r\n"
 
 

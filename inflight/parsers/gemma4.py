@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 
-from inflight.parsers.tagged_tool_parsers import as_json, escaped
+from inflight.parsers.event_writer import MAX_HELD
+from inflight.parsers.held_value import as_json, escaped
 from inflight.parsers.text_reader import Steps
 from inflight.parsers.tool_parser import ToolParser
 
@@ -48,12 +49,26 @@ class Gemma4ToolParser(ToolParser):
         self._writer.arguments(escaped(text))
 
     def _bare_word(self) -> Steps[None]:
-        """Read a key or a value without quotes. If the text ends within it, it is passed on as it is."""
-        first = self._reader.take(1)  # it may be a "<" that begins no quote
-        self._writer.hold(first)
-        word = (first + (yield from self._hold_run(_BARE))).strip()
+        """Read a key or a value without quotes. If the text ends within it, it is passed on as it is. If it is longer than
+        `MAX_HELD`, it is a string, which is passed on as it arrives."""
+        word = self._reader.take(1)  # it may be a "<" that begins no quote
+        pieces: list[str] = [word]
+        num_held, is_string = 1, False
+        while piece := (yield from self._reader.piece(_BARE, None if is_string else MAX_HELD - num_held)):
+            if is_string:
+                self._write_string(piece)
+                continue
+            pieces.append(piece)
+            num_held += len(piece)
+            if num_held >= MAX_HELD:
+                word = "".join(pieces).lstrip()
+                pieces, num_held, is_string = [], 0, bool(word)
+                self._writer.arguments(f'"{escaped(word)}' if word else "")
         following = yield from self._reader.peek()
-        self._writer.accept()
+        if is_string:
+            self._writer.arguments('"' if following else "")
+            return
+        word = "".join(pieces).strip()
         if word and following == ":":
             word = json.dumps(word, ensure_ascii=False)
         elif word and following:

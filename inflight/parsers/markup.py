@@ -83,6 +83,7 @@ MARKUPS = (
 # parser name -> pattern. If no markup above fits, but a rendered call matches, the parser can read the model's calls.
 _SIGNS = {
     "qwen3_coder": re.compile(rf"<tool_call>\s*<function={_NAME}>"),
+    "seed_oss": re.compile(rf"<seed:tool_call>\s*<function={_NAME}>"),
     "glm45": re.compile(rf"<tool_call>{_NAME}\s*<arg_key>"),
     "minimax_m2": re.compile(rf'<minimax:tool_call>\s*<invoke name="{_NAME}">'),
     "gemma4": re.compile(rf"<\|tool_call>call:{_NAME}\{{"),

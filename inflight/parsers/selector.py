@@ -21,7 +21,12 @@ from inflight.parsers.json_tool_parsers import (
 from inflight.parsers.markup import ToolMarkup, default_markup, find_tool_markup, render_or_nothing
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import Opening, ReasoningMarkup
-from inflight.parsers.tagged_tool_parsers import Glm45ToolParser, MiniMaxM2ToolParser, Qwen3CoderToolParser
+from inflight.parsers.tagged_tool_parsers import (
+    Glm45ToolParser,
+    MiniMaxM2ToolParser,
+    Qwen3CoderToolParser,
+    SeedOssToolParser,
+)
 from inflight.parsers.tool_parser import ToolParser
 from inflight.tokenizer.chat_template import ChatTemplate
 
@@ -40,6 +45,7 @@ _TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "mistral": MistralToolParser,
     "openai": HarmonyParser,
     "qwen3_coder": Qwen3CoderToolParser,
+    "seed_oss": SeedOssToolParser,
 }
 _THINK = ReasoningMarkup("<think>", "</think>")
 _REASONING: Mapping[str, ReasoningMarkup] = {

@@ -1,7 +1,7 @@
-"""Tool parsers for the families that write each argument of a call between tags: Qwen3-Coder, GLM and MiniMax.
+"""Tool parsers for the families that write each argument of a call between tags: Qwen3-Coder, Seed-OSS, GLM and MiniMax.
 
 If the schema of an argument has the type string, or there is no schema, the argument is a string and is passed on as it
-arrives. Any other argument is held until it ends. Python's True, False and None then become JSON. Valid JSON is passed on
+arrives. Any other argument is held until it ends (`HeldValue`). Values of Python then become JSON. Valid JSON is passed on
 unchanged, and other text as a string.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from inflight.parsers.event_writer import MalformedCallError
+from inflight.parsers.held_value import HeldValue
 from inflight.parsers.text_reader import Steps
 from inflight.parsers.tool_parser import ToolParser
 
 _NAME = re.compile(r'[^<>"\r\n]+')
 _PLAIN = re.compile(r"[^<\n]+")
-_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class _TaggedToolParser(ToolParser):
@@ -80,28 +80,20 @@ class _TaggedToolParser(ToolParser):
 
     def _value(self, *, is_string: bool) -> Steps[None]:
         """Read an argument up to its closing tag."""
-        if is_string:
-            self._writer.arguments('"')
-        pieces: list[str] = []
+        value = HeldValue(self._writer.arguments, is_string=is_string)
         ends = [self.after_value]
         if self.has_line_breaks:
             yield from self._hold_literal("\n")
             ends.append(f"\n{self.after_value}")
         while (yield from self._reader.peek()):
-            limit = None if is_string else self._writer.room
-            if not (piece := (yield from self._reader.piece(_PLAIN, limit))):
+            if not (piece := (yield from self._reader.piece(_PLAIN, value.room))):
                 if (yield from self._hold_literal(*ends)):
                     self._writer.accept()
-                    self._writer.arguments('"' if is_string else as_json("".join(pieces)))
+                    value.end()
                     return
                 piece = self._reader.take(1)
-            if is_string:
-                self._writer.arguments(escaped(piece))
-            else:
-                self._writer.hold(piece)
-                pieces.append(piece)
-        self._writer.accept()
-        self._writer.arguments("".join(pieces))
+            value.write(piece)
+        value.cut()
         raise MalformedCallError
 
     def _properties(self, name: str) -> Mapping[str, Any]:  # Any: JSON schemas
@@ -132,6 +124,20 @@ class Qwen3CoderToolParser(_TaggedToolParser):
     before_key, after_key, after_value = "<parameter=", (">",), "</parameter>"
     after_call = "</function>"
     has_line_breaks = True
+
+
+class SeedOssToolParser(Qwen3CoderToolParser):
+    """For Seed-OSS. Objects and lists are written as in Python.
+
+    <seed:tool_call>
+    <function=get_weather>
+    <parameter=city>Paris</parameter>
+    </function>
+    </seed:tool_call>
+    """
+
+    marker, end = "<seed:tool_call>", "</seed:tool_call>"
+    has_line_breaks = False
 
 
 class Glm45ToolParser(_TaggedToolParser):
@@ -166,22 +172,3 @@ class MiniMaxM2ToolParser(_TaggedToolParser):
 
 def _is_string(schema: object) -> bool:
     return not isinstance(schema, Mapping) or schema.get("type") == "string"
-
-
-def escaped(text: str) -> str:
-    """The text as it is written between the quotes of a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def as_json(text: str) -> str:
-    """Returns the JSON for a value that a model has written without quotes."""
-    text = _PYTHON_WORDS.get(text, text)
-    try:
-        json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    return text
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")

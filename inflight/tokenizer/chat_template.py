@@ -46,12 +46,11 @@ class ChatTemplate:
         environment = _environment()
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
-        self._keeps_parts: dict[str, bool] = {}
-        self._forms = {name: TemplateForm(partial(self._probe, name)) for name in sources}
+        self._forms: dict[str, TemplateForm] = {}
         for name, source in sources.items():
             try:
                 parsed = environment.parse(source)
-                self._keeps_parts[name] = _loops_over_content(parsed)
+                self._forms[name] = TemplateForm(partial(self._probe, name), loops=_loops_over_content(parsed))
                 self._compiled[name] = environment.from_string(parsed)
             except Exception as error:  # too deep nesting is a SyntaxError, a RecursionError or a MemoryError
                 line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
@@ -97,9 +96,10 @@ class ChatTemplate:
                 "message, the second opens a new one; set one of them to False"
             )
         name = self._select(has_tools=bool(tools))
-        conversation = check_messages(messages, keeps_parts=self._keeps_parts[name])
-        final_text = _tag_final_message(conversation) if continue_final_message else ""
+        conversation = check_messages(messages)
+        has_content = bool(conversation[-1].get("content")) or isinstance(conversation[-1].get("content"), str)
         self._forms[name].prepare(conversation)
+        final_text = _tag_final_message(conversation, has_content=has_content) if continue_final_message else ""
         variables: dict[str, Any] = {
             **self._special_tokens,
             **check_template_kwargs(chat_template_kwargs),
@@ -310,13 +310,13 @@ def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
 # -- continue_final_message ----------------------------------------------------------------------------------------------
 
 
-def _tag_final_message(conversation: list[dict[str, Any]]) -> str:
+def _tag_final_message(conversation: list[dict[str, Any]], *, has_content: bool) -> str:
     """Append a tag to the text of the last message. The prompt will be cut at the tag. Return the text without the tag."""
     content = conversation[-1].get("content")
-    if isinstance(content, str):
+    if has_content and isinstance(content, str):
         conversation[-1]["content"] = content + _CONTINUE_TAG
         return content
-    if content:
+    if content and "text" in content[-1]:
         text: str = content[-1]["text"]
         content[-1]["text"] = text + _CONTINUE_TAG
         return text

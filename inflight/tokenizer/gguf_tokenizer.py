@@ -1,7 +1,8 @@
-"""Makes a tokenizer and a chat template from a GGUF file. The file must name one of the known rules for splitting texts.
+"""Makes a tokenizer and a chat template from a GGUF file.
 
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md defines the keys. The model "gpt2" is byte-level BPE. The model
-"llama" is the BPE of sentencepiece, without normalisation: spaces become U+2581, and characters that no token has become bytes.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md defines the keys. The model "gpt2" is byte-level BPE,
+with one of the splits of gguf_splits.py. The model "llama" is the BPE of sentencepiece, without normalisation: spaces become
+U+2581, and characters that no token has become bytes.
 """
 
 from __future__ import annotations
@@ -13,24 +14,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from inflight.config.gguf_file import GgufFile, GgufStrings
 from inflight.errors import TokenizerError
 from inflight.tokenizer.chat_template import ChatTemplate, choose_source
+from inflight.tokenizer.gguf_splits import PRE, SPLITS, Split, find_split
 from inflight.tokenizer.tokenizer import Tokenizer
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# value of tokenizer.ggml.pre -> patterns that split a text, one after the other. "default" splits as llama.cpp does.
-_SPLITS = {
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-    **dict.fromkeys(("gpt-2", "olmo"), (_GPT2 + r"|\s+",)),
-    "refact": (r"\p{N}", _GPT2 + r"|\s+"),
-    **dict.fromkeys(("llama-bpe", "lfm2", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_CL100K % 3,)),
-    "qwen2": (_CL100K % 1,),
-    "qwen35": ((_CL100K % 1).replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}"),),
-}
-# A word that is a token itself is never split, even if the merges would not build this token, and a text begins with a token.
-_OF_LLAMA_3 = ("llama-bpe", "lfm2")
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # values of tokenizer.ggml.token_type
 _SPECIAL_TOKENS = {
@@ -48,26 +34,33 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     Raises:
         TokenizerError: the file has no tokenizer, or its tokenizer cannot be made from the data in it.
     """
-    model, pre = file.metadata.get(f"{_PREFIX}model"), file.metadata.get(f"{_PREFIX}pre")
+    model = file.metadata.get(f"{_PREFIX}model")
     is_sentencepiece = model == "llama" and f"{_PREFIX}precompiled_charsmap" not in file.metadata
-    if not is_sentencepiece and (model != "gpt2" or pre not in _SPLITS):
+    if not is_sentencepiece and model != "gpt2":
         raise _unusable(
             file,
-            f"{_PREFIX}model={model!r} with {_PREFIX}pre={pre!r} cannot be made into a tokenizer; 'llama' can, if the file "
-            f"has no normalisation of its own, and 'gpt2', with {', '.join(_SPLITS)}",
+            f"{_PREFIX}model={model!r} cannot be made into a tokenizer; 'gpt2' can, and 'llama' can, if the file has no "
+            "normalisation of its own",
         )
     tokens = _strings(file, "tokens")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         raise _unusable(file, f"{_PREFIX}tokens lists a token twice")
-    backend = _sentencepiece(file, tokens, vocabulary) if is_sentencepiece else _byte_level(file, vocabulary, str(pre))
-    _add_tokens(file, backend, tokens)
     special = _special_tokens(file, tokens)
-    _surround(file, backend, special, begins=is_sentencepiece or pre in _OF_LLAMA_3)
+    if is_sentencepiece:
+        backend, has_bos = _sentencepiece(file, tokens, vocabulary), True
+    else:
+        split = find_split(file, special.get("bos_token"))
+        if split is None:
+            known = ", ".join(SPLITS)
+            raise _unusable(file, f"{PRE}={file.metadata[PRE]!r} is not known; known are {known}")
+        backend, has_bos = _byte_level(file, vocabulary, split), split.has_bos
+    _add_tokens(file, backend, tokens)
+    _surround(file, backend, special, has_bos=has_bos)
     return Tokenizer(backend, special)
 
 
-def _byte_level(file: GgufFile, vocabulary: dict[str, int], pre: str) -> tokenizers.Tokenizer:
+def _byte_level(file: GgufFile, vocabulary: dict[str, int], split: Split) -> tokenizers.Tokenizer:
     pairs = []
     for merge in _strings(file, "merges"):
         middle = merge.find(" ", 1)
@@ -75,12 +68,12 @@ def _byte_level(file: GgufFile, vocabulary: dict[str, int], pre: str) -> tokeniz
             raise _unusable(file, f"the merge {merge!r} is no pair")
         pairs.append((merge[:middle], merge[middle + 1 :]))
     try:
-        backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre in _OF_LLAMA_3))
+        backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=split.has_whole_words))
     except Exception as error:  # the library raises nothing more specific
         raise _unusable(file, str(error)) from error
-    if pre in ("qwen2", "qwen35"):
+    if split.is_nfc:
         backend.normalizer = normalizers.NFC()
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[pre]]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -170,9 +163,9 @@ def _special_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
     return found
 
 
-def _surround(file: GgufFile, backend: tokenizers.Tokenizer, special: dict[str, str], *, begins: bool) -> None:
-    """Set the tokens that `encode` puts around a text. `begins`: whether a BOS comes first if the file has no add_bos_token."""
-    first = [special["bos_token"]] if _flag(file, "add_bos_token", begins) and "bos_token" in special else []
+def _surround(file: GgufFile, backend: tokenizers.Tokenizer, special: dict[str, str], *, has_bos: bool) -> None:
+    """Set the tokens that `encode` puts around a text. `has_bos`: whether BOS comes first if the file has no add_bos_token."""
+    first = [special["bos_token"]] if _flag(file, "add_bos_token", has_bos) and "bos_token" in special else []
     last = [special["eos_token"]] if _flag(file, "add_eos_token", False) and "eos_token" in special else []
     if first or last:
         backend.post_processor = processors.TemplateProcessing(

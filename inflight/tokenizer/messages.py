@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inflight.errors import InvalidRequestError
+from inflight.tokenizer.content_parts import THINKING
 
 _MAX_DEPTH = 64
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -14,11 +15,10 @@ TOOL = "a JSON schema of a function"  # what each tool must be, for error messag
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
-def check_messages(messages: object, *, keeps_parts: bool) -> list[dict[str, Any]]:
+def check_messages(messages: object) -> list[dict[str, Any]]:
     """Returns a plain copy of the messages, without the fields that are None, and without empty lists of calls.
 
-    The content of a message may be a list of text parts. With `keeps_parts` it stays a list, because the template loops over
-    it. Without `keeps_parts` the parts are joined by newlines.
+    The content of a message may be a list of text parts, in a message of the assistant also of parts of the type "thinking".
 
     Raises:
         InvalidRequestError: a message is malformed; the error names the message and the problem.
@@ -29,10 +29,10 @@ def check_messages(messages: object, *, keeps_parts: bool) -> list[dict[str, Any
         )
     if not messages:
         raise InvalidRequestError("messages is empty; give at least one message")
-    return [_check_message(message, f"messages[{i}]", keeps_parts) for i, message in enumerate(messages)]
+    return [_check_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _check_message(message: object, where: str, keeps_parts: bool) -> dict[str, Any]:
+def _check_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidRequestError(f"{where} is a {type(message).__name__}, not a dict with 'role' and 'content'")
     role = message.get("role")
@@ -47,25 +47,49 @@ def _check_message(message: object, where: str, keeps_parts: bool) -> dict[str, 
     if checked.get("tool_calls") == []:
         del checked["tool_calls"]
     if content is not None:
-        checked["content"] = _check_content(checked["content"], f"{where}['content']", keeps_parts)
-    # Newer templates read the field reasoning_content, and the template of gpt-oss reads thinking. As in transformers, both
-    # fields get the value of the first of _REASONING_FIELDS that is given.
+        checked["content"] = _check_content(checked["content"], f"{where}['content']", role)
+    # as in transformers, the first of these fields counts
     reasoning = next((checked[name] for name in _REASONING_FIELDS if name in checked), None)
-    return checked if reasoning is None else {"thinking": reasoning, **checked, "reasoning_content": reasoning}
+    if reasoning is not None:
+        set_reasoning(checked, reasoning)
+    return checked
 
 
-def _check_content(content: Any, where: str, keeps_parts: bool) -> str | list[dict[str, Any]]:
+def _check_content(content: Any, where: str, role: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidRequestError(f"{where} is a {type(content).__name__}; it must be text or a list of text parts")
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind != "text":
-            raise InvalidRequestError(f"{where}[{i}] is of type {kind!r}; this model reads 'text' parts only")
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequestError(f"{where}[{i}] is a text part without a string 'text'")
-    return content if keeps_parts else "\n".join(part["text"] for part in content)
+    return [_check_part(part, f"{where}[{i}]", role) for i, part in enumerate(content)]
+
+
+def _check_part(part: Any, where: str, role: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if kind == THINKING and role == "assistant":
+        return {"type": THINKING, THINKING: _thought(part.get(THINKING), where)}
+    if kind != "text":
+        raise InvalidRequestError(f"{where} is of type {kind!r}; this model reads 'text' parts only")
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequestError(f"{where} is a text part without a string 'text'")
+    checked: dict[str, Any] = part
+    return checked
+
+
+def _thought(value: Any, where: str) -> str:
+    """The text of a thought. Mistral's client sends it as a list of text parts."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidRequestError(
+            f"{where} is a part of type {THINKING!r} without a text or a list of text parts in {THINKING!r}"
+        )
+    return "".join(_check_part(part, f"{where}[{THINKING!r}][{i}]", "")["text"] for i, part in enumerate(value))
+
+
+def set_reasoning(message: dict[str, Any], reasoning: str) -> None:
+    """Newer templates read the field reasoning_content, and the template of gpt-oss reads thinking."""
+    message.setdefault("thinking", reasoning)
+    message["reasoning_content"] = reasoning
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from typing import Any
 
 from inflight.errors import InvalidRequestError
 from inflight.tokenizer.call_arguments import called_with_objects, need_text
+from inflight.tokenizer.content_parts import THINKING, joined, takes_parts, takes_thoughts
+from inflight.tokenizer.messages import set_reasoning
 
 Message = Mapping[str, Any]  # Any: JSON
 Render = Callable[[Sequence[Message], Sequence[Message]], str]  # messages, tools -> prompt
@@ -23,9 +25,6 @@ Render = Callable[[Sequence[Message], Sequence[Message]], str]  # messages, tool
 _SHORT_ID, _LONG_ID = "abcdefghi", "call_0123456789abcdef01234567"
 _SHORT_IDS = re.compile(r"[A-Za-z0-9]{9}")
 _ID_CHARACTERS = string.ascii_letters + string.digits
-_TEXTS = ("probed-1", "probed-2")
-_PARTS = [{"type": "text", "text": text} for text in _TEXTS]
-_AS_DATA = re.compile(r"['\"](type|text)['\"]")  # parts written as Python or JSON
 _NAME = "probe"
 _TOOL = {
     "type": "function",
@@ -37,9 +36,11 @@ _QUESTION = {"role": "user", "content": "?"}
 class TemplateForm:
     """Of one template. `render` raises an `InvalidRequestError` if the template refuses the messages."""
 
-    def __init__(self, render: Render) -> None:
+    def __init__(self, render: Render, *, loops: bool) -> None:
+        """`loops`: whether the template has a loop over a message's content. It counts where nothing else is found out."""
         self._render = render
-        self._separators: dict[str, str | None] = {}
+        self._loops = loops
+        self._takes_parts: dict[str, bool] = {}  # by role
 
     def prepare(self, conversation: list[dict[str, Any]]) -> None:
         """Bring checked messages, in place, into the form that the template can write."""
@@ -48,10 +49,8 @@ class TemplateForm:
             if message["role"] == "assistant" and message.get("content") is None:
                 message.pop("content", None)
                 message |= self.missing_content if "tool_calls" in message else {"content": ""}
-            if isinstance(content := message.get("content"), list):
-                separator = self.separator(message["role"])
-                if separator is not None:
-                    message["content"] = separator.join(part["text"] for part in content)
+            if isinstance(message.get("content"), list):
+                self._prepare_parts(message)
             for call in message.get("tool_calls") or ():
                 if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
                     if function.get("arguments") is None:
@@ -82,16 +81,17 @@ class TemplateForm:
             return {"content": None}
         return {"content": ""} if as_text else {}
 
-    def separator(self, role: str) -> str | None:
-        """The text between two text parts where the template needs a string; None if it writes parts itself."""
-        if role not in self._separators:
-            self._separators[role] = None
-            if self._between_parts(role) is None and all(
-                text in self._render_content(role, " ".join(_TEXTS)) for text in _TEXTS
-            ):
-                between = self._between_parts("user")
-                self._separators[role] = "\n" if between is None or between.strip() else between
-        return self._separators[role]
+    @cached_property
+    def takes_thoughts(self) -> bool:
+        """Whether the template writes parts of the type "thinking"."""
+        return takes_thoughts(self._render)
+
+    def takes_parts(self, role: str) -> bool:
+        """Whether the template writes the parts of a list in messages of this role."""
+        if role not in self._takes_parts:
+            found = takes_parts(self._render, role)
+            self._takes_parts[role] = self._loops if found is None else found
+        return self._takes_parts[role]
 
     @cached_property
     def needs_short_ids(self) -> bool:
@@ -111,18 +111,6 @@ class TemplateForm:
             self._first([_QUESTION, _call(), _result(_SHORT_ID)])
         )
 
-    def _between_parts(self, role: str) -> str | None:
-        """The text that the template writes between two text parts; None if it does not write parts as text."""
-        first, _, after = self._render_content(role, _PARTS).partition(_TEXTS[0])
-        between, found, _ = after.partition(_TEXTS[1])
-        return between if found and not _AS_DATA.search(first[-20:] + between) else None
-
-    def _render_content(self, role: str, content: object) -> str:
-        before: dict[str, list[Message]] = {"assistant": [_QUESTION], "tool": [_QUESTION, _call()]}
-        message = {**(_result(_SHORT_ID) if role == "tool" else {"role": role}), "content": content}
-        turn = [*before.get(role, []), message]
-        return self._first(turn, [*turn, _QUESTION])
-
     def _render_turn(self, call: Message, call_id: str | None = _SHORT_ID) -> str:
         """A call and its result; if the template refuses it also with the usual id, the call alone."""
         turn = [_QUESTION, call, _result(call_id)]
@@ -140,6 +128,19 @@ class TemplateForm:
         return ""
 
     # -- preparing -----------------------------------------------------------------------------------------------------
+
+    def _prepare_parts(self, message: dict[str, Any]) -> None:
+        """Makes one text of the parts, if the template does not read lists in messages of this role. Makes a field of thoughts,
+        if the template does not read them as parts."""
+        content = message["content"]
+        if any(part["type"] == THINKING for part in content):
+            if self.takes_thoughts:
+                return
+            if "reasoning_content" not in message:
+                set_reasoning(message, "".join(part[THINKING] for part in content if part["type"] == THINKING))
+            message["content"] = content = [part for part in content if part["type"] != THINKING]
+        if not self.takes_parts(message["role"]):
+            message["content"] = joined(content)
 
     def _prepare_ids(self, conversation: list[dict[str, Any]]) -> None:
         calls = [call for message in conversation for call in message.get("tool_calls") or () if isinstance(call, dict)]

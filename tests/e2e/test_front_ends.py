@@ -201,8 +201,49 @@ def test_the_death_of_the_engine_and_of_the_command_end_all(tmp_path: Path) -> N
         pids = tree_of(server.popen.pid)
         server.popen.kill()
         assert server.end() == -signal.SIGKILL
-        assert_nothing_left(pids, set(), seconds=15.0)
+        assert_nothing_left(pids, set(), seconds=60.0)
+    (left,) = tmp_path.iterdir()  # nobody could remove the folder of the metrics
+    with two_front_ends(tmp_path) as server:
+        assert left not in set(tmp_path.iterdir())
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 0
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("victim", ["front end 1", "engine"])
+def test_a_stopped_process_does_not_outlive_the_command(tmp_path: Path, victim: str) -> None:
+    with two_front_ends(tmp_path) as server:
+        pids = tree_of(server.popen.pid)
+        os.kill(server.children()[victim], signal.SIGSTOP)
+        server.popen.kill()
+        server.end()
+        assert_nothing_left(pids, set(), seconds=60.0)
+
+
+def test_one_that_is_stopped_while_the_server_starts_is_replaced(tmp_path: Path) -> None:
+    with two_front_ends(tmp_path, ready=False) as server:
+        server.wait_until("/live", 200)
+        stopped = server.children()["front end 1"]
+        os.kill(stopped, signal.SIGSTOP)
+        server.wait_until("/ready", 200)
+        assert server.wait_for_child("front end 1") != stopped
+        streams = [stream for each in streams_on_both(server, 20).values() for stream in each]
+        assert {finish_reason(stream) for stream in streams} == {"length"}
+
+
+def test_one_that_is_stopped_while_it_drains_does_not_hold_the_others(tmp_path: Path) -> None:
+    """Nothing keeps its port, and the command ends as after any drain."""
+    with two_front_ends(tmp_path) as server:
+        pids = tree_of(server.popen.pid)
+        streams = streams_on_both(server, 600)
+        server.popen.send_signal(signal.SIGTERM)
+        server.wait_until("/ready", 503)
+        os.kill(server.children()["front end 1"], signal.SIGSTOP)
+        assert [finish_reason(stream) for stream in streams["front end 0"]] == ["length"] * len(streams["front end 0"])
+        for stream in streams["front end 1"]:
+            stream.rest()  # it was cut when the front end was killed
+        assert server.end() == 0, server.text_of_log()
+        assert_nothing_left(pids, set())
 
 
 def test_a_signal_while_starting_and_a_start_that_fails_leave_nothing(tmp_path: Path) -> None:

@@ -131,7 +131,10 @@ def test_no_stream_notices_that_the_engine_died() -> None:
                 server.wait_until("/ready", 503)
                 code, text = server.request("GET", "/ready")
                 if code == 503:
-                    assert json.loads(text)["error"]["code"] == "engine_recovering", text
+                    error = json.loads(text)["error"]
+                    assert error["code"] == "engine_recovering", text
+                    # strangers may ask, so no process, path or request is named
+                    assert error["message"] == "the engine recovers from a fault (engine_died)"
                     assert status_of(server)["state"] == "recovering"
                 for path in ("/live", "/health"):
                     assert server.request("GET", path)[0] == 200
@@ -142,7 +145,7 @@ def test_no_stream_notices_that_the_engine_died() -> None:
             assert status["state"] == "healthy"
             assert status["num_recoveries"] == {"engine_died": number_of_recoveries}
             assert status["num_resumed_requests"] >= 8
-            assert "SIGKILL" in status["last_cause"]
+            assert "SIGKILL" in status["last_cause"] and status["last_kind"] == "engine_died"
             print(f"{number.name}: longest silence {max(each.silence for each in answers):.2f} s, {status}")
         metrics = server.request("GET", "/metrics")[1]
         assert 'inflight:recoveries_total{cause="engine_died",model_name="tested"} 2.0' in metrics

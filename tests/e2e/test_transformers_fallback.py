@@ -17,8 +17,10 @@ from transformers import (
     FalconConfig,
     Llama4TextConfig,
     MiniMaxConfig,
+    MptConfig,
     Phi3Config,
     PreTrainedConfig,
+    RwkvConfig,
 )
 
 from inflight import LLM, SamplingParams
@@ -137,7 +139,18 @@ _LONG_ROPE = {
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (MiniMaxConfig(**SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=2), "get_linear_cache"),
+        (
+            MiniMaxConfig(**SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=2),
+            "layers need 'get_linear_cache' of a cache of their own",
+        ),
+        (
+            RwkvConfig(vocab_size=VOCAB_SIZE, hidden_size=64, num_hidden_layers=2, context_length=128),
+            "reads 'weight' of a linear layer itself",
+        ),
+        (
+            MptConfig(vocab_size=VOCAB_SIZE, d_model=64, n_layers=2, n_heads=4, max_seq_len=256),
+            "computes with its mask, in torch's masked_fill: its attention is code of its own",
+        ),
         (BloomConfig(vocab_size=VOCAB_SIZE, hidden_size=64, n_layer=2, n_head=4), "computes with its mask"),
         (
             BartConfig(vocab_size=VOCAB_SIZE, d_model=64, decoder_layers=2, is_encoder_decoder=False),
@@ -165,7 +178,7 @@ _LONG_ROPE = {
             "counts the positions of its tokens itself",
         ),
     ],
-    ids=["recurrent", "alibi", "positions", "longrope", "arange"],
+    ids=["recurrent", "linear", "own attention", "alibi", "positions", "longrope", "arange"],
 )
 def test_what_would_differ_is_refused(tmp_path: Path, config: PreTrainedConfig, message: str) -> None:
     folder = write_model(config, tmp_path / "model", seed=0)

@@ -303,7 +303,8 @@ def fixed_layer_types(fields: JsonFields, windowed: list[bool], window: int | No
         )
 
 
-# Other names of dtypes. Weights in float64 are computed in float32. "auto" names none.
+# Other names of dtypes. Weights in float64 are computed in float32. "auto" names none. `stored_dtype.py` has replaced it, if
+# there are weights.
 _DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "auto": "float32"} | dict.fromkeys(
     ("fp32", "float", "float64", "double"), "float32"
 )
@@ -311,7 +312,7 @@ _DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "auto"
 
 def parse_dtype(fields: JsonFields) -> str:
     """The dtype of the weights, as the file names it; float32 if it names none."""
-    dtype = fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch.")
+    dtype = fields.text("dtype", fields.text("torch_dtype", "float32")).lower().removeprefix("torch.")
     dtype = _DTYPE_NAMES.get(dtype, dtype)
     if dtype not in DTYPE_BYTES:
         raise UnsupportedModelError(

@@ -24,6 +24,7 @@ from inflight.errors import (
     ContextLengthExceededError,
     EngineClosedError,
     EngineDeadError,
+    EngineError,
     EngineRecoveringError,
     InflightError,
     InvalidRequestError,
@@ -130,7 +131,10 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
         return ApiError(503, message, type="server_error", code="engine_dead")
     logger.error("a request failed", exc_info=error)
     name = "engine_error" if isinstance(error, InflightError) else "internal_error"
-    return ApiError(500, "the server failed to answer this request", type="server_error", code=name)
+    # The steps of this request fail, or end processes. OpenAI's clients would send it twice more without this header.
+    headers = {"x-should-retry": "false"} if isinstance(error, EngineError) else {}
+    message = "the server failed to answer this request"
+    return ApiError(500, message, type="server_error", code=name, headers=headers)
 
 
 def named_field(error: Exception, body: BaseModel) -> str | None:

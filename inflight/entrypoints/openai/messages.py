@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
@@ -44,7 +44,24 @@ class TextPart(StrictModel):
     text: str
 
 
-ContentPart = Annotated[TextPart, BeforeValidator(_as_text)]
+class ThinkingPart(StrictModel):
+    type: Literal["thinking"]
+    thinking: str | list[TextPart] = Field(description="A thought of the assistant, as text or as parts.")
+    closed: Annotated[bool | None, no_effect("From other models.")] = None
+    signature: Annotated[str | None, no_effect("From other models.")] = None
+
+
+def _kind_of_part(part: object) -> str:
+    thought = part.get("thinking") if isinstance(part, dict) and part.get("type") == "thinking" else None
+    is_thought = isinstance(part, ThinkingPart) or isinstance(thought, str | list)
+    return "part with a thought" if is_thought else "part with text"
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("part with text")] | Annotated[ThinkingPart, Tag("part with a thought")],
+    Discriminator(_kind_of_part),
+    BeforeValidator(_as_text),
+]
 
 
 Role = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
@@ -85,11 +102,27 @@ class ChatMessage(StrictModel):
     audio: Annotated[dict[str, Any] | None, no_effect("From other models; its text is in content.")] = None
     annotations: Annotated[list[Any] | None, no_effect("From other models; templates do not see them.")] = None
 
+    @field_validator("content")
+    @classmethod
+    def _check_thoughts(
+        cls, content: str | list[TextPart | ThinkingPart] | None, info: ValidationInfo
+    ) -> str | list[TextPart | ThinkingPart] | None:
+        role = info.data.get("role", "assistant")
+        if (
+            role != "assistant"
+            and isinstance(content, list)
+            and any(isinstance(part, ThinkingPart) for part in content)
+        ):
+            raise PydanticCustomError(
+                "part_type", "a part of the type 'thinking' is read only in messages of the role 'assistant'"
+            )
+        return content
+
     @property
     def text(self) -> str:
         """The text of the content."""
         if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
+            return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
         return self.content or ""
 
 

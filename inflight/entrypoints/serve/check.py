@@ -51,8 +51,8 @@ def model_problems(args: EngineArgs) -> list[str]:
     found += _problems_of(lambda: _check_generation_config(args, source))
     found += _problems_of(lambda: _check_weight_files(args, source))
     try:
-        config = merge_overrides(read_model_config(source), args.config_overrides)
-        architecture = describe_model(config, args.model_impl, is_gguf=source.is_file())
+        config = merge_overrides(read_model_config(source, args.max_model_len), args.config_overrides)
+        architecture = describe_model(config, args.model_impl, gguf=source if source.is_file() else None)
         machine = detect_machine(args.device)  # raises ConfigError if an environment variable is wrong
     except ConfigError as error:
         return [*found, str(error)]

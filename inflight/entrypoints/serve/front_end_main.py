@@ -21,7 +21,6 @@ import importlib
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -51,14 +50,14 @@ EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
 class FrontEndStart:
     """
     Attributes:
-        records_engine: whether to count and log the engine's statistics.
+        index: the number of the front end, from 0 on. Number 0 counts and logs the engine's statistics.
         is_replacement: whether this front end replaces a dead one. Then it accepts connections only when it is ready, because
             the server does not start, and clients expect answers.
     """
 
     settings: ServerSettings
     args: EngineArgs
-    records_engine: bool
+    index: int
     is_replacement: bool
 
     def to_file(self) -> TextIO:
@@ -78,7 +77,7 @@ class FrontEndStart:
         return cls(
             settings=ServerSettings(**settings),
             args=EngineArgs(**values["args"]),
-            records_engine=values["records_engine"],
+            index=values["index"],
             is_replacement=values["is_replacement"],
         )
 
@@ -144,14 +143,12 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
     clock = StartUpClock()
 
     async def start_model() -> ServedModel:
+        exposition = await asyncio.to_thread(importlib.import_module, "inflight.metrics.exposition")
+        exposition.use_files_of(start.index)
         engine_start = await asyncio.to_thread(importlib.import_module, "inflight.entrypoints.serve.engine_start")
         clock.mark("importing")
         model: ServedModel = await engine_start.start(
-            start.settings,
-            start.args,
-            clock,
-            engine_sockets=control.engine_sockets,
-            records_engine=start.records_engine,
+            start.settings, start.args, clock, engine_sockets=control.engine_sockets, records_engine=start.index == 0
         )
         _report(control_socket, {"ready": model.description})
         try:
@@ -175,8 +172,6 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
 
 
 def _exit(code: int) -> NoReturn:
-    if code == EXIT_COMMAND_GONE:  # the command has ended and cannot remove the folder of the metrics
-        shutil.rmtree(os.environ["PROMETHEUS_MULTIPROC_DIR"], ignore_errors=True)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)

@@ -9,9 +9,13 @@ All front ends accept connections on the same listener. They answer requests onc
 to this process, the front ends drain: they refuse new requests, and let running requests end. After the second signal, they cut
 their connections.
 
-If a front end dies, its requests are lost with its connections, and another front end takes its place. If the engine dies,
-`EngineKeeper` starts it again. If the engine or a front end may not be started again (`FaultToleranceConfig`), or if a front
-end reports a failure, the remaining front ends drain, and `inflight serve` fails. Then systemd or Kubernetes starts it again.
+The supervisor looks after each front end from its first moment to its last. One that is stopped by a signal is killed. If a
+front end dies, also during the start, its requests are lost with its connections, and another front end takes its place. One
+that dies again before it was ready is the same fault: the tries follow more and more slowly, for as long as a recovery may
+take. If the engine dies, `EngineKeeper` starts it again.
+
+If the engine or a front end may not be started again (`FaultToleranceConfig`), or if a front end reports a failure, the
+remaining front ends drain, and `inflight serve` fails. Then systemd or Kubernetes starts it again.
 """
 
 from __future__ import annotations
@@ -23,18 +27,20 @@ import json
 import logging
 import signal
 import socket
-import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, ENGINE, GONE, OPEN, FrontEndStart
 from inflight.entrypoints.serve.listener import Listener
+from inflight.entrypoints.serve.metric_files import metric_files
 from inflight.entrypoints.serve.server import StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
 from inflight.errors import EngineDeadError, EngineError, InflightError, error_by_name
-from inflight.executor.process import STOPPED_LOOK_SECONDS, ChildProcess, stop_processes
+from inflight.executor.process import STOPPED_LOOK_SECONDS, ChildProcess, pause_seconds, stop_processes
 
 if TYPE_CHECKING:
     from inflight.engine.engine_keeper import EngineKeeper
@@ -55,6 +61,7 @@ class FrontEndProcess:
         failure: why the process has ended, if it was not asked to end.
         has_died: whether the process has ended without a report, and was not asked to end.
         number: its number in the `EngineKeeper`; -1 before it has one.
+        is_replacement: see `FrontEndStart`.
     """
 
     def __init__(self, index: int, listener: socket.socket, start: FrontEndStart, variables: dict[str, str]) -> None:
@@ -64,6 +71,7 @@ class FrontEndProcess:
         self.failure: InflightError | None = None
         self.has_died = False
         self.index, self.number = index, -1
+        self.is_replacement = start.is_replacement
         self._is_asked_to_end = False
         self._received = b""
         self._socket, theirs = socket.socketpair()
@@ -132,10 +140,7 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
     """
     # the front ends have END_SECONDS to end; after that the engine has the same time
     shutdown = Shutdown(settings.shutdown_timeout, 2 * END_SECONDS)
-    with (
-        shutdown.on_signals(),
-        tempfile.TemporaryDirectory(prefix="inflight-metrics-", ignore_cleanup_errors=True) as folder,
-    ):
+    with shutdown.on_signals(), metric_files(settings.api_server_count) as folder:
         supervisor = Supervisor(settings, args, listener, shutdown, folder)
         try:
             supervisor.start_front_ends()
@@ -145,6 +150,14 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
     if failed := [front_end.failure for front_end in supervisor.front_ends if front_end.failure is not None]:
         raise failed[0]
     return shutdown.exit_code
+
+
+@dataclass
+class _Fault:
+    """The death of a front end: until when another one must be ready, and how many of these have died before they were."""
+
+    deadline: float
+    num_failed: int = 0
 
 
 class Supervisor:
@@ -160,36 +173,54 @@ class Supervisor:
         self._folder = folder
         self._keeper: EngineKeeper | None = None
         self._limits: RecoveryLimits | None = None  # None if no front end may be replaced
+        self._fault: _Fault | None = None  # the newest death of a front end
+        self._is_configured: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # so `_limits` is known
+        self._is_open = False  # whether the front ends answer requests
+        self._looking: asyncio.Task[None] | None = None
         self._opening: set[asyncio.Task[None]] = set()
 
     def start_front_ends(self) -> None:
         for index in range(self._settings.api_server_count):
             self.front_ends.append(self._start_front_end(index))
+        self._looking = asyncio.create_task(self._look_after())
         if reads_files_again(self._settings):
             # A front end inherits that SIGHUP is ignored, so the signal cannot end it before it has a handler.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._pass_on_sighup)
 
+    async def _look_after(self) -> None:
+        """Kill front ends that are stopped by a signal, from the start until the last one has ended."""
+        while True:
+            await asyncio.sleep(STOPPED_LOOK_SECONDS)
+            for front_end in self.front_ends:
+                if not front_end.ended.done():
+                    front_end.process.kill_if_stopped()
+
     async def serve(self, clock: StartUpClock) -> None:
-        """Start the engine. Return when the shutdown begins, or when a front end has ended and cannot be replaced.
+        """Start the engine. Replace front ends that die. Return when the shutdown begins, or when a front end has ended and
+        cannot be replaced.
 
         Raises:
             ConfigError, EngineError: the engine could not start, or was given up.
         """
         begun: asyncio.Future[Any] = asyncio.ensure_future(self._shutdown.begun.wait())
-        start = asyncio.ensure_future(self._start_engine(clock))
+        engine = asyncio.ensure_future(self._run_engine(clock))
         try:
-            ends = [front_end.ended for front_end in self.front_ends]
-            await asyncio.wait([start, begun, *ends], return_when=asyncio.FIRST_COMPLETED)
-            if start.done():
-                start.result()
-                await self._keep_front_ends(begun)
+            while not begun.done():
+                ends = [front_end.ended for front_end in self.front_ends]
+                await asyncio.wait([begun, engine, *ends], return_when=asyncio.FIRST_COMPLETED)
+                if engine.done():
+                    engine.result()
+                for index, front_end in enumerate(self.front_ends):
+                    if front_end.ended.done() and not await self._replace(index, [begun, engine]):
+                        return
         finally:
             begun.cancel()
-            start.cancel()
-            await asyncio.wait([start])
+            engine.cancel()
+            await asyncio.wait([engine])
 
     async def end(self) -> None:
-        """Drain the front ends, or cut them if `shutdown.cut` is set. When they have ended, end the engine."""
+        """Drain the front ends, or cut them if `shutdown.cut` is set. One that does not end in time is cut, and then killed.
+        When all have ended, end the engine."""
         self._listener.socket.close()  # when all front ends have ended, too, the kernel refuses clients
         for task in self._opening:
             task.cancel()
@@ -199,19 +230,27 @@ class Supervisor:
             ends = [front_end.ended for front_end in self.front_ends]
             ended: asyncio.Future[Any] = asyncio.ensure_future(asyncio.wait(ends))
             cut: asyncio.Future[Any] = asyncio.ensure_future(self._shutdown.cut.wait())
-            await asyncio.wait([ended, cut], return_when=asyncio.FIRST_COMPLETED)
+            seconds = self._settings.shutdown_timeout + CUT_SECONDS + CUT_GRACE_SECONDS
+            await asyncio.wait([ended, cut], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             cut.cancel()
             if not ended.done():
                 for front_end in self.front_ends:
                     front_end.send(CUT)
             await asyncio.wait([ended], timeout=CUT_SECONDS + CUT_GRACE_SECONDS)
+        if self._looking is not None:
+            self._looking.cancel()
         stop_processes([front_end.process for front_end in self.front_ends], LAST_SECONDS)
         for front_end in self.front_ends:
             front_end.close()
         if self._keeper is not None:
             await self._keeper.close(*([CUT_SECONDS] if self._shutdown.cut.is_set() else []))
 
-    async def _start_engine(self, clock: StartUpClock) -> None:
+    async def _run_engine(self, clock: StartUpClock) -> None:
+        """Start the engine, and let the front ends answer requests when all are ready. Wait until the engine is given up.
+
+        Raises:
+            ConfigError, EngineError: the engine could not start, or was given up.
+        """
         # These imports take long. The front ends run already, and answer health checks in the meantime.
         engine_keeper = await asyncio.to_thread(importlib.import_module, "inflight.engine.engine_keeper")
         recovery = await asyncio.to_thread(importlib.import_module, "inflight.executor.recovery")
@@ -225,65 +264,67 @@ class Supervisor:
         self._keeper = keeper
         if config.fault_tolerance.enabled:
             self._limits = recovery.RecoveryLimits(config.fault_tolerance)
-        descriptions = [await front_end.ready for front_end in self.front_ends]
+        self._is_configured.set_result(None)
+        while waiting := [front_end.ready for front_end in self.front_ends if not front_end.ready.done()]:
+            await asyncio.wait(waiting, timeout=STOPPED_LOOK_SECONDS)  # another one may take the place of a front end
         clock.mark("engine and front ends")
         for front_end in self.front_ends:
             front_end.send(OPEN)
+        self._is_open = True
         text = "ready: %s serves %s, %d front ends, after %s"
-        logger.info(text, self._settings.url, descriptions[0], len(self.front_ends), clock.summary())
+        description = self.front_ends[0].ready.result()
+        logger.info(text, self._settings.url, description, len(self.front_ends), clock.summary())
+        await keeper.failed()
 
-    async def _keep_front_ends(self, begun: asyncio.Future[Any]) -> None:
-        """Replace front ends that die or hang, until the shutdown begins or one cannot be replaced.
-
-        Raises:
-            EngineDeadError: the engine was given up.
-        """
-        assert self._keeper is not None
-        given_up = asyncio.ensure_future(self._keeper.failed())
-        try:
-            while not begun.done():
-                ends = [front_end.ended for front_end in self.front_ends]
-                await asyncio.wait(
-                    [begun, given_up, *ends], timeout=STOPPED_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
-                if given_up.done():
-                    given_up.result()
-                for index, front_end in enumerate(self.front_ends):
-                    if front_end.ended.done():
-                        # another front end's start may fail because the engine dies meanwhile
-                        may_replace = front_end.has_died or front_end.number >= len(self.front_ends)
-                        if not may_replace or self._limits is None or self._limits.problem():
-                            return
-                        self._limits.note()
-                        self._replace(index)
-                    elif self._limits is not None:
-                        front_end.process.kill_if_stopped()
-        finally:
-            given_up.cancel()
-
-    def _replace(self, index: int) -> None:
-        assert self._keeper is not None
+    async def _replace(self, index: int, interruptions: list[asyncio.Future[Any]]) -> bool:
+        """Start another front end in place of one that has ended. Returns whether the server goes on. It also returns when one
+        of `interruptions` is done; then the front end may not be replaced yet."""
         dead = self.front_ends[index]
+        # another front end's start may fail because the engine dies meanwhile
+        if not (dead.has_died or dead.is_replacement):
+            return False
+        await asyncio.wait([*interruptions, self._is_configured], return_when=asyncio.FIRST_COMPLETED)
+        if any(each.done() for each in interruptions):
+            return True
+        if self._limits is None or self._keeper is None:
+            return False
+        now = time.monotonic()
+        if self._fault is None or dead.ready.done():
+            if self._limits.problem():
+                return False
+            self._limits.note()
+            self._fault = _Fault(deadline=now + self._limits.config.engine_recovery_timeout_seconds)
+        elif now > self._fault.deadline:
+            return False
+        else:  # the one that took the place of a dead one has died, too, before it was ready
+            self._fault.num_failed += 1
+            pause = pause_seconds(self._fault.num_failed)
+            await asyncio.wait(interruptions, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            front_end = self._start_front_end(index, is_replacement=True)
+        except OSError as error:  # for example, there is no memory at this moment; the caller tries again
+            logger.error("front end %d cannot be started: %s", index, error)
+            dead.ready = asyncio.get_running_loop().create_future()  # so the next try is one of the same fault
+            return True
         logger.error("front end %d has died (%s); another one is started", index, dead.process.state)
+        self.front_ends[index] = front_end
         dead.close()
         self._keeper.remove(dead.number)
-        front_end = self.front_ends[index] = self._start_front_end(index, is_replacement=True)
         front_end.number = self._keeper.add(front_end)
         opening = asyncio.create_task(self._open(front_end))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
+        return True
 
     async def _open(self, front_end: FrontEndProcess) -> None:
         news: list[asyncio.Future[Any]] = [front_end.ready, front_end.ended]
         await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
-        if front_end.ready.done():
+        if front_end.ready.done() and self._is_open:  # otherwise `_run_engine` opens all of them
             logger.info("front end %d is ready again", front_end.index)
             front_end.send(OPEN)
 
     def _start_front_end(self, index: int, *, is_replacement: bool = False) -> FrontEndProcess:
-        start = FrontEndStart(
-            settings=self._settings, args=self._args, records_engine=index == 0, is_replacement=is_replacement
-        )
+        start = FrontEndStart(settings=self._settings, args=self._args, index=index, is_replacement=is_replacement)
         return FrontEndProcess(index, self._listener.socket, start, {"PROMETHEUS_MULTIPROC_DIR": self._folder})
 
     def _pass_on_sighup(self) -> None:

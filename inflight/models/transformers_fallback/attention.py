@@ -75,6 +75,15 @@ class Mask:
             raise AttributeError(name)
         self._refuse()
 
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:  # Any: torch's own
+        """torch asks here if a model gives its mask to one of torch's functions."""
+        raise UnsupportedModelError(
+            f"the model computes with its mask, in torch's {func.__name__}: its attention is code of its own, or has a bias"
+        )
+
     __add__ = __radd__ = __mul__ = __rmul__ = __and__ = __rand__ = __or__ = __ror__ = __invert__ = _refuse
 
     def window(self, max_model_len: int) -> int | None:
@@ -244,6 +253,8 @@ class PackedAttention:
             if not isinstance(mask, Mask)
             else f"it has {query.shape[1]} query heads and {key.shape[1]} key heads"
             if query.shape[1] % key.shape[1] or key.shape[:3] != value.shape[:3]
+            else f"it has {len(sinks)} sinks for {query.shape[1]} query heads, so they are not divided among ranks"
+            if sinks is not None and len(sinks) != query.shape[1]
             else f"it has {query.shape[2]} queries and {key.shape[2]} keys"
             if query.shape[2] != key.shape[2] or len(query) != 1
             else None

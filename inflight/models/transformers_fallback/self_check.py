@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from inflight.attention.backend import AttentionInputs
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.errors import UnsupportedModelError
+from inflight.models.transformers_fallback.adapters import Adapter
 from inflight.models.transformers_fallback.routing import Routing
+from inflight.models.transformers_fallback.states import PackedStates
 from inflight.models.transformers_fallback.truth import LayerTruth, Result, Truth, first, hidden_of, hooked, with_hidden
 
 if TYPE_CHECKING:
@@ -56,9 +58,18 @@ def check(model: TransformersForCausalLM, make_truth: Callable[[], Truth]) -> No
         ) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, AssertionError) as error:
         raise UnsupportedModelError(
-            f"{model.name} cannot be computed by transformers on Inflight's KV cache: {type(error).__name__}: {error}"
-            f"{model.native_refusal}"
+            f"{model.name} cannot be computed by transformers on Inflight's KV cache: {_cause(error)}{model.native_refusal}"
         ) from error
+
+
+def _cause(error: Exception) -> str:
+    """What a model's code has needed that Inflight's parts do not have, if that is the error."""
+    needed = getattr(error, "obj", None)
+    if isinstance(needed, PackedStates):
+        return f"its layers need {error.name!r} of a cache of their own"  # type: ignore[attr-defined]
+    if isinstance(needed, Adapter):
+        return f"its code reads {error.name!r} of a linear layer itself, instead of calling the layer"  # type: ignore[attr-defined]
+    return f"{type(error).__name__}: {error}"
 
 
 def _check(model: TransformersForCausalLM, truth: Truth) -> None:

@@ -294,7 +294,7 @@ def _given(decoder: PreTrainedModel, positions: Tensor) -> dict[str, Tensor]:
 
 def first(output: Any) -> Tensor:  # Any: each family has its own
     """The hidden states in the result of a layer."""
-    hidden: Tensor = output[0] if isinstance(output, tuple) else output
+    hidden: Tensor = output[0] if isinstance(output, tuple | list) else output
     return hidden
 
 

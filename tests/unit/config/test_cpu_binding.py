@@ -46,6 +46,7 @@ def test_what_is_no_list(setting: str) -> None:
         ("0-1|2", 2, 2, "does not give each of the 2 ranks"),
         ("0|1", 1, 1, "does not give each of the 1 ranks"),
         ("0,0", 2, 1, "names a core twice"),
+        ("0-1|1-2", 2, 2, "names a core twice"),  # two ranks would share it
         ("0-1", 1, 1, "gives a rank 2 cores, but num_threads=1"),
         ("0,6", 2, 1, r"names core 6, where this process may not run; it may run on cores 0, 1, 2, 3$"),
     ],

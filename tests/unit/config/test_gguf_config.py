@@ -14,7 +14,9 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inflight.config.gguf_config import read_model_config
+from inflight.config.overrides import merge_overrides
 from inflight.config.parse_architecture import parse_architecture
+from inflight.config.unknown_family import describe_model
 from inflight.errors import ConfigError, UnsupportedModelError
 from tests.gguf_files import Number, floats, write_gguf
 from tests.gguf_models import CONFIGS, metadata_of, write_pair
@@ -110,6 +112,41 @@ def test_a_refusal_names_the_key(tmp_path: Path, metadata: dict[str, Any], words
         parse_architecture(config_of(tmp_path, metadata))
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        (
+            {"llama.context_length": None},
+            ["max_position_embeddings is missing", "llama.context_length", "--max-model-len"],
+        ),
+        ({"llama.block_count": None}, ["num_hidden_layers is missing", "llama.block_count", "--hf-overrides"]),
+        ({"llama.feed_forward_length": None}, ["intermediate_size is missing", "llama.feed_forward_length"]),
+        ({"llama.attention.head_count": Number("I", 3)}, ["num_attention_heads=3", "llama.attention.head_count"]),
+    ],
+)
+def test_a_message_about_a_field_names_the_file_and_its_key(
+    tmp_path: Path, metadata: dict[str, Any], words: list[str]
+) -> None:
+    key_length = {"llama.attention.key_length": Number("I", 64)}
+    config = config_of(tmp_path, {**key_length, **metadata})
+    with pytest.raises(UnsupportedModelError) as caught:
+        describe_model(config, "auto", gguf=tmp_path / "x.gguf")
+    for word in ("x.gguf: ", *words):
+        assert word in str(caught.value)
+    assert "config.json" not in str(caught.value)
+
+
+def test_the_longest_sequence_can_be_given(tmp_path: Path) -> None:
+    config_of(tmp_path, {"llama.context_length": None})
+    path = tmp_path / "x.gguf"
+    given = read_model_config(path, max_model_len=77)
+    assert describe_model(given, "auto", gguf=path).max_position_embeddings == 77
+    overridden = merge_overrides(read_model_config(path), {"max_position_embeddings": 78})
+    assert describe_model(overridden, "auto", gguf=path).max_position_embeddings == 78
+    config_of(tmp_path, {})  # the file's own counts
+    assert read_model_config(path, max_model_len=77)["max_position_embeddings"] != 77
 
 
 def llama3_divisors(factor: float, original: int = 8192) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def test_auto_goes_on_to_transformers_for_a_variant_that_is_refused() -> None:
 @pytest.mark.parametrize(("model_impl", "is_gguf"), [("inflight", False), ("auto", True)])
 def test_a_variant_that_only_transformers_computes(model_impl: str, is_gguf: bool) -> None:
     with pytest.raises(UnsupportedModelError, match="hidden_act='gelu'") as caught:
-        describe_model(VARIANT, model_impl, is_gguf=is_gguf)
+        describe_model(VARIANT, model_impl, gguf=Path("x.gguf") if is_gguf else None)
     assert ("--model-impl" in str(caught.value)) is not is_gguf  # transformers' code does not read GGUF files
 
 

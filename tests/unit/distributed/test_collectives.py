@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -251,6 +251,20 @@ def test_a_closed_rank_computes_nothing(make: Callable[..., list[Collectives]]) 
         ranks[0].all_reduce(torch.ones(3))
     with pytest.raises(LostPeerError, match="rank 0 has left the group"):
         ranks[1].all_reduce(torch.ones(3))
+
+
+@NO_KERNELS
+def test_what_a_rank_has_published_counts_though_it_has_left_since(make: Callable[..., list[Collectives]]) -> None:
+    """It may publish its numbers, compute its result and leave before a waiting rank looks again."""
+    waiting: Any = make("shared", 2)[1]
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(waiting.all_reduce, torch.ones(4))
+        while not waiting.is_waiting:
+            time.sleep(0.001)
+        # the places are those of collectives.cpp; rank 0 has published zeros
+        ctypes.c_int32.from_buffer(waiting._memory, 64).value = shared_collectives._LEFT
+        ctypes.c_uint32.from_buffer(waiting._memory, 128).value = 3  # one piece, and the rank has left
+        assert torch.equal(found.result(timeout=60), torch.ones(4))
 
 
 def test_sums_are_rounded_once() -> None:

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from inflight.config.ranks import RankLayout
+from inflight.distributed import socket_channel
 from inflight.distributed.activation_link import LinkSpec
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.process_world import ProcessWorld
@@ -403,6 +404,20 @@ def test_silent_callers_delay_nobody() -> None:
         assert time.monotonic() - start < 60
     for part in (mesh, member, theirs, ours):
         part.close()
+
+
+def test_a_silent_caller_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise callers that say nothing would hold the descriptors of a rank that waits."""
+    monkeypatch.setattr(socket_channel, "_HELLO_SECONDS", 0.05)
+    mesh = SocketMesh(1, listen("127.0.0.1", 0), bytes(TOKEN_BYTES), lambda rank: mesh.address, timeout_seconds=300.0)
+    with ThreadPoolExecutor(1) as pool, socket.create_connection(mesh.address, timeout=60) as silent:
+        waiting = pool.submit(mesh.connection, 0, "a")
+        try:
+            assert silent.recv(1) == b"", "the rank closes it"
+        finally:
+            mesh.close()
+        with pytest.raises(ConnectionError, match="has stopped"):
+            waiting.result(timeout=60)
 
 
 def test_a_caller_without_the_token_is_dropped() -> None:

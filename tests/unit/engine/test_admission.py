@@ -57,6 +57,18 @@ def test_a_report_counts_what_it_knows_and_what_was_sent_after_it() -> None:
     admission.check(MAX_SEQUENCES, 10**6)
 
 
+def test_free_slots_do_not_count_while_sequences_wait() -> None:
+    """The KV cache is full: 4 of 100 slots are in use, and the next sequences wait behind those that wait already."""
+    admission = Admission(QueueLimits(max_queued_requests=10, max_queued_tokens=1000), max_num_seqs=100)
+    admission.reported(stats(4, 9, 900), 0)
+    admission.sent(1, 50)
+    with pytest.raises(OverloadedError, match="10 sequences wait, at most 10 may wait"):
+        admission.check(1, 0)
+    admission.reported(stats(4, 8, 900), 0)
+    with pytest.raises(OverloadedError, match="950 prompt tokens wait, at most 1000"):
+        admission.check(1, 51)
+
+
 def test_the_bound_of_waiting_sequences_holds_for_an_idle_engine() -> None:
     admission = Admission(QueueLimits(max_queued_requests=4), max_num_seqs=3)
     admission.check(7, 0)

@@ -84,6 +84,27 @@ def test_the_client_is_paused_while_too_much_is_here(monkeypatch: pytest.MonkeyP
     asyncio.run(test())
 
 
+def test_the_next_connection_is_paused_too_if_the_last_one_ended_while_it_was_paused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine was lost while too many outputs waited, and another engine takes its place."""
+    monkeypatch.setattr(backlog_module, "MAX_BACKLOG", 40)
+    monkeypatch.setattr(backlog_module, "SLICE_SECONDS", -1.0)  # a slice is over before it has begun
+
+    async def test() -> None:
+        taken: list[EngineCoreOutput] = []
+        backlog, client = make(taken.extend)
+        given = outputs(100)
+        backlog.extend(given[:50])
+        assert client.calls == ["pause"]
+        backlog.finish()
+        assert taken == given[:50]
+        backlog.extend(given[50:])
+        assert client.calls == ["pause", "pause"]
+
+    asyncio.run(test())
+
+
 def test_what_cannot_be_taken_in_ends_the_client() -> None:
     async def test() -> None:
         def take_in(some: Sequence[EngineCoreOutput]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ def ends() -> Iterator[tuple[Any, ControlSocket]]:
     process: Any = object.__new__(EngineProcess)
     process._control, process.sockets, process._received = ours, {}, b""
     process.is_ready = process.has_ended = False
-    process.faults, process.suspect = None, ""
+    process.faults, process.suspect, process._unconnected = None, "", []
     process.heard, process.removed = [], []
     process._pings = SimpleNamespace(heard=process.heard.append)
     process._loop = SimpleNamespace(remove_reader=process.removed.append)
@@ -42,14 +43,14 @@ def ends() -> Iterator[tuple[Any, ControlSocket]]:
 def test_the_core_learns_the_past_and_each_front_end_gets_its_socket(ends: tuple[Any, ControlSocket]) -> None:
     process, control = ends
     past = FaultStatus(num_recoveries={"engine_died": 2}, last_cause="a lost engine", epoch=3)
-    process.begin((4, 7), past, 12.5, ("a", "b"))
+    process.begin((4, 7), past, 12.5, ("a", "b"), (3.5, 9.0))
     links = []
     for number in (4, 7):
         arrived = control.receive()
         assert isinstance(arrived, tuple)
         assert (arrived[0].index, arrived[0].num_received, arrived[1]) == (number, 0, 0)
         links.append(arrived[0])
-    assert control.receive() == Begin(past, 12.5, frozenset({"a", "b"}))
+    assert control.receive() == Begin(past, 12.5, frozenset({"a", "b"}), (3.5, 9.0))
     late = process.connect(9, 5)
     arrived = control.receive()
     assert isinstance(arrived, tuple) and (arrived[0].index, arrived[1]) == (9, 5)
@@ -69,7 +70,7 @@ def test_the_core_learns_the_past_and_each_front_end_gets_its_socket(ends: tuple
 def test_without_a_past_the_core_begins_with_none(ends: tuple[Any, ControlSocket]) -> None:
     process, control = ends
     process.begin(())
-    assert control.receive() == Begin(FaultStatus(), 0.0, frozenset())
+    assert control.receive() == Begin(FaultStatus(), 0.0, frozenset(), ())
 
 
 def test_what_comes_in_one_read_keeps_its_order(ends: tuple[Any, ControlSocket]) -> None:
@@ -104,7 +105,11 @@ def test_what_the_core_says_is_understood_however_it_is_cut(ends: tuple[Any, Con
     said: list[dict[str, object]] = [
         {"pong": True},
         {"suspect": "a"},
-        {"faults": {"num_recoveries": {"rank_died": 1}, "last_cause": "é", "state": "recovering"}},
+        {
+            "faults": {"num_recoveries": {"rank_died": 1}, "last_cause": "é", "state": "recovering"},
+            "recovery_times": [2.5],
+        },
+        {"unconnected": 3},
         {"ready": True},
     ]
     text = b"".join(json.dumps(each).encode() + b"\n" for each in said)
@@ -118,6 +123,8 @@ def test_what_the_core_says_is_understood_however_it_is_cut(ends: tuple[Any, Con
         control._socket.sendall(text[cut:])
         process._read()
         assert (process.is_ready, process.suspect, process.faults, process.heard) == (True, "a", faults, [0])
+        assert (process.recovery_times, process.take_unconnected()) == ((2.5,), [3])
+        assert process.take_unconnected() == []
         assert process._has_news.is_set()  # so the keeper looks at once
     control.send({"suspect": ""})
     process._read()
@@ -125,6 +132,36 @@ def test_what_the_core_says_is_understood_however_it_is_cut(ends: tuple[Any, Con
     control._socket.close()
     process._read()
     assert process.removed == [process._control]  # otherwise the event loop would be woken for ever
+
+
+def test_a_socket_that_finds_no_free_descriptor_is_asked_for_again(
+    ends: tuple[Any, ControlSocket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel delivers the message, but drops the socket. The control thread must go on, or the core is killed as hung."""
+    process, control = ends
+    receive = socket.recv_fds
+
+    def without_descriptors(*args: Any) -> Any:
+        content, fds, *rest = receive(*args)
+        for fd in fds:
+            os.close(fd)
+        return content, [], *rest
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "recv_fds", without_descriptors)
+        lost = process.connect(9, 5)
+        process.begin(())
+        assert isinstance(control.receive(), Begin)
+    assert lost.recv(1) == b""  # so the front end knows, and waits for another socket
+    lost.close()
+    process._read()
+    assert process.take_unconnected() == [9]
+    own = process.connect(9, 5)
+    arrived = control.receive()
+    assert isinstance(arrived, tuple) and (arrived[0].index, arrived[1]) == (9, 5)
+    arrived[0].outbox.close(5.0)
+    arrived[0].stream.close()
+    own.close()
 
 
 def test_a_front_end_that_cannot_be_connected_is_told_so(ends: tuple[Any, ControlSocket]) -> None:

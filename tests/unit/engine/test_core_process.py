@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from inflight.config.engine_args import EngineArgs
 from inflight.engine import engine_process
 from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.core_process import CoreServer
 from inflight.engine.engine_process import EngineProcess
 from inflight.engine.front_end import resolve_config
 from inflight.errors import (
@@ -221,6 +223,18 @@ def test_outputs_that_cannot_be_sent_end_the_engines_process() -> None:
     process = run_script(script)
     assert "cannot be sent" in process.communicate(timeout=60)[1]
     assert process.returncode == 1
+
+
+def test_the_owner_knows_which_request_runs_alone_and_when_none_does_any_more() -> None:
+    """Otherwise a request that has made progress would end when the process is lost later."""
+    told: list[object] = []
+    suspects = SimpleNamespace(lone=None)
+    server: Any = CoreServer()
+    server._tell_owner, server._core = told.append, SimpleNamespace(scheduler=SimpleNamespace(suspects=suspects))
+    for lone in (None, "a", "a", None, None, "b"):
+        suspects.lone = None if lone is None else SimpleNamespace(request_id=lone)
+        server._before_plan()
+    assert told == [{"suspect": "a"}, {"suspect": ""}, {"suspect": "b"}]
 
 
 def test_a_name_that_is_no_class_is_refused_at_once() -> None:

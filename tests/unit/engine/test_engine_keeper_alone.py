@@ -16,6 +16,7 @@ from inflight.engine import engine_keeper
 from inflight.engine.engine_keeper import EngineKeeper
 from inflight.engine.engine_process import EXIT_GIVEN_UP
 from inflight.errors import EngineDeadError
+from inflight.executor.process import pause_seconds
 from inflight.interface.statistics import FaultStatus
 from tests.unit.engine.test_async_llm import run, until
 
@@ -26,7 +27,9 @@ class PlayedProcess:
     def __init__(self, number: int, *, is_spare: bool = False) -> None:
         self.number, self.is_spare = number, is_spare
         self.sockets: dict[int, str] = {}
-        self.is_ready = self.has_ended = self.is_closed = False
+        self.is_ready = self.has_ended = self.is_closed = self.was_killed = self.was_lost = False
+        self.unconnected: list[int] = []
+        self.recovery_times: tuple[float, ...] = ()
         self.faults: FaultStatus | None = None
         self.suspect = ""
         self.begun: tuple[Any, ...] | None = None
@@ -39,8 +42,16 @@ class PlayedProcess:
             state=f"process {number} runs", exit_code=None, pid=1000 + number, send_signal=self.signals.append
         )
 
-    def begin(self, front_ends: tuple[int, ...], past: FaultStatus, fault_time: float, guilty: tuple[str, ...]) -> None:
+    def begin(
+        self,
+        front_ends: tuple[int, ...],
+        past: FaultStatus,
+        fault_time: float,
+        guilty: tuple[str, ...],
+        recovery_times: tuple[float, ...],
+    ) -> None:
         assert self.begun is None, "it was begun twice"
+        self.past_recoveries = recovery_times
         self.begun = tuple(front_ends), past, fault_time, guilty
         self.sockets = {each: f"socket {self.number}.{each}" for each in front_ends}
 
@@ -60,11 +71,21 @@ class PlayedProcess:
         assert not self.is_closed, "it was closed twice"
         self.is_closed, self.grace = True, grace_seconds
 
+    def take_unconnected(self) -> list[int]:
+        taken, self.unconnected = self.unconnected, []
+        return taken
+
+    def kill(self, reason: str) -> None:
+        self.was_killed = True
+        self.signals.append(signal.SIGKILL)
+        self.ends(-9)
+
     def becomes_ready(self) -> None:
         self.is_ready = True
 
     def ends(self, exit_code: int = 1) -> None:
         self.has_ended = True
+        self.was_lost = exit_code < 0 and not self.was_killed
         self.process.exit_code, self.process.state = exit_code, f"process {self.number} ended"
 
 
@@ -88,7 +109,8 @@ class Scene:
         self.errors: list[Exception] = []
         self.now = 100.0
         monkeypatch.setattr(engine_keeper, "EngineProcess", self._new_process)
-        monkeypatch.setattr(engine_keeper, "RETRY_SECONDS", 0.0)
+        self.pauses: list[float] = []
+        monkeypatch.setattr(engine_keeper, "pause_seconds", self._pause)
         monkeypatch.setattr(engine_keeper, "time", SimpleNamespace(monotonic=lambda: self.now))
         config = SimpleNamespace(
             fault_tolerance=FaultToleranceConfig(**limits), parallel=SimpleNamespace(nnodes=nnodes)
@@ -103,6 +125,12 @@ class Scene:
             raise self.errors.pop(0)
         self.processes.append(PlayedProcess(len(self.processes), is_spare=is_spare))
         return self.processes[-1]
+
+    def _pause(self, num_failed: int) -> float:
+        """The pause lasts no real time, but time passes."""
+        self.pauses.append(pause_seconds(num_failed))
+        self.now += self.pauses[-1]
+        return 0.0
 
     async def started(self) -> PlayedProcess:
         self.keeper.start()
@@ -234,21 +262,140 @@ def test_a_process_that_never_was_ready_is_not_started_again(monkeypatch: pytest
 def test_a_process_that_ends_before_it_is_ready_after_a_recovery_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """This is one recovery, with pauses between the tries."""
+
     async def test() -> None:
-        scene = Scene(monkeypatch, max_recoveries=3)
+        scene = Scene(monkeypatch, max_recoveries=1)
+        (await scene.started()).ends()
+        for number in range(1, 8):
+            process = await scene.next_process(number)
+            assert scene.pauses == [0.2, 0.5, 1.0, 2.0, 5.0, 5.0][: number - 1]
+            process.ends()
+        last = await scene.next_process(8)
+        assert last.begun is not None
+        assert last.begun[1].num_recoveries == {"engine_died": 1}
+        assert last.begun[2] == 100.0  # the fault began when the first process was lost
+        last.becomes_ready()
+        await scene.looks()
+        last.ends()
+        assert "process 8 ended; 1 recoveries within one hour are allowed" in await scene.gives_up()
+
+    play(test)
+
+
+def test_a_start_that_hangs_is_killed_and_tried_again_within_the_time_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scene = Scene(monkeypatch, engine_recovery_timeout_seconds=100.0)
+        (await scene.started()).ends()
+        second = await scene.next_process(1)
+        scene.now += 49.0
+        await scene.looks()
+        assert not second.was_killed
+        scene.now += 2.0  # half of the time has passed
+        third = await scene.next_process(2)
+        assert second.was_killed and second.is_closed and not third.was_killed
+        third.becomes_ready()
+        await scene.looks()
+        assert not any(front_end.errors for front_end in scene.front_ends)
+        assert scene.keeper.status.num_recoveries == {"engine_died": 1}
+        await scene.keeper.close()
+
+    play(test)
+
+
+def test_a_start_as_slow_as_the_first_one_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scene = Scene(monkeypatch, engine_recovery_timeout_seconds=100.0)
+        scene.keeper.start()
+        await scene.looks()
+        scene.now += 48.0
+        scene.processes[0].becomes_ready()
+        await scene.looks()
+        scene.processes[0].ends()
+        second = await scene.next_process(1)
+        scene.now += 90.0
+        await scene.looks()
+        assert not second.was_killed
+        second.becomes_ready()
+        await scene.looks()
+        assert scene.keeper.process is cast("Any", second)
+        await scene.keeper.close()
+
+    play(test)
+
+
+def test_a_first_start_that_hangs_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scene = Scene(monkeypatch)
+        scene.keeper.start()
+        await scene.looks()
+        scene.processes[0].kill("it has not answered")  # as its pings do
+        second = await scene.next_process(1)
+        second.becomes_ready()
+        await scene.looks()
+        assert scene.keeper.process is cast("Any", second)
+        assert not any(front_end.errors for front_end in scene.front_ends)
+        await scene.keeper.close()
+
+    play(test)
+
+
+def test_a_start_that_something_else_ends_late_is_another_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has new time, and counts; but one that ends at once does not count, as one for which there is no memory."""
+
+    async def test() -> None:
+        scene = Scene(monkeypatch, max_recoveries=3, engine_recovery_timeout_seconds=100.0)
         (await scene.started()).ends()
         for number in (1, 2):
             process = await scene.next_process(number)
-            scene.now += 10
-            process.ends()
-        third = await scene.next_process(3)
-        assert third.begun is not None
-        assert third.begun[1].num_recoveries == {"engine_died": 3}
-        assert third.begun[2] == 100.0  # the fault began when the first process was lost
-        third.becomes_ready()
+            scene.now += 45.0
+            process.ends(-9)
+        for number in (3, 4, 5):
+            process = await scene.next_process(number)
+            scene.now += 1.0
+            process.ends(-9)
+        last = await scene.next_process(6)  # more than 100 s after the first fault
+        assert scene.keeper.status.num_recoveries == {"engine_died": 3}
+        scene.now += 45.0
+        last.ends(-9)
+        assert "3 recoveries within one hour are allowed" in await scene.gives_up()
+
+    play(test)
+
+
+def test_a_socket_that_did_not_arrive_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scene = Scene(monkeypatch)
+        process = await scene.started()
+        process.unconnected = [1, 7]  # front end 7 has died meanwhile
         await scene.looks()
-        third.ends()
-        assert "process 3 ended; 3 recoveries within one hour are allowed" in await scene.gives_up()
+        assert process.connected == [(1, 0)]
+        assert scene.front_ends[1].sockets == ["socket 0.1", "socket 0.1"]
+        await scene.keeper.close()
+
+    play(test)
+
+
+def test_counts_of_recoveries_never_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lost engine core had not heard of the newest deaths of front ends."""
+
+    async def test() -> None:
+        scene = Scene(monkeypatch)
+        process = await scene.started()
+        for number in (0, 1):
+            scene.keeper.remove(number)
+        process.faults = FaultStatus(num_recoveries={"rank_died": 2, "front_end_died": 1}, epoch=2)
+        process.recovery_times = 3.0, 5.0
+        process.ends()
+        second = await scene.next_process(1)
+        expected = {"rank_died": 2, "front_end_died": 2, "engine_died": 1}
+        assert scene.keeper.status.num_recoveries == expected
+        assert second.past_recoveries == (3.0, 5.0)  # the limit for ranks counts on
+        second.ends()  # before it has told anything
+        third = await scene.next_process(2)
+        assert scene.keeper.status.num_recoveries == expected
+        assert third.past_recoveries == (3.0, 5.0)
+        await scene.keeper.close()
 
     play(test)
 
@@ -320,8 +467,10 @@ def test_a_recovery_may_not_take_longer_than_its_timeout(monkeypatch: pytest.Mon
     async def test() -> None:
         scene = Scene(monkeypatch, engine_recovery_timeout_seconds=0.02)
         (await scene.started()).ends()
+        await scene.next_process(1)
+        scene.now += 0.03
         assert await scene.gives_up() == "the engine did not start again within 0.02 s"
-        assert scene.processes[1].signals == [signal.SIGKILL] and scene.processes[1].is_closed
+        assert scene.processes[1].was_killed and scene.processes[1].is_closed
 
     play(test)
 
@@ -350,7 +499,7 @@ def test_a_spare_process_waits_some_seconds_and_takes_the_place_of_a_lost_one(mo
         assert scene.keeper.process is cast("Any", other)
         await scene.looks()
         assert len(scene.processes) == 3 and other.signals == []
-        scene.now += 100
+        scene.now += 50
         await scene.looks()
         assert len(scene.processes) == 3  # while the engine starts, nothing else does
         other.becomes_ready()

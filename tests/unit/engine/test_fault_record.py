@@ -44,12 +44,13 @@ def test_the_status_during_and_after_recoveries(
     monkeypatch.setattr("inflight.engine.fault_record.time.monotonic", lambda: next(times))
     record = FaultRecord()
     before = record.status(EXECUTOR, is_dead=False)
-    assert (before.state, before.num_recoveries, before.last_cause) == ("healthy", {}, "")
+    assert (before.state, before.num_recoveries, before.last_cause, before.last_kind) == ("healthy", {}, "", "")
     assert (before.epoch, before.num_stale_frames, before.spare_workers) == (7, 5, 2)
 
     record.begin(StepError("bad luck\nand its traceback", rank=0))
     meanwhile = record.status(EXECUTOR, is_dead=False)
     assert (meanwhile.state, meanwhile.last_cause) == ("recovering", "bad luck")  # a cause is one line
+    assert meanwhile.last_kind == "step_failed"
     assert (meanwhile.num_recoveries, meanwhile.last_recovery_seconds) == ({}, 0.0)
     assert record.status(EXECUTOR, is_dead=True).state == "failed"
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import Result
 
-from inflight.entrypoints.cli.batch import LOOKAHEAD
+from inflight.entrypoints.cli.batch import DEFAULT_MAX_TOKENS, LOOKAHEAD
 from inflight.entrypoints.cli.result_file import ResultFile
 from inflight.errors import StepError
 from tests.architecture.source import ROOT
@@ -91,6 +91,13 @@ def test_a_row_has_its_own_parameters(tmp_path: Path) -> None:
     assert (first.max_tokens, first.stop, first.logit_bias, first.top_p) == (2, ("z",), {65: 1.5}, 0.5)
     assert (second.max_tokens, second.stop, second.top_p) == (5, (), 0.5)
     assert read_results(tmp_path / "out.jsonl")[1]["outputs"][0]["finish_reason"] == "length"
+
+
+def test_a_row_without_max_tokens_has_room_for_its_min_tokens(tmp_path: Path) -> None:
+    rows = [{"prompt": "a"}, {"prompt": "a", "params": {"min_tokens": 300}}]
+    engine = FakeEngine()
+    assert run(engine, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl").exit_code == 0
+    assert [params.max_tokens for params in engine.params.values()] == [DEFAULT_MAX_TOKENS, 300]
 
 
 def test_chats_and_tools(tmp_path: Path) -> None:

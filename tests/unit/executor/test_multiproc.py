@@ -16,6 +16,7 @@ import pytest
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import RankError, StepError, StepTimeoutError, WorkerDiedError
+from inflight.executor import multiproc
 from inflight.executor.multiproc import MultiprocExecutor, _Rank
 from inflight.executor.process import WorkerProcess, wait_for_end
 from inflight.executor.recovery import RecoveryResult
@@ -148,6 +149,26 @@ def error_after_a_kill(executor: MultiprocExecutor, *ranks: int) -> RankError:
     error = future.exception(timeout=60)
     assert isinstance(error, RankError)
     return error
+
+
+def test_a_spare_process_takes_the_place_of_a_rank_and_another_spare_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(multiproc, "SPARE_SECONDS", 0.1)
+    config = engine_config(tensor_parallel_size=2, backend="mp", budget=10.0, name="scripted")
+    config = dataclasses.replace(config, fault_tolerance=FaultToleranceConfig(spare_workers=1))
+    executor = MultiprocExecutor(config, SCRIPTED)
+    try:
+        [(spare, _)] = executor._spares
+        executor.recover(error_after_a_kill(executor, 1))
+        assert pids_of(executor)[1] == spare.pid
+        end = time.monotonic() + 60
+        while executor.num_spares == 0:
+            assert time.monotonic() < end, "no other spare was started"
+            time.sleep(0.01)
+        assert executor._spares[0][0].pid not in pids_of(executor)
+    finally:
+        executor.shutdown()
 
 
 def test_two_ranks_that_are_killed_at_once_cost_one_epoch(executor: MultiprocExecutor) -> None:

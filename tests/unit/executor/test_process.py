@@ -108,7 +108,8 @@ def test_a_process_gets_its_streams_and_the_import_path(
     monkeypatch.setattr(sys, "path", ["/a", "", "/b"])
     os.close(ChildProcess("title", "some.module", [7, 8]).pidfd)
     (call,) = started
-    assert call.command[1:] == ["-P", "-m", "some.module", "title", "7", "8"]
+    parent = str(os.getpid())
+    assert call.command[1:] == ["-P", "-m", "inflight.executor.child", parent, "some.module", "title", "7", "8"]
     assert call.options["pass_fds"] == [7, 8] and call.options["stdin"] == subprocess.DEVNULL
     assert call.options["env"]["PYTHONPATH"] == f"/a:{tmp_path}:/b"  # the child may have another working directory
 

@@ -11,6 +11,7 @@ from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import EngineClosedError, InflightError, RankError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor import broken_links, recovery
 from inflight.executor.meeting import Meeting
+from inflight.executor.process import PAUSES
 from inflight.executor.recovery import RecoveryLimits, RecoveryResult, recover
 from inflight.interface.messages import WorkerFailure
 from inflight.interface.start_up import BeginEpoch, EpochCommand, Listening, StartUpFailed
@@ -204,17 +205,29 @@ def test_a_loss_during_the_recovery_costs_one_more_epoch(clock: Clock) -> None:
     died = WorkerDiedError("rank 0 was lost", rank=0)
     ranks, counts = Ranks(clock, lost={1: {1}, 2: {0}}, failures={1: died}), limits()
     assert recovered(ranks, counts) == RecoveryResult(epoch=2, replaced=(0, 1))
-    assert len(counts.times) == 2
-    assert not clock.sleeps  # a rank is new, so the next try differs
+    assert len(counts.times) == 1  # it is still the same recovery
+    assert clock.sleeps == [PAUSES[0]]
+
+
+def test_a_shortage_costs_its_duration(clock: Clock) -> None:
+    """Each new rank is lost at once, as when there is no memory. The tries follow more and more slowly, and count once."""
+    died = WorkerDiedError("rank 1 was lost", rank=1)
+    epochs = range(1, 20)
+    ranks = Ranks(clock, lost={epoch: {1} for epoch in range(1, 21)}, failures=dict.fromkeys(epochs, died))
+    counts = limits(max_recoveries=1)
+    assert recovered(ranks, counts) == RecoveryResult(epoch=20, replaced=(1,))
+    assert clock.sleeps == [0.2, 0.5, 1.0, 2.0] + [5.0] * 15
+    assert len(counts.times) == 1
 
 
 def test_if_no_further_recovery_is_allowed_the_first_error_is_raised(clock: Clock) -> None:
-    died = WorkerDiedError("rank 0 was lost", rank=0)
-    ranks = Ranks(clock, lost={1: {1}, 2: {1}, 3: {1}}, failures={1: died, 2: died, 3: died})
+    ranks, counts = Ranks(clock, lost={1: {1}}), limits(max_recoveries=2)
+    for _ in range(2):
+        counts.note()
     with pytest.raises(StepError) as caught:
-        recovered(ranks, limits(max_recoveries=2))
+        recovered(ranks, counts)
     assert caught.value is CAUSE
-    assert len(ranks.meetings) == 2
+    assert not ranks.meetings
 
 
 def test_ranks_that_cannot_meet_try_again_until_the_time_is_over(clock: Clock) -> None:
@@ -225,7 +238,7 @@ def test_ranks_that_cannot_meet_try_again_until_the_time_is_over(clock: Clock) -
     with pytest.raises(StepError) as caught:
         recovered(ranks, counts)
     assert caught.value is CAUSE
-    assert set(clock.sleeps) == {recovery.RETRY_SECONDS} and 5 <= len(clock.sleeps) <= 6
+    assert set(clock.sleeps[:-1]) == {PAUSES[0]} and 5 <= len(clock.sleeps) <= 6
     assert set(ranks.deadlines) == {51.0}
     assert not counts.times
     assert not [line for line in ranks.log if line.startswith("replace")]
@@ -249,5 +262,4 @@ def test_a_link_that_stays_broken_costs_a_rank(clock: Clock) -> None:
     assert recovered(ranks, counts) == RecoveryResult(epoch=40, replaced=(3,), cut_off=(3,))
     assert [line for line in ranks.log if line.startswith("replace")] == ["replace 3"]
     assert len(counts.times) == 1
-    # no pause after the choice of a rank, and none after the epoch with the new rank
-    assert clock.sleeps == [recovery.RETRY_SECONDS] * 37
+    assert clock.sleeps == [PAUSES[0]] * 39

@@ -214,6 +214,7 @@ fault_statuses = st.builds(
     epoch=ids,
     num_recoveries=st.dictionaries(st.sampled_from(FAULT_CAUSES), ids),
     last_cause=texts,
+    last_kind=st.sampled_from(("", *FAULT_CAUSES)),
     last_recovery_seconds=st.floats(0, 99),
     num_stale_frames=ids,
     num_resumed_requests=ids,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,3 +67,11 @@ def test_selected_rows_and_selected_layers(family: str, index: int, tmp_path: Pa
     first = model(ids, positions, metadata, None, [0])
     del model.layers[1:]
     torch.testing.assert_close(first, model(ids, positions, metadata), rtol=1e-5, atol=1e-5)
+
+
+def test_parts_for_images_are_left_unread_also_in_a_checkpoint_of_the_decoder_alone() -> None:
+    """Its names lack the prefix "model."."""
+    decoder: Any = SimpleNamespace(unread=("model.visual.", "mtp."))
+    names = "model.visual.a", "visual.a", "mtp.a", "model.layers.0.a", "layers.0.visual.a"
+    found = [name for name in names if DecoderForCausalLM.leaves_unread(decoder, name)]
+    assert found == ["model.visual.a", "visual.a", "mtp.a"]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from inflight.models.transformers_fallback.routing import Routing
 
 
-def test_experts_are_repeated_where_the_scores_agree() -> None:
-    scores = torch.tensor([[1.0, 0.5, 0.499], [1.0, 0.5, 0.499]])
+@pytest.mark.parametrize("size", [1.0, 1000.0, 0.001])  # of the scores: some routers give logits, some probabilities
+def test_experts_are_repeated_where_the_scores_agree(size: float) -> None:
+    scores = torch.tensor([[1.0, 0.5, 0.499], [1.0, 0.5, 0.499]]) * size
     with Routing(2) as first:
         torch.topk(scores, 2)
     # one rounding turns the order of two experts around; the other token's scores are really different
-    others = torch.tensor([[1.0, 0.499, 0.5], [0.0, 0.499, 0.9]])
+    others = torch.tensor([[1.0, 0.499, 0.5], [0.0, 0.499, 0.9]]) * size
     with Routing(2, first.noted, 0.05):
         values, experts = others.topk(2)
     assert experts.tolist() == [[0, 1], [2, 1]]
-    torch.testing.assert_close(values, torch.tensor([[1.0, 0.499], [0.9, 0.499]]))
+    torch.testing.assert_close(values, torch.tensor([[1.0, 0.499], [0.9, 0.499]]) * size)
     with Routing(2, first.noted, 1e-6):
         assert others.topk(2)[1].tolist() == [[0, 2], [2, 1]]
 

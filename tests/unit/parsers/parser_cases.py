@@ -249,6 +249,29 @@ CODER = [
 INSIDE = {"opening": Opening.OPEN}
 
 
+def seed(name: str, *arguments: tuple[str, str]) -> str:
+    body = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in arguments)
+    return f"<seed:tool_call>\n<function={name}>\n{body}</function>\n</seed:tool_call>"
+
+
+SEED = [
+    Case(
+        "seed_oss",
+        "<seed:think>Hm.</seed:think>OK\n\n" + seed("f", ("s", "\na\n"), ("n", "3")) + "\n" + seed("g"),
+        [*thought("Hm."), *content("OK"), *calls(("f", '{"s": "\\na\\n", "n": 3}'), ("g", "{}"))],
+        "seed_oss",
+    ),
+    Case(
+        "seed_oss",
+        seed("f", ("o", """{'a': [1, None], 'it': "it's"}"""), ("b", "True")),
+        calls(("f", '{"o": {"a": [1, null], "it": "it\'s"}, "b": true}')),
+    ),
+    Case("seed_oss", xml("f", ("n", "1")), content(xml("f", ("n", "1")))),
+    Case("seed_oss", "<seed:tool_call>\n<function=f>\n<parameter=n>12", calls(("f", '{"n": 12'))),
+    Case("seed_oss", "<seed:tool_call>\n<func", content("<seed:tool_call>\n<func")),
+]
+
+
 def glm(name: str, *arguments: tuple[str, str], nl: str = "\n") -> str:
     body = "".join(f"<arg_key>{key}</arg_key>{nl}<arg_value>{value}</arg_value>{nl}" for key, value in arguments)
     return f"<tool_call>{name}{nl}{body}</tool_call>"
@@ -502,4 +525,4 @@ REASONING = [
     Case("hermes", "  \n ", content("  \n "), "qwen3"),
 ]
 
-CASES = [*HERMES, *LLAMA, *MISTRAL, *CODER, *GLM, *MINIMAX, *DEEPSEEK, *GEMMA, *HARMONY, *REASONING]
+CASES = [*HERMES, *LLAMA, *MISTRAL, *CODER, *SEED, *GLM, *MINIMAX, *DEEPSEEK, *GEMMA, *HARMONY, *REASONING]

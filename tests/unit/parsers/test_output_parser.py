@@ -13,9 +13,9 @@ from hypothesis import example, given
 from inflight.errors import ConfigError
 from inflight.parsers.event_writer import MAX_HELD
 from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
+from inflight.parsers.held_value import as_json
 from inflight.parsers.reasoning import Opening
 from inflight.parsers.selector import _REASONING, _TOOL_PARSERS, create_output_parser
-from inflight.parsers.tagged_tool_parsers import as_json
 from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse
 
 IDS = [f"{case.tool}-{case.reasoning}-{case.text[:24]!r}" for case in CASES]
@@ -68,6 +68,8 @@ _MARKUP = [
     "[/THINK]",
     "<|python_tag|>",
     "<function=f>",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
     "<arg_key>",
     "</arg_key>",
     "<arg_value>",
@@ -110,7 +112,7 @@ _MARKUP = [
     '"parameters": {"a": 1}}',
 ]
 NAMES = [None, *_TOOL_PARSERS]
-OWN_JSON = ("qwen3_coder", "glm45", "minimax_m2", "gemma4")  # these turn arguments into JSON
+OWN_JSON = ("qwen3_coder", "seed_oss", "glm45", "minimax_m2", "gemma4")  # these turn arguments into JSON
 
 
 @given(
@@ -246,17 +248,93 @@ def test_what_waits_is_bounded_and_then_content_in_any_split(tool: str, start: s
         assert num_in - num_out <= MAX_HELD + 200
 
 
+# parser -> what a model writes before and behind a value, and of which parameter it is
+AROUND = {
+    "qwen3_coder": ("<tool_call><function=f><parameter={}>", "</parameter></function></tool_call>"),
+    "seed_oss": ("<seed:tool_call><function=f><parameter={}>", "</parameter></function></seed:tool_call>"),
+    "glm45": ("<tool_call>f<arg_key>{}</arg_key><arg_value>", "</arg_value></tool_call>"),
+    "minimax_m2": (
+        '<minimax:tool_call><invoke name="f"><parameter name="{}">',
+        "</parameter></invoke></minimax:tool_call>",
+    ),
+    "gemma4": ("<|tool_call>call:f{{{}:", "}<tool_call|>"),
+}
+LONG = '{"lines": [' + ", ".join(f'"line {i}: <b> \\n \\u00e9 é"' for i in range(MAX_HELD // 16)) + "]}"
+
+
+TEXT = "some text " * (MAX_HELD // 8) + "and more"
+DIGITS = "1" * (MAX_HELD + 1000)  # more than a number of JSON may have
+NUMBERS = "[" + "1, " * MAX_HELD + "2]"
+LONG_VALUES: list[tuple[str, str, object]] = [
+    *((tool, LONG, json.loads(LONG)) for tool in AROUND if tool != "gemma4"),
+    ("gemma4", LONG.replace('"lines"', "lines").replace('"', '<|"|>').replace("\\", ""), None),
+    *((tool, TEXT, TEXT) for tool in AROUND),
+    *((tool, NUMBERS, [*[1] * MAX_HELD, 2]) for tool in AROUND),
+    *((tool, DIGITS, DIGITS) for tool in AROUND),
+]
+
+
 @pytest.mark.parametrize(
-    ("tool", "start"), [("gemma4", "<|tool_call>call:f{n:"), ("qwen3_coder", "<tool_call><function=f><parameter=n>")]
+    ("tool", "value", "expected"), LONG_VALUES, ids=[f"{tool}-{value[:12]!r}" for tool, value, _ in LONG_VALUES]
 )
-def test_a_value_that_is_too_long_to_hold_becomes_content_in_full(tool: str, start: str) -> None:
-    events = parse(Case(tool, "", []).parser(), [start + "1" * (MAX_HELD + 1000)])
-    assert [text_of(event) for event in events] == ["", '{"n": ', "1" * (MAX_HELD + 1000)]
+def test_a_value_that_is_too_long_to_hold_stays_whole_in_any_split(tool: str, value: str, expected: object) -> None:
+    before, after = AROUND[tool]
+    text = before.format("o") + value + after
+    events = parse(Case(tool, "", []).parser(), [text])
+    assert isinstance(events[0], ToolCallStart) and len(events) == 2
+    found = json.loads(text_of(events[1]))["o"]
+    assert found == expected if expected is not None else len(found["lines"]) == MAX_HELD // 16
+    assert parse(Case(tool, "", []).parser(), [text[i : i + 997] for i in range(0, len(text), 997)]) == events
+    held = most = 0
+    parser = Case(tool, "", []).parser()
+    for i in range(0, len(text), 9973):
+        held += len(text[i : i + 9973]) - sum(len(text_of(event)) for event in parser.push(text[i : i + 9973]))
+        most = max(most, held)
+    assert most <= MAX_HELD + 20_000
+
+
+def test_white_space_before_a_value_that_is_too_long_to_hold_is_left_out() -> None:
+    before, after = AROUND["gemma4"]
+    for value in ("7", TEXT):
+        events = parse(Case("gemma4", "", []).parser(), [f"{before.format('n')}{' ' * (MAX_HELD + 9)}{value}{after}"])
+        assert json.loads(text_of(events[1])) == {"n": json.loads(as_json(value))}
 
 
 def test_white_space_that_is_too_long_to_hold_is_shown_with_the_text_before_it() -> None:
     text = "a" + " " * (MAX_HELD + 1) + "b"
     assert parse(Case("hermes", "", []).parser(), [text]) == [ContentDelta(text)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, {"b": None}], "c": True, "d": False},
+        ["it's", 'a "b"', 'it\'s "x"', "\\", "\n\t\x07\x7f", "é 東京 🙂", "True", "None 'x"],
+        {"path": "C:\\new\\table", "re": r"\d+\s*"},
+        {"": [], "k": {}, "f": -1.5e-7, "n": 10**18},
+    ],
+)
+def test_values_of_python_become_json(value: object) -> None:
+    assert json.loads(as_json(repr(value))) == value
+    assert as_json(json.dumps(value)) == json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{1, 2}", "{'a': 1", "[b'x']", "{'a': f(1)}", "['\\U00110000']", "{'a'}", "[1, nan]", "['a\\", "[Truely]", "it's"],
+)
+def test_what_is_no_value_of_json_is_a_string(text: str) -> None:
+    assert json.loads(as_json(text)) == text
+
+
+@pytest.mark.parametrize("unit", ["'", "\\'", '"', "\\", "'\"", "True ", "{"])
+def test_a_long_text_that_looks_like_python_takes_linear_time(unit: str) -> None:
+    def seconds(num_chars: int) -> float:
+        start = time.process_time()
+        as_json("[" + unit * (num_chars // len(unit)))
+        return time.process_time() - start
+
+    assert any(seconds(200_000) < 8 * max(seconds(50_000), 1e-3) for _ in range(3))
 
 
 def test_a_value_that_is_nested_too_deep_is_a_string() -> None:

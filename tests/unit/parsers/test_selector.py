@@ -112,7 +112,11 @@ TEXT_CALLS = QWEN_CALLS.replace(
 )
 ANSWERED_CALLS = "{% if m.tool_calls and loop.last %}{{ raise_exception('no result') }}{% endif %}" + QWEN_CALLS
 
-SEED_CALLS = CODER_CALLS.replace("tool_call>", "seed:tool_call>")
+SEED_CALLS = (
+    "{% for c in m.tool_calls or [] %}{{ '\\n<seed:tool_call>\\n<function=' + c.function.name + '>\\n' }}"
+    "{% for k, v in c.function.arguments | items %}{{ '<parameter=' + k + '>' + (v | string) + '</parameter>\\n' }}{% endfor %}"
+    "{{ '</function>\\n</seed:tool_call>' }}{% endfor %}"
+)
 SEED_THOUGHT = QWEN_THOUGHT.replace("think>", "seed:think>")
 WRAPPED_CALLS = LLAMA_CALLS.replace("{{ '{", "<tool>{{ '{").replace('"}" }}', '"}" }}</tool>')
 # as Mistral's generator writes them: the filter makes the texts around the arguments escape their quotes
@@ -177,7 +181,7 @@ TEMPLATES: dict[str, tuple[str, DetectedParsers]] = {
         DetectedParsers("openai", "openai_gptoss", None),
     ),
     "plain": (TURN + END, DetectedParsers(None, None, None)),
-    "seed oss": (SEED_THOUGHT + SEED_CALLS + END, DetectedParsers(None, "seed_oss", None)),
+    "seed oss": (SEED_THOUGHT + SEED_CALLS + END, DetectedParsers("seed_oss", "seed_oss", None)),
     "llama, wrapped": (TURN + WRAPPED_CALLS + END, DetectedParsers(None, None, None)),
     "mistral, generated": (TURN + GENERATED_CALLS + END, DetectedParsers("mistral", None, MARKUPS[2])),
     "deepseek v3, joined": (TURN + JOINED_CALLS + END, DetectedParsers("deepseek_v3", None, MARKUPS[6])),

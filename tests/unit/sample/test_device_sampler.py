@@ -104,6 +104,15 @@ def test_of_equal_tokens_top_p_keeps_the_first(top_p: float, top_k: int) -> None
     assert found == tokens_of(logits, many)
 
 
+def test_top_p_is_a_share_of_what_min_p_leaves() -> None:
+    """min_p leaves four equal tokens. Two of them have 45 % of their probability, three have 45 % of that of all tokens."""
+    logits = torch.tensor([0.15] * 4 + [0.01] * 40).log().repeat(12, 1)
+    many = [Row(SamplingParams(min_p=0.5, top_p=0.45), seed=i) for i in range(12)]
+    found = device_tokens_of(logits, many, 16, 4, 8)
+    assert set(found) == {0, 1}
+    assert found == tokens_of(logits, many)
+
+
 def test_a_flat_row_of_top_p_lists_groups_until_its_share_is_reached() -> None:
     """Some 450 of 700 tokens are kept: neither the first 64 groups nor only a few more hold them."""
     logits = torch.randn(4, 700, generator=torch.Generator().manual_seed(5)) * 0.4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,63 +21,106 @@ from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 from tests.gguf_files import Number, write_gguf
 
-# As the tokenizer.json of Llama 3 and of Qwen 2 have them
+# The patterns of the models' own tokenizer.json. None: the pre-tokenizer ByteLevel with its own pattern. "digits": the
+# pre-tokenizer Digits before it, with each digit alone.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-PATTERNS = {
+PATTERNS: dict[str, str | None] = {
     "llama-bpe": _WORDS + r"|\p{N}{1,3}" + _REST,
+    "smaug-bpe": _WORDS + r"|\p{N}{1,3}" + _REST,  # SmolLM3
+    "dbrx": _WORDS + r"|\p{N}{1,3}" + _REST,  # OLMo 2, Phi-4
     "glm4": _WORDS + r"|\p{N}{1,3}" + _REST,
     "qwen2": _WORDS + r"|\p{N}" + _REST,
+    "deepseek-r1-qwen": _WORDS + r"|\p{N}" + _REST,
     # as the tokenizer.json of Qwen 3.5 has it: marks belong to words
     "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    # Mistral Nemo and later
+    "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    # Phi-4-mini
+    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "seed-coder": _WORDS + r"|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "gpt-2": None,
+    "refact": "digits",  # Granite 3
+    "smollm": "digits",  # SmolLM 1 and 2
 }
+WHOLE_WORDS = ("llama-bpe", "smaug-bpe", "tekken")
+BEGIN = ("llama-bpe", "tekken")
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, 12345 times a day; it's what they'll do: we've seen it.",
     "def f(x):\n    return x ** 2 + 3.14159\n\n\nprint(f(10))\n",
     "Naïve café, déjà vu. Цены: 1 234 567 ₽. 東京は日本の首都です。 🙂🙂",
 ]
-TEXTS = [
-    *CORPUS,
-    "",
+NASTY = [
     " ",
     "  leading",
     "it'S WE'LL",
     "a\r\n b\t\tc   ",
     "e\u0301 \u0928\u092e\u0938\u094d\u0924\u0947",
     "<|begin|>hi<|end|><tool>x",
-    "2024-11-21T18:31:59",
+    "2024-11-21T18:31:59 // ok\n",
+    "I'VE i've I\u2019ve don't'll 's 'S y'all'd've",
+    "HTTPServer getHTTPResponseCode iPhone XMLHttpRequest ÄÖÜäöü ǅabc",
+    "1 12 123 1234 12345 1234567890 ١٢٣٤٥ ½¾ Ⅷ x²y³ 3.14.15",
+    "東京タワー 한국어 ไทยภาษาไทย हिन्दी ქართული",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇩🇪🇫🇷 ☺️",
+    "o\u0308u\u0308 a\u0323\u0302 Z\u0351\u036b\u0343\u036a \u0301alone",
+    "\ttab\t\tx \t y\n\n\n\nz\r\n\r\n  \r\r end   \n   ",
+    "};\n// x\n};\n// y\n};\n// z",
+    "a/b//c https://x.y/z?q=1&r=2#s  ///\n//  comment\n",
+    "\u00a0nbsp\u3000wide\u2003em\u200bzero\ufeffbom\u2028line\u0085next",
+    "x" * 3000 + " " * 300 + "-" * 300 + "9" * 300 + "\n" * 300 + "東" * 300,
 ]
+WORD = "wordwithoutmerges"  # a token to which no merges lead
+TEXTS = [*CORPUS, "", *NASTY, f"{WORD} W{WORD[1:]} {WORD}s {WORD}"]
 
 
+@cache
 def train(pre: str) -> Backend:
-    backend = Backend(models.BPE(ignore_merges=pre == "llama-bpe"))
-    if pre.startswith("qwen"):
+    """The vocabulary has tokens across the borders of words. So another split gives other ids."""
+    backend = Backend(models.BPE(ignore_merges=pre in WHOLE_WORDS))
+    if "qwen" in pre:
         backend.normalizer = normalizers.NFC()
-    split = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False)
-        if pre == "gpt-2"
-        else pre_tokenizers.Sequence(
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=[], show_progress=False
+    )
+    backend.train_from_iterator([*CORPUS, *NASTY] * 3, trainer)
+    backend = with_word(backend, WORD)
+    pattern = PATTERNS[pre]
+    if pattern is None:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    elif pattern == "digits":
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(PATTERNS[pre]), "isolated"),
+                pre_tokenizers.Split(Regex(pattern), "isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-    )
-    backend.pre_tokenizer = split
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=[], show_progress=False
-    )
-    backend.train_from_iterator(CORPUS * 3, trainer)
     backend.add_special_tokens([AddedToken("<|begin|>", special=True), AddedToken("<|end|>", special=True)])
     backend.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
-    if pre == "llama-bpe":
+    if pre in BEGIN:
         begin = backend.token_to_id("<|begin|>")
         backend.post_processor = processors.TemplateProcessing(
             single=["<|begin|>", "$A"], special_tokens=[("<|begin|>", begin)]
         )
     return backend
+
+
+def with_word(backend: Backend, word: str) -> Backend:
+    """The tokenizer with one more token, to which no merges lead."""
+    state = json.loads(backend.to_str())
+    state["model"]["vocab"][word] = len(state["model"]["vocab"])
+    return Backend.from_str(json.dumps(state))
 
 
 def metadata_of(backend: Backend, pre: str) -> dict[str, Any]:
@@ -101,7 +145,7 @@ def file_of(folder: Path, metadata: dict[str, Any]) -> GgufFile:
     )
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "glm4", "qwen2", "qwen35", "gpt-2"])
+@pytest.mark.parametrize("pre", PATTERNS)
 def test_it_is_the_tokenizer_that_was_converted(tmp_path: Path, pre: str) -> None:
     backend = train(pre)
     ours = gguf_tokenizer(file_of(tmp_path, metadata_of(backend, pre)))
@@ -168,6 +212,25 @@ def test_the_default_splits_as_llama_cpp_does(tmp_path: Path) -> None:
     assert [text for text, _ in pieces] == ["ab", ",", "Ġcd", "123", "45", "Ġx"]
 
 
+@pytest.mark.parametrize(
+    ("architecture", "bos", "expected"),
+    [("qwen2", "<|begin|>", "qwen2"), ("llama", "<|begin_of_text|>", "llama-bpe"), ("llama", "<|begin|>", "default")],
+)
+def test_a_file_from_before_the_names_of_splits(
+    tmp_path: Path, architecture: str, bos: str, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files of Qwen and of Llama 3 are recognised. Other files are split as llama.cpp splits them, and a warning says so."""
+    named = metadata_of(train("glm4"), expected)
+    named["tokenizer.ggml.tokens"] = [
+        bos if token == "<|begin|>" else token for token in named["tokenizer.ggml.tokens"]
+    ]
+    truth = gguf_tokenizer(file_of(tmp_path, named))
+    ours = gguf_tokenizer(file_of(tmp_path, named | {"tokenizer.ggml.pre": None, "general.architecture": architecture}))
+    for text in TEXTS:
+        assert ours.encode(text) == truth.encode(text)
+    assert ("has no tokenizer.ggml.pre" in caplog.text) == (expected == "default")
+
+
 @pytest.mark.parametrize(("first", "last"), [(True, False), (False, True), (True, True), (False, False)])
 def test_the_file_says_what_is_around_a_text(tmp_path: Path, first: bool, last: bool) -> None:
     metadata = metadata_of(train("llama-bpe"), "llama-bpe")
@@ -182,9 +245,9 @@ def test_the_file_says_what_is_around_a_text(tmp_path: Path, first: bool, last: 
     [
         ({"tokenizer.ggml.model": "llama"}, ["tokenizer.ggml.scores does not have one entry"]),
         ({"tokenizer.ggml.model": None}, ["model=None"]),
-        ({"tokenizer.ggml.pre": "tekken"}, ["pre='tekken'"]),
-        ({"tokenizer.ggml.pre": None}, ["pre=None"]),
-        ({"tokenizer.ggml.pre": Number("I", 3)}, ["pre=3"]),
+        ({"tokenizer.ggml.pre": "viking"}, ["pre='viking' is not known", "llama-bpe", "qwen2", "tekken", "gpt-4o"]),
+        ({"tokenizer.ggml.pre": ""}, ["pre='' is not known"]),
+        ({"tokenizer.ggml.pre": Number("I", 3)}, ["pre=3 is not known"]),
         ({"tokenizer.ggml.tokens": None}, ["tokenizer.ggml.tokens is missing"]),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, ["tokenizer.ggml.tokens lists a token twice"]),
         ({"tokenizer.ggml.merges": ["ab"]}, ["the merge 'ab' is no pair"]),

@@ -74,10 +74,10 @@ USER_LOOPS = (
 @pytest.mark.parametrize(
     ("source", "wanted"),
     [
-        (USER_LOOPS.replace("SEP", "").replace("WRITTEN", "m.content"), "onetwo[][onetwo]"),
+        (USER_LOOPS.replace("SEP", "").replace("WRITTEN", "m.content"), "onetwo[][one\ntwo]"),
         (USER_LOOPS.replace("SEP", "\n").replace("WRITTEN", "m.content"), "one\ntwo\n[][one\ntwo]"),
-        (USER_LOOPS.replace("SEP", "").replace("WRITTEN", "m.content | tojson"), 'onetwo[""]["onetwo"]'),
-        (USER_LOOPS.replace("SEP", "").replace("WRITTEN", "m.content + ''"), "onetwo[][onetwo]"),
+        (USER_LOOPS.replace("SEP", "").replace("WRITTEN", "m.content | tojson"), 'onetwo[""]["one\\ntwo"]'),
+        (USER_LOOPS.replace("SEP", "").replace("WRITTEN", "m.content + ''"), "onetwo[][one\ntwo]"),
         ("{% for part in m.content %}<{{ part.text or part }}>{% endfor %}", "<one><two><one><two>"),
         ("[{{ m.content }}]", "[one\ntwo][][one\ntwo]"),
     ],

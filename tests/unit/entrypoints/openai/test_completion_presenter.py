@@ -28,6 +28,8 @@ def test_a_choice_is_counted_over_prompts_and_n() -> None:
     chunks = [chunk for p, each in enumerate(outputs()) for chunk in opened(shown.chunks(p, each))]
     found = [(chunk["choices"][0]["index"], chunk["choices"][0]["text"]) for chunk in chunks]
     assert found == [(0, "00"), (1, "01"), (2, "10"), (3, "11")]
+    (chunk,) = opened(shown.chunks(1, output(completion("x", index=1))))  # a step may change one choice only
+    assert chunk["choices"][0]["index"] == 3
 
 
 def test_a_token_without_text_is_a_chunk() -> None:

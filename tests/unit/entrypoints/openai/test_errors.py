@@ -31,7 +31,7 @@ ERRORS: list[tuple[Exception, int, str | None, dict[str, str]]] = [
     (EngineClosedError("x"), 503, "shutting_down", {"Retry-After": "1"}),
     (EngineRecoveringError("x"), 500, "engine_recovering", {}),
     (EngineDeadError("x"), 503, "engine_dead", {}),
-    (EngineError("x"), 500, "engine_error", {}),
+    (EngineError("x"), 500, "engine_error", {"x-should-retry": "false"}),
     (RuntimeError("x"), 500, "internal_error", {}),
 ]
 

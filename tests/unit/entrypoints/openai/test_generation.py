@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.errors import to_api_error
-from inflight.entrypoints.openai.generation import _check, send_events
+from inflight.entrypoints.openai.generation import MAX_LOGPROBS_OF_ANSWER, _check, _check_logprobs, send_events
 from inflight.entrypoints.openai.sse import EventStream
 from inflight.errors import InflightError, InvalidRequestError
 from inflight.outputs import RequestOutput
+from inflight.sampling_params import SamplingParams
 from inflight.scheduler.added_tokens import NOTHING_TO_DRAW
 from inflight.structured_output.compile_lane import TOO_MANY_GRAMMARS
 from tests.unit.entrypoints.openai.outputs import completion, output, request
@@ -38,6 +40,33 @@ def test_an_error_is_the_requests_or_the_servers(error: str, engine_failed: bool
     assert told.status_code == status
     assert ("Retry-After" in (told.headers or {})) is (status == 503)
     _check(output(completion("x", finish_reason="stop")))
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "prompt_logprobs", "is_stream", "most"),
+    [
+        (0, None, False, MAX_LOGPROBS_OF_ANSWER // 4),  # of 2 prompts with 2 choices each: the drawn tokens' own
+        (1, None, False, MAX_LOGPROBS_OF_ANSWER // 8),
+        (1, None, True, 2**30),  # they are sent as they come
+        (None, 0, True, MAX_LOGPROBS_OF_ANSWER // 2),
+        (None, 3, False, MAX_LOGPROBS_OF_ANSWER // 8),
+    ],
+)
+def test_the_logprobs_of_an_answer_are_bounded(
+    logprobs: int | None, prompt_logprobs: int | None, is_stream: bool, most: int
+) -> None:
+    """`most`: the most tokens of a completion, or of a prompt."""
+
+    def check(num_tokens: int) -> None:
+        params = SamplingParams(n=2, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        children = [SimpleNamespace(sampling=SimpleNamespace(max_tokens=num_tokens))] * 2
+        asked: Any = SimpleNamespace(params=params, children=children, prompt_token_ids=range(num_tokens))
+        _check_logprobs([asked, asked], is_stream)
+
+    check(most)
+    if most < 2**30:
+        with pytest.raises(InvalidRequestError, match="log-probabilities"):
+            check(most + 1)
 
 
 async def delayed(*pieces: tuple[float, str | Exception]) -> AsyncIterator[RequestOutput]:

@@ -32,6 +32,14 @@ def test_the_prompts_first_token_has_a_text_and_no_logprob() -> None:
     assert found["text_offset"] == [0, 1]
 
 
+def test_of_tokens_with_one_text_the_highest_value_is_shown() -> None:
+    worst_first = {7: Logprob(-3.0, 3, "a"), 5: Logprob(-1.0, 1, "a"), 6: Logprob(-2.0, 2, "b")}
+    best_first = {5: Logprob(-1.0, 1, "a"), 6: Logprob(-2.0, 2, "b"), 7: Logprob(-3.0, 3, "a")}
+    found = CompletionLogprobs().columns([worst_first, best_first])
+    assert found["token_logprobs"] == [-3.0, -1.0]
+    assert found["top_logprobs"] == [{"a": -1.0, "b": -2.0}] * 2
+
+
 def test_a_prompts_logprobs_are_by_token_id() -> None:
     first, second = prompt_logprobs([None, ROW])
     assert first is None and second is not None

@@ -119,6 +119,18 @@ def test_a_part_that_is_no_text_says_so(kind: str, words: str) -> None:
         ChatMessage.model_validate({"role": "user", "content": [{"type": kind, kind: {"url": "data:"}, "text": "x"}]})
 
 
+@pytest.mark.parametrize("thinking", ["hm", [{"type": "text", "text": "hm"}]])
+def test_a_thought_of_the_assistant(thinking: object) -> None:
+    """In both forms that clients send back."""
+    part = {"type": "thinking", "thinking": thinking, "closed": True, "signature": "x"}
+    message = ChatMessage.model_validate({"role": "assistant", "content": [part, {"type": "text", "text": "a"}]})
+    [shown] = template_messages([message])
+    assert shown["content"][0]["thinking"] == thinking
+    for role in ("user", "system", "tool"):
+        with pytest.raises(ValidationError, match="only in messages of the role 'assistant'"):
+            ChatMessage.model_validate({"role": role, "content": [part]})
+
+
 def test_a_part_that_refuses_is_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
     message = ChatMessage.model_validate({"role": "assistant", "content": parts})

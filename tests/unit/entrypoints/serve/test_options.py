@@ -92,6 +92,14 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
     assert "secret" not in problems[0], "an error quotes no key"
 
 
+def test_an_option_is_given_once_also_in_two_spellings(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("max-model-len: 64\nmax_model_len: 128\n")
+    values, problems = read_config_file(file, OPTIONS.keys())
+    assert values == {"max_model_len": "64"}
+    assert problems == [f"config={str(file)!r}: 'max_model_len' is given twice"]
+
+
 def test_check_names_every_conflict_at_once(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(json.dumps({"max_body_bytes": 3, "dtype": "float7"}))

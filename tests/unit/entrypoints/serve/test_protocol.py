@@ -279,8 +279,10 @@ class FullTransport:
         self.is_aborted.set()
 
 
-@pytest.mark.parametrize("end", ["response", "idle"])
+@pytest.mark.parametrize("end", ["response", "idle", "resumed"])
 def test_the_last_of_a_response_is_not_waited_for_without_end(end: str) -> None:
+    """Also if the client has read so much that the writer could go on: nothing more will be written."""
+
     async def test() -> None:
         protocol_class = bounded_protocol(ServerSettings(write_timeout=0.1))
         config = uvicorn.Config(cast("Any", large), http=protocol_class, ws="none", lifespan="off", log_config=None)
@@ -290,6 +292,11 @@ def test_the_last_of_a_response_is_not_waited_for_without_end(end: str) -> None:
         if end == "response":
             transport.close()  # as uvicorn does after `Connection: close`
             protocol.on_response_complete()
+        elif end == "resumed":
+            protocol.pause_writing()
+            transport.close()
+            protocol.on_response_complete()
+            protocol.resume_writing()
         else:
             protocol.timeout_keep_alive_handler()
         transport.num_unsent -= 1

@@ -12,7 +12,9 @@ import pytest
 
 from inflight.entrypoints.serve import tls
 from inflight.entrypoints.serve.api_keys import ApiKeys
+from inflight.entrypoints.serve.server import Server
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.entrypoints.serve.tls import make_ssl_context, reload_certificate
 from inflight.errors import ConfigError
 from tests.certificates import make_certificate, needs_openssl
@@ -123,3 +125,28 @@ def test_files_that_change_while_they_are_read_again_do_no_harm(
     monkeypatch.setattr(tls.ssl, "create_default_context", lambda _purpose: Context(ssl.PROTOCOL_TLS_SERVER))
     reload_certificate(context, settings)
     assert shown_certificate(context) != first
+
+
+@needs_openssl
+@pytest.mark.parametrize("wrong", ["certificate", "keys"])
+def test_a_wrong_file_of_one_kind_does_not_keep_the_other_kind_from_being_read(tmp_path: Path, wrong: str) -> None:
+    certificate, key = make_certificate(tmp_path)
+    keys = tmp_path / "keys"
+    keys.write_text("first-key-1\n")
+    settings = ServerSettings(
+        ssl_certfile=certificate, ssl_keyfile=key, api_key_file=str(keys), access_log="off", api_keys=()
+    )
+    context = make_ssl_context(settings)
+    assert context is not None
+
+    async def start() -> Any:
+        raise AssertionError("it is not started")
+
+    server: Any = Server(settings, context, start, Shutdown(1.0))
+    first = shown_certificate(context)
+    make_certificate(tmp_path)
+    keys.write_text("second-key-2\n")
+    Path(certificate if wrong == "certificate" else keys).write_text("")
+    server._read_files_again()
+    assert (shown_certificate(context) != first) == (wrong == "keys")
+    assert server._keys.accepts(b"second-key-2") == (wrong == "certificate")

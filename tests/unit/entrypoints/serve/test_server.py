@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import socket
 import ssl
 from typing import Any
@@ -72,5 +73,8 @@ def test_a_server_that_does_not_accept_early_answers_once_it_is_ready(is_ready: 
             assert await running == 0
             writer.close()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(test(), 10.0))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(asyncio.wait_for(test(), 10.0))
+    finally:
+        faulthandler.cancel_dump_traceback_later()  # `begin` has set it: it would end the process of the tests 36 s later

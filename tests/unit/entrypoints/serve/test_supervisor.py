@@ -1,8 +1,9 @@
-"""How often front ends that die are replaced. The e2e tests of several front ends have the rest."""
+"""Which front ends are replaced, how often, and after which pauses. The e2e tests of several front ends have the rest."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,20 +11,27 @@ import pytest
 
 from inflight.config.engine_args import EngineArgs
 from inflight.config.fault_tolerance import FaultToleranceConfig
+from inflight.entrypoints.serve import supervisor
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.entrypoints.serve.supervisor import Supervisor
+from inflight.executor.process import pause_seconds
 from inflight.executor.recovery import RecoveryLimits
 
 
 class FrontEnd:
     """Its process has died, or it has said that it cannot start, or it runs."""
 
-    def __init__(self, number: int, *, has_ended: bool, has_died: bool) -> None:
+    def __init__(
+        self, number: int, *, has_ended: bool = False, has_died: bool = False, was_ready: bool = False
+    ) -> None:
         loop = asyncio.get_running_loop()
+        self.is_replacement = False
         self.number, self.index, self.has_died = number, number % 2, has_died
         self.ended: asyncio.Future[None] = loop.create_future()
         self.ready: asyncio.Future[str] = loop.create_future()
+        if was_ready:
+            self.ready.set_result("a model")
         if has_ended:
             self.ended.set_result(None)
         self.num_looks = 0
@@ -35,6 +43,9 @@ class FrontEnd:
 
     def close(self) -> None:
         self.is_closed = True
+
+    def send(self, order: bytes) -> None:
+        pass
 
 
 class Keeper:
@@ -53,46 +64,136 @@ class Keeper:
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize(("has_died", "num_replaced"), [(True, 3), (False, 0)])
-def test_one_that_dies_again_and_again_is_given_up(has_died: bool, num_replaced: int) -> None:
-    """One that reports a failure is not replaced. Those that die are replaced `max_recoveries` times."""
+class Scene:
+    """A supervisor of two front ends, with an engine that runs. Each front end that is started dies at once, or is ready."""
 
-    async def test() -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_deaths: int, **limits: Any) -> None:
         listener: Any = None  # it is used by front ends only
-        supervisor: Any = Supervisor(ServerSettings(api_server_count=2), EngineArgs(), listener, Shutdown(1.0), "")
-        supervisor._keeper = keeper = Keeper()
-        supervisor._limits = RecoveryLimits(FaultToleranceConfig(max_recoveries=3))
-        started: list[FrontEnd] = []
+        self.shutdown = Shutdown(1.0)
+        self.supervisor: Any = Supervisor(ServerSettings(api_server_count=2), EngineArgs(), listener, self.shutdown, "")
+        self.supervisor._keeper = self.keeper = Keeper()
+        self.supervisor._limits = RecoveryLimits(FaultToleranceConfig(**limits))
+        self.supervisor._is_configured.set_result(None)
+        self.supervisor._run_engine = self._run_engine
+        self.supervisor._start_front_end = self._start
+        self.errors: list[OSError] = []
+        self.started: list[FrontEnd] = []
+        self.pauses: list[float] = []
+        self._num_deaths = num_deaths
+        monkeypatch.setattr(supervisor, "pause_seconds", self._pause)
 
-        def start(index: int, *, is_replacement: bool) -> FrontEnd:
-            assert (index, is_replacement) == (1, True)
-            assert len(started) < 5, "it is replaced for ever"
-            started.append(FrontEnd(1, has_ended=True, has_died=True))
-            return started[-1]
+    async def _run_engine(self, clock: object) -> None:
+        await asyncio.Event().wait()
 
-        supervisor._start_front_end = start
-        living, dead = FrontEnd(0, has_ended=False, has_died=False), FrontEnd(1, has_ended=True, has_died=has_died)
-        supervisor.front_ends = [living, dead]
-        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await supervisor._keep_front_ends(begun)
-        assert len(started) == num_replaced and not living.is_closed
-        assert keeper.removed == [1, 2, 3][:num_replaced]
-        assert [each.is_closed for each in (dead, *started)] == [True] * num_replaced + [False]
-        assert living.num_looks == num_replaced + 1, "it may hang"
+    def _pause(self, num_failed: int) -> float:
+        self.pauses.append(pause_seconds(num_failed))
+        return 0.0
 
-    asyncio.run(asyncio.wait_for(test(), 10.0))
+    def _start(self, index: int, *, is_replacement: bool) -> FrontEnd:
+        assert (index, is_replacement) == (1, True)
+        if self.errors:
+            raise self.errors.pop()
+        assert len(self.started) < 30, "it is replaced for ever"
+        dies = len(self.started) < self._num_deaths
+        self.started.append(FrontEnd(1, has_ended=dies, has_died=dies))
+        self.started[-1].is_replacement = True
+        if not dies:
+            self.started[-1].ready.set_result("a model")
+            asyncio.get_running_loop().call_soon(self.shutdown.begun.set)
+        return self.started[-1]
+
+    async def serve(self, *front_ends: FrontEnd) -> None:
+        self.supervisor.front_ends = list(front_ends)
+        await self.supervisor.serve(None)
 
 
-def test_none_is_replaced_once_the_shutdown_has_begun() -> None:
+def play(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60.0))
+
+
+def test_one_that_says_why_it_cannot_start_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        listener: Any = None
-        supervisor: Any = Supervisor(ServerSettings(api_server_count=1), EngineArgs(), listener, Shutdown(1.0), "")
-        supervisor._keeper = Keeper()
-        supervisor._limits = RecoveryLimits(FaultToleranceConfig())
-        supervisor.front_ends = [FrontEnd(0, has_ended=True, has_died=True)]
-        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        begun.set_result(None)
-        await supervisor._keep_front_ends(begun)
-        assert not supervisor.front_ends[0].is_closed
+        scene = Scene(monkeypatch, 0)
+        await scene.serve(FrontEnd(0), FrontEnd(1, has_ended=True))
+        assert not scene.started and not scene.keeper.removed
 
-    asyncio.run(asyncio.wait_for(test(), 10.0))
+    play(test)
+
+
+def test_one_that_dies_before_it_is_ready_again_is_the_same_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts once, and the tries follow more and more slowly."""
+
+    async def test() -> None:
+        scene = Scene(monkeypatch, 7, max_recoveries=1)
+        living, dead = FrontEnd(0), FrontEnd(1, has_ended=True, has_died=True, was_ready=True)
+        await scene.serve(living, dead)
+        assert len(scene.started) == 8 and not living.is_closed
+        assert scene.pauses == [0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0]
+        assert scene.keeper.removed == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert all(each.is_closed for each in (dead, *scene.started[:-1])) and not scene.started[-1].is_closed
+        assert len(scene.supervisor._limits.times) == 1
+
+    play(test)
+
+
+def test_one_that_dies_for_as_long_as_a_recovery_may_take_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scene = Scene(monkeypatch, 10**6, engine_recovery_timeout_seconds=100.0)
+        now = 0.0
+
+        def monotonic() -> float:
+            nonlocal now
+            now += 10.0
+            return now
+
+        monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=monotonic))
+        await scene.serve(FrontEnd(0), FrontEnd(1, has_ended=True, has_died=True))
+        assert 5 <= len(scene.started) <= 12
+
+    play(test)
+
+
+def test_each_front_end_that_was_ready_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scene = Scene(monkeypatch, 0, max_recoveries=0)
+        await scene.serve(FrontEnd(0), FrontEnd(1, has_ended=True, has_died=True, was_ready=True))
+        assert not scene.started
+
+    play(test)
+
+
+def test_one_that_cannot_be_started_at_once_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scene = Scene(monkeypatch, 0, max_recoveries=1)
+        scene.errors = [OSError("no memory")] * 6
+        dead = FrontEnd(1, has_ended=True, has_died=True, was_ready=True)
+        await scene.serve(FrontEnd(0), dead)
+        assert len(scene.started) == 1 and dead.is_closed
+        assert scene.pauses == [0.2, 0.5, 1.0, 2.0, 5.0, 5.0]
+
+    play(test)
+
+
+def test_none_is_replaced_once_the_shutdown_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scene = Scene(monkeypatch, 0)
+        scene.shutdown.begun.set()
+        await scene.serve(FrontEnd(0, has_ended=True, has_died=True), FrontEnd(1))
+        assert not scene.started and not scene.supervisor.front_ends[0].is_closed
+
+    play(test)
+
+
+def test_a_stopped_front_end_is_looked_for_from_the_start_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(supervisor, "STOPPED_LOOK_SECONDS", 0.001)
+        scene = Scene(monkeypatch, 0)
+        living = FrontEnd(0)
+        scene.supervisor._start_front_end = lambda index: living if index == 0 else FrontEnd(1, has_ended=True)
+        scene.supervisor.start_front_ends()
+        while living.num_looks < 5:  # the engine has not even begun to start
+            await asyncio.sleep(0)
+        assert scene.supervisor.front_ends[1].num_looks == 0
+        scene.supervisor._looking.cancel()
+
+    play(test)

@@ -96,6 +96,16 @@ def test_cos_and_sin(dtype: torch.dtype, positions: list[int], half: int, scale:
         assert ((other.double() - exact).abs() <= ROUNDING[dtype] * exact.abs() + 1e-7).all()
 
 
+def test_dimensions_that_are_not_rotated_are_not_scaled() -> None:
+    tokens = torch.tensor([0, 7], dtype=torch.int32, device=DEVICE)
+    frequencies = torch.tensor([1.0, 0.0] * 2, device=DEVICE)
+    for ops in (OPS, TorchLayerOps()):
+        cos, sin = ops.cos_and_sin(tokens, frequencies, 1.25, torch.float32)
+        assert cos[:, 1::2].eq(1.0).all() and sin[:, 1::2].eq(0.0).all()
+        torch.testing.assert_close(cos[:, 0], 1.25 * tokens.float().cos())
+        torch.testing.assert_close(sin[:, 2], 1.25 * tokens.float().sin())
+
+
 @few
 @hypothesis.given(
     dtype=DTYPES,

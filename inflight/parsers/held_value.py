@@ -1,0 +1,123 @@
+"""`HeldValue`: an argument of a call that a model writes without quotes. It is held until it ends, and becomes JSON then."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from pydantic_core import from_json
+
+from inflight.parsers.event_writer import MAX_HELD
+
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+# A string without an end reaches to the end of the text, so that no character is looked at twice.
+_PYTHON = re.compile(
+    r"""'((?:[^'\\]|\\.)*+)(?:'|\\?\Z)|"((?:[^"\\]|\\.)*+)(?:"|\\?\Z)|\b(True|False|None)\b""", re.DOTALL
+)
+_IN_PYTHON = re.compile(r"""\\x([0-9a-fA-F]{2})|\\U([0-9a-fA-F]{8})|(\\')|(")|\\.""", re.DOTALL)
+
+
+class HeldValue:
+    """At most `MAX_HELD` characters are held. If a longer value has begun as JSON, the rest is passed on as it arrives.
+    Otherwise the value is a string.
+
+    Args:
+        pass_on: writes more of the call's arguments.
+        is_string: the value is a string, so it need not be held.
+    """
+
+    def __init__(self, pass_on: Callable[[str], None], *, is_string: bool = False) -> None:
+        self._pass_on = pass_on
+        self._is_string = is_string
+        self._is_held = not is_string
+        self._pieces: list[str] = []
+        self._num_held = 0
+        if is_string:
+            pass_on('"')
+
+    @property
+    def room(self) -> int | None:
+        """How many characters `write` may get at once, so that the result does not depend on how the text is split."""
+        return MAX_HELD - self._num_held if self._is_held else None
+
+    def write(self, text: str) -> None:
+        if not self._is_held:
+            self._pass_on(escaped(text) if self._is_string else text)
+            return
+        self._pieces.append(text)
+        self._num_held += len(text)
+        if self._num_held >= MAX_HELD:
+            self._release()
+
+    def end(self) -> None:
+        """The value is complete."""
+        if self._is_held:
+            self._pass_on(as_json("".join(self._pieces)))
+        elif self._is_string:
+            self._pass_on('"')
+
+    def cut(self) -> None:
+        """The text has ended within the value. It is passed on as it is."""
+        self._pass_on("".join(self._pieces) if self._is_held else "")
+
+    def _release(self) -> None:
+        text = "".join(self._pieces)
+        self._is_held, self._pieces = False, []
+        self._is_string = not _begins_json(text)
+        self._pass_on(f'"{escaped(text)}' if self._is_string else text)
+
+
+def escaped(text: str) -> str:
+    """The text as it is written between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def as_json(text: str) -> str:
+    """Returns the JSON for a value that a model has written without quotes."""
+    text = _PYTHON_WORDS.get(text, text)
+    if _is_json(text):
+        return text
+    if text.lstrip()[:1] in ("{", "["):
+        translated = _PYTHON.sub(_translate, text)
+        if _is_json(translated):
+            return translated
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _begins_json(text: str) -> bool:
+    try:
+        from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError:
+        return False
+    return True
+
+
+def _translate(found: re.Match[str]) -> str:
+    """A string or a word of Python as JSON. What JSON cannot say stays, so that the whole is no JSON."""
+    single, double, word = found.groups()
+    if word is not None:
+        return _PYTHON_WORDS[word]
+    return f'"{_IN_PYTHON.sub(_translate_escape, single if double is None else double)}"'
+
+
+def _translate_escape(found: re.Match[str]) -> str:
+    byte, character, quote, double_quote = found.groups()
+    if byte is not None:
+        return f"\\u00{byte}"
+    if character is not None:
+        code = int(character, 16)
+        return escaped(chr(code)) if code < 0x110000 and not 0xD800 <= code < 0xE000 else found.group()
+    return "'" if quote is not None else '\\"' if double_quote is not None else found.group()
