@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inflight.errors import InvalidRequestError, TokenizerError
-from inflight.tokenizer.call_arguments import called_with_objects, need_text
-from inflight.tokenizer.content_parts import THINKING, joined, takes_parts, takes_thoughts
-from inflight.tokenizer.messages import TOOL, check_messages, check_objects, check_template_kwargs, set_reasoning
+from inflight.tokenizer.messages import TOOL, check_messages, check_objects, check_template_kwargs
+from inflight.tokenizer.template_form import TemplateForm
 from inflight.tokenizer.tokenizer import read_special_tokens, read_tokenizer_config
 
 MAX_RENDERED_CHARS = 2**25
@@ -46,16 +46,11 @@ class ChatTemplate:
         environment = _environment()
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
-        self._loops: dict[str, bool] = {}  # whether the template has a loop over a message's content
-        self._takes_parts: dict[
-            tuple[str, str], bool
-        ] = {}  # (template, role) -> whether it reads lists; filled when needed
-        self._takes_thoughts: dict[str, bool] = {}  # whether it reads parts of the type "thinking"; filled when needed
-        self._needs_text: dict[str, bool] = {}  # whether arguments of calls have to be text; filled when it is needed
+        self._forms: dict[str, TemplateForm] = {}
         for name, source in sources.items():
             try:
                 parsed = environment.parse(source)
-                self._loops[name] = _loops_over_content(parsed)
+                self._forms[name] = TemplateForm(partial(self._probe, name), loops=_loops_over_content(parsed))
                 self._compiled[name] = environment.from_string(parsed)
             except Exception as error:  # too deep nesting is a SyntaxError, a RecursionError or a MemoryError
                 line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
@@ -100,54 +95,21 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last "
                 "message, the second opens a new one; set one of them to False"
             )
-        name = self._select(has_tools=tools is not None)
+        name = self._select(has_tools=bool(tools))
         conversation = check_messages(messages)
-        self._prepare_contents(name, conversation)
-        final_text = _tag_final_message(conversation) if continue_final_message else ""
-        self._prepare_arguments(name, conversation)
+        has_content = bool(conversation[-1].get("content")) or isinstance(conversation[-1].get("content"), str)
+        self._forms[name].prepare(conversation)
+        final_text = _tag_final_message(conversation, has_content=has_content) if continue_final_message else ""
         variables: dict[str, Any] = {
             **self._special_tokens,
             **check_template_kwargs(chat_template_kwargs),
             "messages": conversation,
-            "tools": check_objects(tools, "tools", TOOL),
-            "documents": check_objects(documents, "documents", "a dict like {'title': ..., 'text': ...}"),
+            "tools": check_objects(tools, "tools", TOOL) or None,
+            "documents": check_objects(documents, "documents", "a dict like {'title': ..., 'text': ...}") or None,
             "add_generation_prompt": add_generation_prompt,
         }
         rendered = _render(self._compiled[name], variables)
         return _cut_at_tag(rendered, final_text) if continue_final_message else rendered
-
-    def _prepare_contents(self, name: str, conversation: list[dict[str, Any]]) -> None:
-        """Makes one text of the parts of a message, if the template does not read lists in messages of this role. Makes a field
-        of thoughts, if the template does not read them as parts."""
-
-        def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-            return self._probe(name, messages, tools)
-
-        for message in conversation:
-            content, role = message.get("content"), message["role"]
-            if not isinstance(content, list):
-                continue
-            if any(part["type"] == THINKING for part in content):
-                if name not in self._takes_thoughts:
-                    self._takes_thoughts[name] = takes_thoughts(render)
-                if self._takes_thoughts[name]:
-                    continue
-                if "reasoning_content" not in message:
-                    set_reasoning(message, "".join(part[THINKING] for part in content if part["type"] == THINKING))
-                message["content"] = content = [part for part in content if part["type"] != THINKING]
-            if (name, role) not in self._takes_parts:
-                found = takes_parts(render, role)
-                self._takes_parts[name, role] = self._loops[name] if found is None else found
-            if not self._takes_parts[name, role]:
-                message["content"] = joined(content)
-
-    def _prepare_arguments(self, name: str, conversation: list[dict[str, Any]]) -> None:
-        """Makes text of the arguments of calls, if the template needs text."""
-        functions = called_with_objects(conversation)
-        if functions and name not in self._needs_text:
-            self._needs_text[name] = need_text(lambda messages, tools: self._probe(name, messages, tools))
-        for function in functions if self._needs_text.get(name) else ():
-            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
 
     def _probe(self, name: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         variables = {**self._special_tokens, "messages": messages, "tools": tools, "add_generation_prompt": False}
@@ -348,10 +310,10 @@ def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
 # -- continue_final_message ----------------------------------------------------------------------------------------------
 
 
-def _tag_final_message(conversation: list[dict[str, Any]]) -> str:
+def _tag_final_message(conversation: list[dict[str, Any]], *, has_content: bool) -> str:
     """Append a tag to the text of the last message. The prompt will be cut at the tag. Return the text without the tag."""
     content = conversation[-1].get("content")
-    if isinstance(content, str):
+    if has_content and isinstance(content, str):
         conversation[-1]["content"] = content + _CONTINUE_TAG
         return content
     if content and "text" in content[-1]:

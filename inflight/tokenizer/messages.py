@@ -16,7 +16,7 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """Returns a plain copy of the messages, without the fields that are None.
+    """Returns a plain copy of the messages, without the fields that are None, and without empty lists of calls.
 
     The content of a message may be a list of text parts, in a message of the assistant also of parts of the type "thinking".
 
@@ -39,9 +39,13 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise InvalidRequestError(f"{where} has role={role!r}; it must be a string like 'user'")
     content = message.get("content")
+    if content is None and role == "tool":  # a tool may return nothing
+        message, content = {**message, "content": ""}, ""
     if content is None and role != "assistant":  # an assistant's message may have only tool calls
         raise InvalidRequestError(f"{where} (role {role!r}) has no content")
     checked = {key: plain_json(value, f"{where}[{key!r}]") for key, value in message.items() if value is not None}
+    if checked.get("tool_calls") == []:
+        del checked["tool_calls"]
     if content is not None:
         checked["content"] = _check_content(checked["content"], f"{where}['content']", role)
     # as in transformers, the first of these fields counts

@@ -58,7 +58,9 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": []}, "messages", "at least 1"),
     (CHAT, {"messages": HELLO, "use_beam_search": True}, "use_beam_search", "False"),
     (CHAT, {"messages": HELLO, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "no prompt"),
-    (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "system"),
+    (CHAT, {"messages": [{"role": "", "content": "x"}]}, "messages[0].role", "at least 1"),
+    (CHAT, {"messages": [{"role": "<|im_end|>", "content": "x"}]}, "messages[0].role", "pattern"),
+    (CHAT, {"messages": [{"role": 3, "content": "x"}]}, "messages[0].role", "string"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0]", "no content"),
     (
         CHAT,

@@ -126,8 +126,33 @@ class StructuralTagFormat(StrictModel):
         return {"type": self.type, "structures": structures, "triggers": tags.triggers, **stops}
 
 
+class ValueFormat(StrictModel):
+    """TGI's form of a JSON schema."""
+
+    type: Literal["json"]
+    value: Schema | GrammarText = Field(description="The JSON schema that the text satisfies. It is not strict.")
+
+
+class RegexFormat(StrictModel):
+    type: Literal["regex"]
+    pattern: GrammarText | None = Field(None, description="A regular expression, of which the whole text is a match.")
+    value: GrammarText | None = Field(None, description="TGI's name of pattern.")
+
+
+class GrammarFormat(StrictModel):
+    type: Literal["grammar"]
+    grammar: GrammarText
+
+
 ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaResponseFormat | StructuralTagFormat, Field(discriminator="type")
+    TextFormat
+    | JsonObjectFormat
+    | JsonSchemaResponseFormat
+    | StructuralTagFormat
+    | ValueFormat
+    | RegexFormat
+    | GrammarFormat,
+    Field(discriminator="type"),
 ]
 
 
@@ -204,6 +229,19 @@ class GenerationFields(StrictModel):
         None, min_length=1, max_length=MAX_CHOICES, description="Older name of structured_outputs.choice."
     )
     guided_grammar: GrammarText | None = Field(None, description="Older name of structured_outputs.grammar.")
+    guided_json_object: bool | None = Field(None, description="Older name of structured_outputs.json_object.")
+    guided_whitespace_pattern: GrammarText | None = Field(
+        None, description="Older name of structured_outputs.whitespace_pattern; beside guided_json."
+    )
+    json_schema: Schema | GrammarText | None = Field(
+        None, description="Name of other engines (llama.cpp, SGLang) for a JSON schema, which is not strict."
+    )
+    regex: GrammarText | None = Field(None, description="SGLang's name of structured_outputs.regex.")
+    ebnf: GrammarText | None = Field(None, description="SGLang's name of structured_outputs.grammar.")
+    grammar: GrammarText | None = Field(None, description="llama.cpp's name of structured_outputs.grammar.")
+    format: Schema | Literal["json"] | None = Field(
+        None, description='Ollama\'s name: "json" for a JSON object, or a JSON schema, which is not strict.'
+    )
     # how the request is run
     cache_salt: str | None = Field(None, max_length=1024, description="Separates prefix caches of users.")
     priority: int | None = Field(
@@ -294,8 +332,8 @@ class GenerationFields(StrictModel):
         return biases
 
     def _structured_outputs(self) -> StructuredOutputsParams | None:
-        """The constraint of the text, or None. Several fields can express a constraint, but a request must not use more than
-        one of these fields."""
+        """The constraint of the text, or None. Several fields can express a constraint. If a request has more than one of these
+        fields, they must say the same: some clients send the names of several servers."""
         found: dict[str, StructuredOutputsParams] = {}
         given: dict[str, Any]
         if isinstance(self.response_format, JsonObjectFormat):
@@ -312,13 +350,51 @@ class GenerationFields(StrictModel):
         elif isinstance(self.response_format, StructuralTagFormat):
             document = self.response_format.document()
             found["response_format"] = StructuredOutputsParams(structural_tag=document)
+        elif isinstance(self.response_format, ValueFormat):
+            found["response_format"] = StructuredOutputsParams(json=self.response_format.value, lenient=True)
+        elif isinstance(self.response_format, RegexFormat):
+            wanted_regex = self.response_format.pattern or self.response_format.value
+            if wanted_regex is None:
+                raise FieldError("response_format.pattern", "response_format has no pattern; add one")
+            found["response_format"] = StructuredOutputsParams(regex=wanted_regex)
+        elif isinstance(self.response_format, GrammarFormat):
+            found["response_format"] = StructuredOutputsParams(grammar=self.response_format.grammar)
         if self.structured_outputs is not None:
             given = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+            if isinstance(tag := given.get("structural_tag"), dict) and "format" in tag:
+                given["structural_tag"] = StructuralTagFormat.model_validate(
+                    {"type": "structural_tag", **tag}
+                ).document()
             found["structured_outputs"] = StructuredOutputsParams(**given)
-        for name in ("json", "regex", "choice", "grammar"):
-            if (value := getattr(self, f"guided_{name}")) is not None:
-                found[f"guided_{name}"] = StructuredOutputsParams(**{name: value})
-        if len(found) > 1:
+        found |= self._older_and_foreign()
+        if len(found) > 1 and any(each != next(iter(found.values())) for each in found.values()):
             names = list(found)
             raise FieldError(names[1], f"{' and '.join(names)} each constrain the text; give one of them")
         return next(iter(found.values()), None)
+
+    def _older_and_foreign(self) -> dict[str, StructuredOutputsParams]:
+        """Constraints in the words of older versions and of other engines."""
+        found: dict[str, StructuredOutputsParams] = {}
+        blanks: dict[str, Any] = {}
+        if self.guided_whitespace_pattern is not None and self.guided_json is not None:
+            blanks["whitespace_pattern"] = self.guided_whitespace_pattern
+        values: dict[str, tuple[str, Any]] = {
+            "guided_json": ("json", self.guided_json),
+            "guided_regex": ("regex", self.guided_regex),
+            "guided_choice": ("choice", self.guided_choice),
+            "guided_grammar": ("grammar", self.guided_grammar),
+            "guided_json_object": ("json_object", self.guided_json_object or None),
+            "regex": ("regex", self.regex),
+            "ebnf": ("grammar", self.ebnf),
+            "grammar": ("grammar", self.grammar),
+        }
+        for name, (kind, value) in values.items():
+            if value is not None:
+                found[name] = StructuredOutputsParams(**{kind: value}, **(blanks if name == "guided_json" else {}))
+        if self.json_schema is not None:
+            found["json_schema"] = StructuredOutputsParams(json=self.json_schema, lenient=True)
+        if self.format == "json":
+            found["format"] = StructuredOutputsParams(json_object=True)
+        elif self.format is not None:
+            found["format"] = StructuredOutputsParams(json=self.format, lenient=True)
+        return found

@@ -27,10 +27,15 @@ def _check_part_type(kind: object) -> object:
     return kind
 
 
-def _refusal_as_text(part: object) -> object:
-    """Converts a refusal into a text part. A refusal is the text with which another model has refused to answer."""
-    if isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
-        return {"type": "text", "text": part["refusal"]}
+def _as_text(part: object) -> object:
+    """Converts parts of other kinds that are text: a refusal, which is the text with which another model has refused to answer,
+    and the parts of OpenAI's Responses API."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    key = (
+        {"refusal": "refusal", "input_text": "text", "output_text": "text"}.get(kind) if isinstance(kind, str) else None
+    )
+    if key is not None and isinstance(part, dict) and isinstance(part.get(key), str):
+        return {"type": "text", "text": part[key]}
     return part
 
 
@@ -55,8 +60,11 @@ def _kind_of_part(part: object) -> str:
 ContentPart = Annotated[
     Annotated[TextPart, Tag("part with text")] | Annotated[ThinkingPart, Tag("part with a thought")],
     Discriminator(_kind_of_part),
-    BeforeValidator(_refusal_as_text),
+    BeforeValidator(_as_text),
 ]
+
+
+Role = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
 
 
 class CalledFunction(StrictModel):
@@ -76,11 +84,11 @@ class ToolCall(StrictModel):
 class ChatMessage(StrictModel):
     """One message of a chat. A message from this server's answers may be sent back unchanged."""
 
-    role: Literal["developer", "system", "user", "assistant", "tool"] = Field(
-        description="developer has the same meaning as system."
+    role: Role = Field(
+        description="developer has the same meaning as system. Names of other roles are passed to the chat template."
     )
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
-        None, description="The text; None only if the message has tool_calls."
+        None, description="The text; may be null in messages of the assistant and of tools."
     )
     name: str | None = Field(None, description="Used only by templates that show it.")
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(

@@ -16,7 +16,7 @@ MAX_TEMPLATE_LENGTH = 2**18
 MAX_DOCUMENTS = 1024
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Annotated[str, Field(min_length=1, max_length=32)]
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -60,7 +60,8 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     tool_choice: ToolChoice | None = Field(None, description="none, auto, required, or one function by name.")
     parallel_tool_calls: bool | None = Field(None, description="False: at most one call.")
     reasoning_effort: ReasoningEffort | None = Field(
-        None, description="A variable of the chat template; none also sets enable_thinking to false."
+        None,
+        description="A variable of the chat template, such as low, high or max; none also sets enable_thinking to false.",
     )
     modalities: Annotated[list[Literal["text"]] | None, neutral("Text only.", max_length=1, min_length=1)] = None
     audio: Annotated[None, neutral("Text only.")] = None

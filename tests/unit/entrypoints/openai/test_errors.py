@@ -126,8 +126,9 @@ def test_the_path_names_the_fields_and_no_branches(model: type[BaseModel], body:
         ({"messages": HELLO, "functions": []}, "functions: this is not served: leave it out, or give null"),
         ({"messages": []}, "messages: list should have at least 1 item, not 0"),
         (
-            {"messages": HELLO, "response_format": {"type": "json"}},
-            "response_format: the type 'json' is none of 'text', 'json_object', 'json_schema', 'structural_tag'",
+            {"messages": HELLO, "response_format": {"type": "jsn"}},
+            "response_format: the type 'jsn' is none of 'text', 'json_object', 'json_schema', 'structural_tag', 'json', "
+            "'regex', 'grammar'",
         ),
         ({"messages": HELLO, "response_format": {}}, 'response_format: the field "type" is required'),
         ({"messages": HELLO, "tools": [{"type": "custom", "custom": {}}]}, "tools[0].type: input should be 'function'"),

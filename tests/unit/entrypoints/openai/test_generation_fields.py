@@ -53,6 +53,47 @@ def test_structural_tags_that_are_refused(response_format: dict[str, Any], words
         constraint(response_format)
 
 
+LENIENT = StructuredOutputsParams(json=SCHEMA, lenient=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"regex": "a+"}, StructuredOutputsParams(regex="a+")),
+        ({"ebnf": 'root ::= "a"'}, StructuredOutputsParams(grammar='root ::= "a"')),
+        ({"grammar": 'root ::= "a"'}, StructuredOutputsParams(grammar='root ::= "a"')),
+        ({"json_schema": SCHEMA}, LENIENT),
+        ({"json_schema": json.dumps(SCHEMA)}, LENIENT),
+        ({"format": "json"}, StructuredOutputsParams(json_object=True)),
+        ({"format": SCHEMA}, LENIENT),
+        ({"guided_json_object": True}, StructuredOutputsParams(json_object=True)),
+        (
+            {"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"},
+            StructuredOutputsParams(json=SCHEMA, whitespace_pattern=" ?"),
+        ),
+        ({"response_format": {"type": "json", "value": SCHEMA}}, LENIENT),
+        ({"response_format": {"type": "regex", "value": "a+"}}, StructuredOutputsParams(regex="a+")),
+        ({"response_format": {"type": "regex", "pattern": "a+"}}, StructuredOutputsParams(regex="a+")),
+        ({"response_format": {"type": "grammar", "grammar": "x"}}, StructuredOutputsParams(grammar="x")),
+        ({"structured_outputs": {"structural_tag": new()}}, StructuredOutputsParams(structural_tag=OLD)),
+        # the same in the words of two servers, as guidance sends it
+        ({"structured_outputs": {"grammar": "x"}, "guided_grammar": "x"}, StructuredOutputsParams(grammar="x")),
+        ({"guided_json_object": False}, None),
+    ],
+)
+def test_constraints_in_the_words_of_other_engines(fields: dict[str, Any], expected: StructuredOutputsParams) -> None:
+    body = CompletionRequest.model_validate({"prompt": "x", **fields})
+    params = body.sampling_params(SamplingParams(), max_tokens=9, logprobs=None, prompt_logprobs=None)
+    assert params.structured_outputs == expected
+
+
+def test_a_format_of_another_engine_without_its_constraint() -> None:
+    with pytest.raises(FieldError, match="has no pattern"):
+        constraint({"type": "regex"})
+    with pytest.raises(ValidationError, match="triggered_tags"):
+        constraint({"type": "structural_tag", "format": {"type": "sequence", "triggers": ["<f"], "tags": TAGS}})
+
+
 def test_one_constraint_only() -> None:
     with pytest.raises(FieldError, match="response_format and guided_regex each constrain the text"):
         constraint(OLD, guided_regex="a")

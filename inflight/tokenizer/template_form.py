@@ -1,0 +1,178 @@
+"""`TemplateForm`: the form of messages that a chat template can write, found by rendering invented conversations.
+
+Templates differ in what they accept: text parts or a string, null or "" for an answer without text, call ids of one length,
+names of tool results. Clients differ in what they send. Each property is found when a conversation needs it for the first time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from inflight.errors import InvalidRequestError
+from inflight.tokenizer.call_arguments import called_with_objects, need_text
+from inflight.tokenizer.content_parts import THINKING, joined, takes_parts, takes_thoughts
+from inflight.tokenizer.messages import set_reasoning
+
+Message = Mapping[str, Any]  # Any: JSON
+Render = Callable[[Sequence[Message], Sequence[Message]], str]  # messages, tools -> prompt
+
+_SHORT_ID, _LONG_ID = "abcdefghi", "call_0123456789abcdef01234567"
+_SHORT_IDS = re.compile(r"[A-Za-z0-9]{9}")
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_NAME = "probe"
+_TOOL = {
+    "type": "function",
+    "function": {"name": _NAME, "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+_QUESTION = {"role": "user", "content": "?"}
+
+
+class TemplateForm:
+    """Of one template. `render` raises an `InvalidRequestError` if the template refuses the messages."""
+
+    def __init__(self, render: Render, *, loops: bool) -> None:
+        """`loops`: whether the template has a loop over a message's content. It counts where nothing else is found out."""
+        self._render = render
+        self._loops = loops
+        self._takes_parts: dict[str, bool] = {}  # by role
+
+    def prepare(self, conversation: list[dict[str, Any]]) -> None:
+        """Bring checked messages, in place, into the form that the template can write."""
+        calls: dict[str, str] = {}  # id -> name of the called function
+        for message in conversation:
+            if message["role"] == "assistant" and message.get("content") is None:
+                message.pop("content", None)
+                message |= self.missing_content if "tool_calls" in message else {"content": ""}
+            if isinstance(message.get("content"), list):
+                self._prepare_parts(message)
+            for call in message.get("tool_calls") or ():
+                if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
+                    if function.get("arguments") is None:
+                        function["arguments"] = {}
+                    calls[str(call.get("id"))] = str(function.get("name"))
+            if message["role"] == "tool" and "name" not in message and self.needs_names:
+                message["name"] = calls.get(str(message.get("tool_call_id")), next(reversed(calls.values()), ""))
+        if calls:
+            self._prepare_ids(conversation)
+            if self.needs_argument_text and (functions := called_with_objects(conversation)):
+                for function in functions:
+                    function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+
+    # -- what the template can write -----------------------------------------------------------------------------------
+
+    @cached_property
+    def needs_argument_text(self) -> bool:
+        """Whether the arguments of calls must be text."""
+        return need_text(self._render)
+
+    @cached_property
+    def missing_content(self) -> Mapping[str, str | None]:
+        """What is added to a message with calls and without content. Null is best, as in the data that models learn from. But
+        many templates write it as "None" or refuse it; most of these take "", and some nothing at all."""
+        as_text = self._render_turn(_call() | {"content": ""})
+        as_null = self._render_turn(_call() | {"content": None})
+        if as_null and as_null.count("None") <= as_text.count("None") and (_NAME in as_null or _NAME not in as_text):
+            return {"content": None}
+        return {"content": ""} if as_text else {}
+
+    @cached_property
+    def takes_thoughts(self) -> bool:
+        """Whether the template writes parts of the type "thinking"."""
+        return takes_thoughts(self._render)
+
+    def takes_parts(self, role: str) -> bool:
+        """Whether the template writes the parts of a list in messages of this role."""
+        if role not in self._takes_parts:
+            found = takes_parts(self._render, role)
+            self._takes_parts[role] = self._loops if found is None else found
+        return self._takes_parts[role]
+
+    @cached_property
+    def needs_short_ids(self) -> bool:
+        """Whether ids of calls must be 9 letters and digits (Mistral)."""
+        return not self._render_turn(_call(_LONG_ID), _LONG_ID) and bool(self._render_turn(_call()))
+
+    @cached_property
+    def needs_ids(self) -> bool:
+        return not self._render_turn(_call(None), None) and bool(self._render_turn(_call()))
+
+    @cached_property
+    def needs_names(self) -> bool:
+        """Whether a tool result must have the name of the tool."""
+        nameless = _result(_SHORT_ID)
+        del nameless["name"]
+        return not self._first([_QUESTION, _call(), nameless]) and bool(
+            self._first([_QUESTION, _call(), _result(_SHORT_ID)])
+        )
+
+    def _render_turn(self, call: Message, call_id: str | None = _SHORT_ID) -> str:
+        """A call and its result; if the template refuses it also with the usual id, the call alone."""
+        turn = [_QUESTION, call, _result(call_id)]
+        if text := self._first(turn):
+            return text
+        return "" if self._first([_QUESTION, _call(), _result(_SHORT_ID)]) else self._first(turn[:-1])
+
+    def _first(self, *conversations: Sequence[Message]) -> str:
+        """The first of the conversations that the template does not refuse; "" if it refuses all."""
+        for conversation in conversations:
+            try:
+                return self._render(conversation, [_TOOL])
+            except InvalidRequestError:
+                continue
+        return ""
+
+    # -- preparing -----------------------------------------------------------------------------------------------------
+
+    def _prepare_parts(self, message: dict[str, Any]) -> None:
+        """Makes one text of the parts, if the template does not read lists in messages of this role. Makes a field of thoughts,
+        if the template does not read them as parts."""
+        content = message["content"]
+        if any(part["type"] == THINKING for part in content):
+            if self.takes_thoughts:
+                return
+            if "reasoning_content" not in message:
+                set_reasoning(message, "".join(part[THINKING] for part in content if part["type"] == THINKING))
+            message["content"] = content = [part for part in content if part["type"] != THINKING]
+        if not self.takes_parts(message["role"]):
+            message["content"] = joined(content)
+
+    def _prepare_ids(self, conversation: list[dict[str, Any]]) -> None:
+        calls = [call for message in conversation for call in message.get("tool_calls") or () if isinstance(call, dict)]
+        results = [message for message in conversation if message["role"] == "tool"]
+        holders = [*((call, "id") for call in calls), *((result, "tool_call_id") for result in results)]
+        if any(holder.get(key) is None for holder, key in holders) and (self.needs_ids or self.needs_short_ids):
+            for number, call in enumerate(calls):
+                call.setdefault("id", f"{number:09d}")
+            for result, call in zip(results, calls, strict=False):
+                result.setdefault("tool_call_id", call["id"])
+        given = [holder[key] for holder, key in holders if isinstance(holder.get(key), str)]
+        if not all(map(_SHORT_IDS.fullmatch, given)) and self.needs_short_ids:
+            for holder, key in holders:
+                if isinstance(value := holder.get(key), str):
+                    holder[key] = short_id(value)
+
+
+def short_id(call_id: str) -> str:
+    """9 letters and digits. The same for the same id, and the id itself if it has this form."""
+    if _SHORT_IDS.fullmatch(call_id):
+        return call_id
+    digest = hashlib.blake2b(call_id.encode("utf-8", "replace"), digest_size=9).digest()
+    return "".join(_ID_CHARACTERS[byte % len(_ID_CHARACTERS)] for byte in digest)
+
+
+def _call(call_id: str | None = _SHORT_ID) -> dict[str, Any]:
+    call: dict[str, Any] = {"type": "function", "function": {"name": _NAME, "arguments": {}}}
+    if call_id is not None:
+        call["id"] = call_id
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _result(call_id: str | None) -> dict[str, Any]:
+    result = {"role": "tool", "content": "1", "name": _NAME}
+    return result if call_id is None else result | {"tool_call_id": call_id}
