@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionParams, StateMetadata
 from inflight.config.engine import ModelConfig, QuantizationConfig
+from inflight.config.gguf_config import read_model_config
 from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.model_loader.loader import load_model
@@ -55,7 +55,7 @@ def load(
     config = ModelConfig(
         folder=folder,
         name="x",
-        architecture=parse_architecture(json.loads((folder / "config.json").read_text())),
+        architecture=parse_architecture(read_model_config(folder)),
         dtype="float32",
         max_model_len=64,
         load_format="safetensors",

@@ -12,6 +12,7 @@ from inflight.errors import UnsupportedModelError
 from inflight.hub import read_json
 
 FILES = ("quantize_config.json", "quant_config.json")
+_MODEL_OPT = "hf_quant_config.json"  # of NVIDIA's ModelOpt; its formats (fp8, nvfp4) are not read
 _FIELD = "quantization_config"
 _NAMES = {"w_bit": "bits", "q_group_size": "group_size"}  # AutoAWQ's name -> the name in config.json
 _OF_GPTQ, _OF_AWQ = ("desc_act", "sym", "damp_percent"), ("zero_point", "version")
@@ -23,8 +24,12 @@ def with_separate_quantization(config: dict[str, Any], folder: Path) -> dict[str
     """
     Raises:
         ConfigError: a file cannot be read.
-        UnsupportedModelError: a file names no method, or contradicts config.json.
+        UnsupportedModelError: a file names no method, or one that is not read, or contradicts config.json.
     """
+    if config.get(_FIELD) is None and (folder / _MODEL_OPT).is_file():
+        raise UnsupportedModelError(
+            f"{folder / _MODEL_OPT}: quantization by ModelOpt is not supported; use the plain checkpoint that it was made from"
+        )
     for path in (folder / name for name in FILES):
         if not path.is_file():
             continue

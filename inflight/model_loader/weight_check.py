@@ -11,6 +11,8 @@ from inflight.models.causal_lm import CausalLM
 _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 # Old transformers releases stored these tables, which are computed from config.json.
 _OLD_BUFFER = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+# Names of tensors that quantized checkpoints have beside, or instead of, a weight.
+_OF_QUANTIZED = re.compile(r"\.(qweight|weight_packed|weight_scale|weight_scale_inv|weight\.absmax)$")
 _MAX_NAMES_SHOWN = 8
 
 
@@ -24,7 +26,7 @@ def check_weights(source: WeightSource, model: CausalLM) -> list[str]:
     slots = {name: slot for prefix, unit in model.load_units() for name, slot in unit.weight_slots(prefix)}
     missing = [name for name in slots if name not in source.tensors]
     if missing:
-        raise CheckpointError(f"the checkpoint lacks {list_names(missing)}")
+        raise CheckpointError(f"the checkpoint lacks {list_names(missing)}{_hint_at_quantization(source)}")
     extra = [
         name
         for name in source.tensors
@@ -35,7 +37,7 @@ def check_weights(source: WeightSource, model: CausalLM) -> list[str]:
     if extra:
         raise CheckpointError(
             f"the checkpoint has weights that config.json does not account for: {list_names(extra)} (in "
-            f"{source.tensors[extra[0]].file}); leaving them out would change the result"
+            f"{source.tensors[extra[0]].file}); leaving them out would change the result{_hint_at_quantization(source)}"
         )
     for name, slot in slots.items():
         stored = source.tensors[name]
@@ -48,6 +50,15 @@ def check_weights(source: WeightSource, model: CausalLM) -> list[str]:
                 f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are supported"
             )
     return unlisted
+
+
+def _hint_at_quantization(source: WeightSource) -> str:
+    found = next((name for name in source.tensors if _OF_QUANTIZED.search(name)), None)
+    return (
+        ""
+        if found is None
+        else f". The checkpoint seems to be quantized ({found}), but no quantization_config in config.json says how"
+    )
 
 
 def list_names(names: list[str]) -> str:

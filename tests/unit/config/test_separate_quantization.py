@@ -59,6 +59,11 @@ def test_the_format(tmp_path: Path, config: dict[str, Any] | None, files: dict[s
         (OF_CONFIG, {"quantize_config": {**AUTO_GPTQ, "group_size": 32}}, ["group_size=32", "group_size=128"]),
         (OF_CONFIG, {"quant_config": AUTO_AWQ}, ["quant_config.json has quant_method='awq'", "quant_method='gptq'"]),
         (None, {"quantize_config": AUTO_GPTQ, "quant_config": AUTO_AWQ}, ["'awq'", "'gptq'"]),
+        (
+            None,
+            {"hf_quant_config": {"quantization": {"quant_algo": "FP8"}}},
+            ["hf_quant_config.json", "ModelOpt is not"],
+        ),
         (None, {"quantize_config": {"bits": 4}}, ["quantize_config.json does not say by which method", "quant_method"]),
         (None, {"quantize_config": {**AUTO_GPTQ, "bits": 3}}, ["bits=3", "4 and 8 bits"]),
         (None, {"quant_config": {**AUTO_AWQ, "version": "GEMV"}}, ["version='GEMV'", "gemm"]),

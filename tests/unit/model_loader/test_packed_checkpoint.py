@@ -73,6 +73,13 @@ CASES: dict[str, tuple[str, dict[str, Any], Pack, tuple[int, int, bool] | None]]
         GPTQ, {"bits": 8, "group_size": 128, "symmetric": True, "lowest": 1}, gptq, (8, 128, True),
     ),
     "gptq act-order": (GPTQ, {"bits": 4, "group_size": 32, "act_order": True}, gptq, None),
+    "gptq v2 act-order": (
+        GPTQ_V2, {"bits": 4, "group_size": 32, "act_order": True}, lambda drawn: gptq(drawn, version=2), None,
+    ),
+    "gptq int8 act-order": (GPTQ, {"bits": 8, "group_size": 64, "act_order": True}, gptq, None),
+    "gptq v2 act-order, symmetric, that calls itself v1": (
+        GPTQ, {"bits": 4, "group_size": 32, "act_order": True, "symmetric": True}, lambda drawn: gptq(drawn, version=2), None,
+    ),
     "gptq of 16": (GPTQ, {"bits": 4, "group_size": 16}, gptq, None),
     "gptq with a short last group": (GPTQ, {"bits": 4, "group_size": 96}, gptq, None),
     "awq": (AWQ, {"bits": 4, "group_size": 32}, awq, (4, 32, False)),
@@ -366,10 +373,29 @@ def test_what_has_no_quantized_form_is_said_once(
         assert word in record.getMessage()
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "pack"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False, "sym": False}, gptq),
+        ("quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}, awq),
+    ],
+)
+def test_a_format_that_a_file_beside_config_json_names(
+    tmp_path: Path, name: str, content: dict[str, Any], pack: Pack
+) -> None:
+    plain, quantized = write_pair(tmp_path, {}, pack, bits=4, group_size=32)
+    (quantized / "config.json").write_text((plain / "config.json").read_text())
+    (quantized / name).write_text(json.dumps(content))
+    truth = run_prompt(load(plain), PROMPT)
+    assert (run_prompt(load(quantized), PROMPT) - truth).norm() < 0.03 * truth.norm()
+
+
 def test_a_format_that_config_json_does_not_name_is_refused(tmp_path: Path) -> None:
     _, quantized = write_pair(tmp_path, GPTQ_CONFIG, gptq, bits=4, group_size=32)
     config = json.loads((quantized / "config.json").read_text())
     del config["quantization_config"]
     (quantized / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="lacks model"):
+    with pytest.raises(
+        CheckpointError, match=r"lacks model.*seems to be quantized \(model.*qweight\), but no quantization_config"
+    ):
         load(quantized)
