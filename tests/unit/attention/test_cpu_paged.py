@@ -295,6 +295,8 @@ def test_a_row_is_the_same_bit_for_bit_in_any_company(row: dict[str, Any], monke
 def test_what_it_does_not_support_goes_to_torch() -> None:
     for head_dim, block_size, dtype in ((24, 16, torch.float32), (64, 8, torch.float32), (64, 16, torch.float16)):
         assert isinstance(get_backend("cpu", [head_dim], block_size, dtype, dtype), TorchSdpaBackend)
+    mixed = get_backend("cpu", [64, 24], 16, torch.float32, torch.float32)
+    assert isinstance(mixed, TorchSdpaBackend), "one backend computes all layers"
 
 
 @pytest.mark.parametrize(("head_dim", "block_size"), [(24, 16), (64, 8), (528, 16)])
