@@ -256,7 +256,10 @@ ROWS = [1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 25]  # rows of tiles, and their neighbo
 def multiply(kernels: Kernels, layer: PackedLinear, in_features: int, dtype: torch.dtype, rows: Sequence[int]) -> None:
     for num_rows in rows:
         for out_dtype in FLOATS:
-            layer(kernels.memory.normal(num_rows, in_features, dtype=dtype), out_dtype)
+            x = kernels.memory.normal(num_rows, in_features, dtype=dtype)
+            layer(x, out_dtype)
+            x[:, -1] *= 100  # an outlier in each row
+            layer(x, out_dtype)
 
 
 def linear(kernels: Kernels) -> Iterator[Call]:

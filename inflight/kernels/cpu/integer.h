@@ -15,6 +15,7 @@ static inline VecI splat_int(int32_t x) { return _mm512_set1_epi32(x); }
 static inline VecF to_float(VecI v) { return _mm512_cvtepi32_ps(v); }
 static inline VecI to_int(VecF v) { return _mm512_cvtps_epi32(v); }  // to nearest
 static inline VecI add(VecI a, VecI b) { return _mm512_add_epi32(a, b); }
+static inline VecI sub(VecI a, VecI b) { return _mm512_sub_epi32(a, b); }
 static inline int32_t sum(VecI v) { return _mm512_reduce_add_epi32(v); }
 static inline void store_as_bytes(uint32_t* p, VecI v) {  // kLanes / 4 units; lanes are in [-128, 127]
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
@@ -22,6 +23,20 @@ static inline void store_as_bytes(uint32_t* p, VecI v) {  // kLanes / 4 units; l
 static inline VecU load_bytes(const void* p) { return _mm512_loadu_si512(p); }
 static inline VecU low_nibbles(VecU v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 static inline VecU high_nibbles(VecU v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
+// The kBits bits of each unit that begin at bit `first`, a multiple of kBits, minus `zero_point`.
+template <int kBits>
+static inline VecI bits_at(VecU v, int32_t first, int32_t zero_point) {
+    if constexpr (kBits == 8) return _mm512_dpbusd_epi32(splat_int(-zero_point), v, splat_unit(1u << first));
+    return sub(_mm512_and_si512(_mm512_srlv_epi32(v, splat_int(first)), splat_int(15)), splat_int(zero_point));
+}
+
+static inline VecF magnitude(VecF v) { return _mm512_abs_ps(v); }
+// The lanes of v, or 0 where the magnitude is above the limit.
+static inline VecF unless_above(VecF v, VecF limit) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(magnitude(v), limit, _CMP_LE_OQ), v);
+}
+// A bit for each lane: whether it is above the limit.
+static inline uint32_t lanes_above(VecF v, VecF limit) { return _mm512_cmp_ps_mask(v, limit, _CMP_GT_OQ); }
 
 static inline VecF load(const f16* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -44,6 +59,7 @@ static inline VecI splat_int(int32_t x) { return _mm256_set1_epi32(x); }
 static inline VecF to_float(VecI v) { return _mm256_cvtepi32_ps(v); }
 static inline VecI to_int(VecF v) { return _mm256_cvtps_epi32(v); }
 static inline VecI add(VecI a, VecI b) { return _mm256_add_epi32(a, b); }
+static inline VecI sub(VecI a, VecI b) { return _mm256_sub_epi32(a, b); }
 static inline int32_t sum(VecI v) {
     alignas(32) int32_t lanes[kLanes];
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), v);
@@ -58,6 +74,19 @@ static inline void store_as_bytes(uint32_t* p, VecI v) {
 static inline VecU load_bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 static inline VecU low_nibbles(VecU v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 static inline VecU high_nibbles(VecU v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
+template <int kBits>
+static inline VecI bits_at(VecU v, int32_t first, int32_t zero_point) {
+    const VecI bits = _mm256_and_si256(_mm256_srlv_epi32(v, splat_int(first)), splat_int((1 << kBits) - 1));
+    return sub(bits, splat_int(zero_point));
+}
+
+static inline VecF magnitude(VecF v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v); }
+static inline VecF unless_above(VecF v, VecF limit) {
+    return _mm256_and_ps(_mm256_cmp_ps(magnitude(v), limit, _CMP_LE_OQ), v);
+}
+static inline uint32_t lanes_above(VecF v, VecF limit) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(v, limit, _CMP_GT_OQ)));
+}
 
 static inline VecF load(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 

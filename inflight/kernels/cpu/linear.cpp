@@ -1,22 +1,23 @@
 // Linear layers: rows of activations times a packed weight (linear.h) of bfloat16, float, or integers of 8 or 4 bits.
 //
 // First the rows are copied into tiles of up to kTileRows rows, where the same unit (32 bits) of all rows is side by side. (A
-// single row of floats stays where it is.) For integer weights the rows are also quantised: symmetric, with one scale per row.
-// Then each thread multiplies a panel of the weight (a part of its output features) with all tiles, while the panel is in the
-// cache. Sums stay in registers over all input features.
+// single row of floats stays where it is.) For integer weights the rows are also quantised (quantize_row.h): to integers with one
+// scale per row, and a few outliers, which stay floats and are multiplied one by one. Then each thread multiplies a panel of the
+// weight (a part of its output features) with all tiles, while the panel is in the cache. Sums stay in registers over all input
+// features.
 //
-// Whatever the number of rows or threads, an output is one sum over the input features from first to last. So a row's result is
-// the same bit for bit, whatever the other rows are.
+// Whatever the number of rows or threads, an output is one sum over the input features from first to last, and then over the
+// row's outliers. So a row's result is the same bit for bit, whatever the other rows are.
 
 #include <omp.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "linear.h"
+#include "quantize_row.h"
 
 namespace {
 
@@ -38,10 +39,20 @@ struct Call {
     const LinearWeight& weight;
 };
 
+struct PlacedOutlier {  // an outlier of a row, with the place of its weights in a panel
+    int32_t weights;    // bytes from the panel's beginning to the two vectors that hold them
+    int32_t scales;     // and to their group's scales
+    int32_t first_bit;  // of its weight in each unit of the vectors
+    float value;        // relative to the row's scale
+};
+
 struct Rows {  // copied into tiles; a tile's part of an array begins where the rows before the tile end
-    const uint32_t* units;      // [num_rows * units per row]; within a tile: [unit][row]
-    const int32_t* group_sums;  // [num_rows * num_groups]; within a tile: [group][row]; only if the weight is of integers
-    const float* scales;        // [num_rows]; only if the weight is of integers
+    const uint32_t* units;  // [num_rows * units per row]; within a tile: [unit][row]
+    // only if the weight is of integers
+    const int32_t* group_sums;      // [num_rows * num_groups]; within a tile: [group][row]
+    const float* scales;            // [num_rows]
+    const int32_t* num_outliers;    // [num_rows]
+    const PlacedOutlier* outliers;  // [num_rows][kMostOutliers]
 };
 
 struct Tile {
@@ -77,14 +88,53 @@ struct Tiling {
     }
 };
 
+// -- outliers ---------------------------------------------------------------------------------------------------------
+
+inline VecF load_scale(const PanelLayout& layout, const char* scales, int i) {
+    if (layout.scale_bytes == sizeof(float)) return load(reinterpret_cast<const float*>(scales) + i);
+    return load(reinterpret_cast<const f16*>(scales) + i);
+}
+
+// The weights of an outlier in one vector of a panel. If the weight is one group, they are not multiplied by their scales.
+template <int kBits, bool kHasOffsets, bool kIsOneGroup>
+inline VecF weights_of(const PanelLayout& layout, const PlacedOutlier& outlier, const char* panel, int vector) {
+    const VecU units = load_bytes(panel + outlier.weights + vector * kLanes * sizeof(uint32_t));
+    const VecF values = to_float(bits_at<kBits>(units, outlier.first_bit, kHasOffsets ? 0 : 1 << (kBits - 1)));
+    if constexpr (kIsOneGroup) return values;
+    const char* scales = panel + outlier.scales;
+    const VecF products = mul(values, load_scale(layout, scales, vector * kLanes));
+    return kHasOffsets ? sub(products, load_scale(layout, scales, kPanel + vector * kLanes)) : products;
+}
+
+// Adds the products of a tile's outliers and one panel to `sums` [row][kPanel].
+template <int kBits, bool kHasOffsets, bool kIsOneGroup>
+__attribute__((noinline)) void add_outliers(
+    const PanelLayout& layout, const Rows& tile, int64_t num_rows, const char* panel, float* sums) {
+    constexpr auto weights = weights_of<kBits, kHasOffsets, kIsOneGroup>;
+    for (int64_t row = 0; row < num_rows; row++) {
+        const PlacedOutlier *outlier = tile.outliers + row * kMostOutliers, *const end = outlier + tile.num_outliers[row];
+        if (outlier == end) continue;
+        float* to = sums + row * kPanel;
+        VecF first = load(to), second = load(to + kLanes);
+        for (; outlier < end; outlier++) {
+            const VecF value = splat(outlier->value);
+            first = fma(weights(layout, *outlier, panel, 0), value, first);
+            second = fma(weights(layout, *outlier, panel, 1), value, second);
+        }
+        store(to, first);
+        store(to + kLanes, second);
+    }
+}
+
 // -- formats: the products of one tile and one panel ------------------------------------------------------------------
 
 template <typename T>
 struct Plain {
     template <int kRows>
     static void multiply(
-        const Call& call, const PanelLayout&, const uint32_t* x, const int32_t*, const char* panel, const Fetch& fetch,
+        const Call& call, const PanelLayout&, const Rows& tile, const char* panel, const Fetch& fetch,
         VecF (&sums)[kRows][2]) {
+        const uint32_t* x = tile.units;
         const uint32_t* w = reinterpret_cast<const uint32_t*>(panel);
         const int64_t num_units = call.weight.in_features / kElementsPerUnit<T>;
 #pragma GCC unroll 12
@@ -102,11 +152,6 @@ struct Plain {
         }
     }
 };
-
-inline VecF load_scale(const PanelLayout& layout, const char* scales, int i) {
-    if (layout.scale_bytes == sizeof(float)) return load(reinterpret_cast<const float*>(scales) + i);
-    return load(reinterpret_cast<const f16*>(scales) + i);
-}
 
 // Adds the integer products of one group to `sums`.
 template <int kBits, int kRows>
@@ -162,9 +207,16 @@ template <int kBits, bool kHasOffsets>
 struct Grouped {
     template <int kRows>
     static void multiply(
-        const Call& call, const PanelLayout& layout, const uint32_t* x, const int32_t* group_sums, const char* panel,
-        Fetch fetch, VecF (&sums)[kRows][2]) {
+        const Call& call, const PanelLayout& layout, const Rows& tile, const char* const first_group, Fetch fetch,
+        VecF (&sums)[kRows][2]) {
         constexpr int kZero = kHasOffsets ? 0 : 1 << (kBits - 1);
+        const bool is_one_group = layout.num_groups == 1 && !kHasOffsets;
+        const uint32_t* x = tile.units;
+        const int32_t* group_sums = tile.group_sums;
+        const char* panel = first_group;
+        bool has_outliers = false;
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; r++) has_outliers |= tile.num_outliers[r] > 0;
         const int64_t group_size = call.weight.group_size;
 #pragma GCC unroll 12
         for (int r = 0; r < kRows; r++) sums[r][0] = sums[r][1] = zero();
@@ -172,6 +224,8 @@ struct Grouped {
             VecF products[kRows][2];
             if (layout.num_groups == 1) {
                 sum_only_group<kBits, kRows>(x, kZero, group_sums, panel, group_size, fetch, products);
+                if (is_one_group && has_outliers)
+                    add_outliers<kBits, kHasOffsets, true>(layout, tile, kRows, panel, reinterpret_cast<float*>(products));
             } else {
                 VecI in_group[kRows][2];
 #pragma GCC unroll 12
@@ -202,6 +256,20 @@ struct Grouped {
             }
             panel += layout.group_bytes;
         }
+        if (!is_one_group && has_outliers) {
+            VecF in_memory[kRows][2];  // no pointer to `sums` exists, so they can be registers
+#pragma GCC unroll 12
+            for (int r = 0; r < kRows; r++) {
+                in_memory[r][0] = sums[r][0];
+                in_memory[r][1] = sums[r][1];
+            }
+            add_outliers<kBits, kHasOffsets, false>(layout, tile, kRows, first_group, reinterpret_cast<float*>(in_memory));
+#pragma GCC unroll 12
+            for (int r = 0; r < kRows; r++) {
+                sums[r][0] = in_memory[r][0];
+                sums[r][1] = in_memory[r][1];
+            }
+        }
     }
 };
 
@@ -226,14 +294,16 @@ inline void store_result(const Call& call, int64_t row, int64_t column, VecF v, 
         store_some(reinterpret_cast<bf16*>(call.out) + at, v, count);
 }
 
+// `scales`: of the tile's rows, if the weight is of integers.
 template <int kRows>
-inline void finish(const Call& call, const Rows& rows, int64_t first_row, int64_t panel, VecF (&sums)[kRows][2]) {
+__attribute__((always_inline)) inline void finish(
+    const Call& call, const float* scales, int64_t first_row, int64_t panel, VecF (&sums)[kRows][2]) {
     const LinearWeight& weight = call.weight;
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; r++) {
         VecF a = sums[r][0], b = sums[r][1];
         if (weight.bits <= 8) {
-            const VecF scale = splat(rows.scales[first_row + r] * weight.scale);
+            const VecF scale = splat(scales[r] * weight.scale);
             a = mul(a, scale);
             b = mul(b, scale);
         }
@@ -260,11 +330,17 @@ template <typename Format, int kRows>
 void compute_tile(
     const Call& call, const PanelLayout& layout, const Rows& rows, const Tile& tile, int64_t panel, const Fetch& fetch) {
     const int64_t units_per_row = call.weight.in_features * (call.weight.bits <= 8 ? 8 : call.weight.bits) / 32;
+    Rows in_tile{rows.units + tile.first * units_per_row, nullptr, nullptr, nullptr, nullptr};
+    if (call.weight.bits <= 8) {
+        in_tile.group_sums = rows.group_sums + tile.first * layout.num_groups;
+        in_tile.scales = rows.scales + tile.first;
+        in_tile.num_outliers = rows.num_outliers + tile.first;
+        in_tile.outliers = rows.outliers + tile.first * kMostOutliers;
+    }
     VecF sums[kRows][2];
     Format::template multiply<kRows>(
-        call, layout, rows.units + tile.first * units_per_row, rows.group_sums + tile.first * layout.num_groups,
-        static_cast<const char*>(call.weight.packed) + panel * layout.panel_bytes, fetch, sums);
-    finish<kRows>(call, rows, tile.first, panel, sums);
+        call, layout, in_tile, static_cast<const char*>(call.weight.packed) + panel * layout.panel_bytes, fetch, sums);
+    finish<kRows>(call, in_tile.scales, tile.first, panel, sums);
 }
 
 template <typename Format, size_t... kIndex>
@@ -290,56 +366,23 @@ void arrange_row(const uint32_t* from, int64_t num_units, int64_t step, uint32_t
     for (int64_t i = 0; i < num_units; i++) to[i * step] = from[i];
 }
 
-// Writes `from` [size] as integers in [-127, 127], which are to be multiplied by the returned scale. Four integers are a unit;
-// the units are written to to[0], to[step], to[2 * step], ...
-template <typename T>
-float quantize_row(const T* from, int64_t size, int64_t group_size, int64_t step, uint32_t* to, int32_t* group_sums) {
-    VecF most = zero(), broken = zero();  // `broken` becomes NaN if a number is not finite; then the whole result must be NaN
-    int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) {
-        const VecF x = load(from + i);
-        most = max(most, max(x, sub(zero(), x)));
-        broken = fma(x, zero(), broken);
-    }
-    float largest_value = largest(most), nothing = sum(broken);
-    for (; i < size; i++) {
-        largest_value = std::max(largest_value, std::fabs(to_float(from[i])));
-        nothing += to_float(from[i]) * 0.0f;
-    }
-    const float scale = largest_value / 127.0f + nothing, inverse = largest_value > 0 ? 127.0f / largest_value : 0.0f;
-    for (int64_t start = 0; start < size; start += group_size, group_sums += step) {
-        VecI sums = splat_int(0);
-        int32_t group_sum = 0;
-        const int64_t end = start + group_size;
-        for (i = start; i + kLanes <= end; i += kLanes) {
-            const VecI values = to_int(mul(load(from + i), splat(inverse)));
-            sums = add(sums, values);
-            uint32_t units[kLanes / 4];
-            store_as_bytes(units, values);
-            for (const uint32_t unit : units) {
-                *to = unit;
-                to += step;
-            }
-        }
-        for (; i < end; i += 4, to += step) {
-            uint32_t unit = 0;
-            for (int k = 0; k < 4; k++) {
-                const int32_t value = static_cast<int32_t>(std::nearbyint(to_float(from[i + k]) * inverse));
-                group_sum += value;
-                unit |= static_cast<uint32_t>(value & 0xff) << (8 * k);
-            }
-            *to = unit;
-        }
-        *group_sums = group_sum + sum(sums);
-    }
-    return scale;
-}
-
 struct Memory {  // of the calling thread, kept from call to call
     std::vector<uint32_t> units;
     std::vector<int32_t> group_sums;
     std::vector<float> scales;
+    std::vector<int32_t> num_outliers;
+    std::vector<PlacedOutlier> outliers;
 };
+
+PlacedOutlier place(const LinearWeight& weight, const PanelLayout& layout, const Outlier& outlier, float scale) {
+    const uint32_t feature = outlier.feature, group_size = weight.group_size;
+    const uint32_t group = layout.num_groups == 1 ? 0 : feature / group_size, unit = (feature - group * group_size) / 4;
+    const bool is_paired = weight.bits == 4;  // two units are in one vector
+    const int32_t start = static_cast<int32_t>(group * layout.group_bytes);
+    const int32_t vector = static_cast<int32_t>((is_paired ? unit / 2 : unit) * kPanel * sizeof(uint32_t));
+    const int32_t first_bit = static_cast<int32_t>(feature % 4 * 8 + (is_paired ? unit % 2 * 4 : 0));
+    return {start + vector, start + static_cast<int32_t>(layout.weight_bytes), first_bit, outlier.value / scale};
+}
 
 void arrange(const Call& call, const PanelLayout& layout, const Tiling& tiling, int64_t row, Memory& memory) {
     const LinearWeight& weight = call.weight;
@@ -354,11 +397,17 @@ void arrange(const Call& call, const PanelLayout& layout, const Tiling& tiling, 
     }
     uint32_t* units = memory.units.data() + tile.first * (weight.in_features / 4) + in_tile;
     int32_t* sums = memory.group_sums.data() + tile.first * layout.num_groups + in_tile;
-    const int64_t size = weight.in_features;
-    memory.scales[row] =
-        call.x_dtype == kFloat32
-            ? quantize_row(reinterpret_cast<const float*>(from), size, weight.group_size, tile.count, units, sums)
-            : quantize_row(reinterpret_cast<const bf16*>(from), size, weight.group_size, tile.count, units, sums);
+    Outlier outliers[kMostOutliers];
+    const auto quantize = [&](const auto* x) {
+        const int64_t size = weight.in_features;
+        return quantize_row(x, size, weight.group_size, outlier_factor(size, weight.bits), tile.count, units, sums, outliers);
+    };
+    const QuantizedRow quantized = call.x_dtype == kFloat32 ? quantize(reinterpret_cast<const float*>(from))
+                                                            : quantize(reinterpret_cast<const bf16*>(from));
+    memory.scales[row] = quantized.scale;
+    memory.num_outliers[row] = quantized.num_outliers;
+    for (int32_t i = 0; i < quantized.num_outliers; i++)
+        memory.outliers[row * kMostOutliers + i] = place(weight, layout, outliers[i], quantized.scale);
 }
 
 template <typename T>
@@ -394,11 +443,13 @@ void run(const Call& call) {
     const Tiling tiling(call.num_rows, weight.bits <= 8 && layout.num_groups > 1 ? kGroupedTileRows : kTileRows);
     const bool is_integer = weight.bits <= 8, is_arranged = !is_integer && call.num_rows == 1;
     const int64_t units_per_row = weight.in_features * (is_integer ? 8 : weight.bits) / 32;
-    Rows rows{reinterpret_cast<const uint32_t*>(call.x), nullptr, nullptr};
+    Rows rows{reinterpret_cast<const uint32_t*>(call.x), nullptr, nullptr, nullptr, nullptr};
     if (!is_arranged) rows.units = at_least(memory.units, call.num_rows * units_per_row);
     if (is_integer) {
         rows.group_sums = at_least(memory.group_sums, call.num_rows * layout.num_groups);
         rows.scales = at_least(memory.scales, call.num_rows);
+        rows.num_outliers = at_least(memory.num_outliers, call.num_rows);
+        rows.outliers = at_least(memory.outliers, call.num_rows * kMostOutliers);
     }
     Memory& shared = memory;
     const int64_t work = call.num_rows * weight.in_features * weight.out_features;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import hypothesis
 import hypothesis.strategies as st
@@ -23,6 +25,7 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 ROWS = st.one_of(st.integers(1, 30), st.sampled_from([64, 200]))
 GATES = st.sampled_from([None, SILU, GELU_TANH])
 SEEDS = st.integers(0, 2**31)
+MOST_OUTLIERS = 32  # of a row
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
 fixed = hypothesis.settings(max_examples=60, deadline=None)
 
@@ -45,11 +48,31 @@ def truth_of(x: Tensor, weight: Tensor, bias: Tensor | None, gate: str | None) -
     return out if gate is None else multiply_gate(out, gate)
 
 
-def quantized_rows(x: Tensor) -> Tensor:
-    """What the integer kernels make of activations: 127 steps to either side of zero, a scale a row. Float64."""
-    scale = x.float().abs().amax(1, keepdim=True) / 127
-    steps = torch.where(scale > 0, x.float() * (127 / x.float().abs().amax(1, keepdim=True)), 0)
-    return steps.round().double() * scale.double()
+def outliers_of(x: Tensor, bits: int) -> Tensor:
+    """Which numbers of each row the integer kernels keep as floats, as quantize_row.h says. Bool, like `x`."""
+    size, magnitude = x.shape[1], x.float().abs()
+    buckets = torch.zeros(len(x), 64)
+    for start in range(0, max(size, 64), 64):
+        features = torch.arange(start, start + 64)
+        features = features % size if size < 64 else features[features < size]
+        part = buckets[:, : len(features)]
+        part.copy_(part.maximum(magnitude[:, features]))
+    first, second, third, fourth = buckets.view(len(x), 4, 16).unbind(1)
+    typical = first.maximum(second).minimum(third.maximum(fourth)).sort(1).values[:, 7:8]
+    threshold = typical * ((2.0 if bits == 4 else 1.4) + 13 / math.sqrt(size))
+    if size > MOST_OUTLIERS:
+        threshold = threshold.maximum(magnitude.sort(1, descending=True).values[:, MOST_OUTLIERS:][:, :1])
+    return magnitude > threshold
+
+
+def quantized_rows(x: Tensor, bits: int) -> Tensor:
+    """What the kernels make of activations: outliers as they are, and 127 steps to either side of zero, a scale a row, for the
+    others. Float64."""
+    outliers = outliers_of(x, bits)
+    rest = torch.where(outliers, 0, x.float())
+    largest = rest.abs().amax(1, keepdim=True)
+    steps = torch.where(largest > 0, rest * (torch.full_like(largest, 127) / largest), 0)
+    return torch.where(outliers, x.double(), steps.round().double() * (largest / 127).double())
 
 
 @fixed
@@ -137,18 +160,93 @@ def test_integers(
     x = spaced(draw(seed, rows, weight.shape[1]).to(dtype), 4)
     bias = draw(seed + 2, out_features) if has_bias else None
     layer = packed(name, weight, bias, gate)
-    truth = truth_of(quantized_rows(x), weight.dequantize().double(), bias, gate)
+    truth = truth_of(quantized_rows(x, weight.bits), weight.dequantize().double(), bias, gate)
     out = layer(x, torch.float32)
     # offsets are held in half precision; at a tie the two may round an activation to different steps
     scale = (x.float().abs().amax(1, keepdim=True) * weight.dequantize().abs().sum(1).max()).double()
     limit = 2e-4 * scale + scale.amax() / 127 / weight.shape[1] * 2
     if gate is not None:
-        limit = limit * (1 + truth_of(quantized_rows(x), weight.dequantize().double(), bias, None).abs().max())
+        limit = limit * (
+            1 + truth_of(quantized_rows(x, weight.bits), weight.dequantize().double(), bias, None).abs().max()
+        )
+    assert ((out.double() - truth).abs() <= limit).all()
+
+
+@fixed
+@hypothesis.given(
+    name=NAMES,
+    dtype=DTYPES,
+    rows=ROWS,
+    bits=st.sampled_from([4, 8]),
+    group_size=st.sampled_from([32, 64, 96]),
+    num_groups=st.integers(1, 9),
+    zero_point=st.sampled_from(["none", "middle", "any"]),
+    num_channels=st.integers(1, 8),
+    factor=st.sampled_from([10.0, 60.0, 1000.0, 1e6, 1e20]),
+    seed=SEEDS,
+)
+def test_rows_with_outliers(
+    name: str,
+    dtype: torch.dtype,
+    rows: int,
+    bits: int,
+    group_size: int,
+    num_groups: int,
+    zero_point: str,
+    num_channels: int,
+    factor: float,
+    seed: int,
+) -> None:
+    """A few channels are far larger than the others: the others lose nothing. The last one and those at the ends of a group
+    are among them. Each outlier is exact to a float, so the error of a sum is that of a float and the steps of the rest."""
+    weight = integers(bits, group_size, num_groups, 70, zero_point, seed)
+    if weight.offsets is not None:  # what half precision holds, in which the kernel divides them by a power of two
+        scales, points = (weight.scales + 0.1).half().float(), (weight.offsets / weight.scales).round()
+        weight = replace(weight, scales=scales, offsets=(scales * points).half().float())
+    size = weight.shape[1]
+    x = draw(seed, rows, size)
+    likely = torch.tensor([size - 1, 0, group_size - 1, group_size % size])
+    others = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    channels = torch.cat([likely[seed % 4 :], others])[:num_channels]
+    x[:, channels] *= factor
+    x = spaced(x.to(dtype), 4)
+    truth = truth_of(quantized_rows(x, weight.bits), weight.dequantize(), None, None)
+    out = packed(name, weight)(x, torch.float32)
+    # of rounded sums of floats; those of offsets, too
+    offsets = 0 if weight.offsets is None else 2 * weight.offsets.abs().repeat_interleave(group_size, dim=1)
+    weights = (weight.dequantize().abs() + offsets).double()
+    limit = 1e-6 * (x.double().abs() @ weights.T)
     assert ((out.double() - truth).abs() <= limit).all()
 
 
 def packed(name: str, weight: QuantizedWeight, bias: Tensor | None = None, gate: str | None = None) -> PackedLinear:
     return pack_integers(open_kernels(name), HugePages(), weight, bias, gate=gate)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
+@pytest.mark.parametrize(("bits", "zero_point"), [(8, "none"), (8, "any"), (4, "middle"), (4, "any")])
+def test_outliers_at_the_limits(name: str, bits: int, zero_point: str) -> None:
+    """Rows with nothing but outliers, with one tiny number, with zeros, with equal numbers, and with more outliers than a list
+    holds."""
+    weight = integers(bits, 32, 9, 70, zero_point, seed=1)
+    size = weight.shape[1]
+    ones = torch.ones(5, size)
+    ones[0], ones[1], ones[2] = 0, 0, 0
+    ones[1, 7], ones[2, size - 1], ones[3, 5], ones[4] = 3e4, 1e-35, -1e4, 1e30
+    many = draw(1, 2, size)
+    large = torch.arange(size) % 64 < 10  # 50 features
+    many[:, large] *= 100
+    many[1, large] = 77  # all are equal, so that none is larger than the 32 that follow
+    x = torch.cat([ones, many])
+    truth = truth_of(quantized_rows(x, weight.bits), weight.dequantize(), None, None)
+    out = packed(name, weight)(x, torch.float32).double()
+    limit = 2e-3 * (x.double().abs() @ weight.dequantize().abs().double().T)  # offsets are held in half precision
+    if weight.offsets is not None:
+        limit = limit + 2e-3 * x.double().abs().sum(1, keepdim=True) * weight.offsets.abs().max()
+    assert ((out - truth).abs() <= limit + 1e-33).all()
+    assert torch.equal(out[0], torch.zeros(70))
+    counts = outliers_of(x, weight.bits).sum(1).tolist()
+    assert counts == [0, 1, 1, 1, 0, MOST_OUTLIERS, 0]
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
@@ -179,6 +277,7 @@ def test_a_row_is_the_same_in_any_company(name: str, num_threads: int, kind: str
         layer = packed(name, quantize_rows(kernels, [weight], bits=bits, group_size=64))
     else:
         layer = pack_float(kernels, HugePages(), [weight], None, gate=None)
+    x[::3, [5, 77, 1023]] *= 50  # outliers, in some rows
     before = torch.get_num_threads()
     alone = torch.cat([layer(x[i : i + 1], torch.float32) for i in range(len(x))])
     torch.set_num_threads(num_threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +147,14 @@ def test_a_vector_is_not_quantized(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", sorted(CONFIGS))
 def test_a_file_is_the_model_of_its_weights(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, file = write_pair(tmp_path, architecture)
-    truth = run_prompt(load(plain), PROMPT)
-    # the kernels quantize activations, too: that share is theirs; norms behind an MLP enlarge it
-    share = 0.1 if architecture == "glm4" else 0.05
-    assert (run_prompt(load(file), PROMPT) - truth).norm() < share * truth.norm()
+    model, truth = load(file), load(plain)
+    shares = []
+    for prompt in (PROMPT, *torch.randint(60, (6, 9), generator=torch.Generator().manual_seed(1))):
+        expected = run_prompt(truth, prompt)
+        shares.append(float((run_prompt(model, prompt) - expected).norm() / expected.norm()))
+    # The kernels quantize activations, too: that share is theirs. Attention in these models looks at one token. Where two tokens
+    # are nearly even, a small error exchanges them, and the share is far larger. So it is the median of seven prompts.
+    assert statistics.median(shares) < 0.05
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
     assert torch.equal(run_prompt(load(file), PROMPT), run_prompt(load(plain), PROMPT))
 
