@@ -48,7 +48,7 @@ BITS = {"int8": 8, "int4": 4}  # of the linear layers; the head has 8
 GROUP_SIZE = 64
 
 
-def planted_model(num_channels: int, factor: float, seed: int) -> nn.Module:
+def planted_model(num_channels: int, factor: float, seed: int) -> Any:  # Any: a model of transformers
     """A random model in bfloat16, with `num_channels` of each norm's weight multiplied by `factor`."""
     from transformers import AutoModelForCausalLM, Qwen3Config
 

@@ -152,8 +152,8 @@ def test_a_file_is_the_model_of_its_weights(tmp_path: Path, architecture: str, m
     for prompt in (PROMPT, *torch.randint(60, (6, 9), generator=torch.Generator().manual_seed(1))):
         expected = run_prompt(truth, prompt)
         shares.append(float((run_prompt(model, prompt) - expected).norm() / expected.norm()))
-    # The kernels quantize activations, too: that share is theirs. Attention in these models looks at one token. Where two tokens
-    # are nearly even, a small error exchanges them, and the share is far larger. So it is the median of seven prompts.
+    # The kernels quantize activations, too: that share is theirs. Attention in these models looks at one token. Where two
+    # tokens are nearly even, a small error exchanges them, and the share is far larger. So it is the median of seven prompts.
     assert statistics.median(shares) < 0.05
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
     assert torch.equal(run_prompt(load(file), PROMPT), run_prompt(load(plain), PROMPT))
