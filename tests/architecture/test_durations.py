@@ -37,7 +37,7 @@ BUDGETS = {
     "unit/sample": 160,
     "unit/scheduler": 30,
     "unit/spec_decode": 20,
-    "unit/structured_output": 30,
+    "unit/structured_output": 40,
     "unit/tokenizer": 20,
     "unit/worker": 100,
 }
