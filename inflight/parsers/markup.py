@@ -14,14 +14,13 @@ from typing import Any
 
 from inflight.errors import InvalidRequestError
 from inflight.tokenizer.chat_template import ChatTemplate
+from inflight.tokenizer.probes import CALL_ID, QUESTION
 
 _NAME = "get_probe"
 _ARGUMENTS = {"a": 1}
 _ANSWER = "probed answer"
-_QUESTION: Mapping[str, Any] = {"role": "user", "content": "?"}  # Any: JSON
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "description": ""}}}
 _TOOL = {"type": "function", "function": {"name": _NAME, "description": "", "parameters": _PARAMETERS}}
-_CALL_ID = "abcdefghi"  # Mistral's templates accept only ids of this length
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
             if sign.search(text):
                 return parser, None
     more = {"xml_tools": [_TOOL]}  # SmolLM3's name of the tools
-    instructions = render_or_nothing(template, [_QUESTION], tools=[_TOOL], variables=more)
+    instructions = render_or_nothing(template, [QUESTION], tools=[_TOOL], variables=more)
     found = next((parser for parser, sign in _INSTRUCTIONS.items() if sign.search(instructions)), None)
     return (None, None) if found is None else (found, default_markup(found))
 
@@ -131,7 +130,7 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
 def _is_wrapped(template: ChatTemplate, before: str) -> bool:
     """Whether the template writes more before a call than before an answer. `before`: the rendered text before the call."""
     answer = {"role": "assistant", "content": _ANSWER}
-    text = render_or_nothing(template, [_QUESTION, answer], tools=[_TOOL])
+    text = render_or_nothing(template, [QUESTION, answer], tools=[_TOOL])
     return _ANSWER in text and text.partition(_ANSWER)[0].rstrip() != before.rstrip()
 
 
@@ -142,10 +141,10 @@ def _render_call(template: ChatTemplate, arguments: Mapping[str, Any] | str) -> 
     turn = {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"type": "function", "id": _CALL_ID, "function": function}],
+        "tool_calls": [{"type": "function", "id": CALL_ID, "function": function}],
     }
-    result = {"role": "tool", "name": _NAME, "tool_call_id": _CALL_ID, "content": "1"}
-    conversations = ([_QUESTION, turn], [_QUESTION, turn, result])
+    result = {"role": "tool", "name": _NAME, "tool_call_id": CALL_ID, "content": "1"}
+    conversations = ([QUESTION, turn], [QUESTION, turn, result])
     return next(filter(None, (render_or_nothing(template, each, tools=[_TOOL]) for each in conversations)), "")
 
 

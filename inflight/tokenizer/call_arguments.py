@@ -8,22 +8,17 @@ around it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inflight.errors import InvalidRequestError
+from inflight.tokenizer.probes import QUESTION, Message, Render, a_call, a_result, a_tool, first_rendered
 
-_CALL_ID = "abcdefghi"  # Mistral's templates accept only ids of this length
 _ARGUMENTS = {"probe_key": 1}
 _ESCAPED_QUOTE = "&#34;"
 
-Message = Mapping[str, Any]  # Any: JSON
-Render = Callable[[Sequence[Message], Sequence[Message]], str]  # messages, tools -> prompt
-
 
 def need_text(render: Render) -> bool:
-    """Whether a template writes the arguments of an invented call as JSON only if they are text. `render` raises an
-    `InvalidRequestError` if the template refuses the messages."""
+    """Whether a template writes the arguments of an invented call as JSON only if they are text."""
     text = json.dumps(_ARGUMENTS)
     of_object = _render_call(render, _ARGUMENTS)
     if of_object and str(_ARGUMENTS) not in of_object and _ESCAPED_QUOTE not in of_object:
@@ -46,18 +41,5 @@ def called_with_objects(conversation: Sequence[Message]) -> list[dict[str, Any]]
 
 def _render_call(render: Render, arguments: Mapping[str, Any] | str) -> str:
     """Renders a conversation with a call, and with its result if the template needs one; "" if the template refuses both."""
-    function = {"name": "probe", "arguments": arguments}
-    call = {"type": "function", "id": _CALL_ID, "function": function}
-    turns: list[Message] = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "name": "probe", "tool_call_id": _CALL_ID, "content": "1"},
-    ]
-    parameters = {"type": "object", "properties": {"probe_key": {"type": "integer", "description": ""}}}
-    tool = {"type": "function", "function": {"name": "probe", "description": "", "parameters": parameters}}
-    for length in (2, 3):
-        try:
-            return render(turns[:length], [tool])
-        except InvalidRequestError:
-            continue
-    return ""
+    turns = [QUESTION, a_call(arguments), a_result()]
+    return first_rendered(render, (turns[:2], turns), [a_tool(*_ARGUMENTS)])

@@ -6,26 +6,17 @@ messages of some roles. Some also write the thoughts of a message from parts of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from inflight.errors import InvalidRequestError
+from inflight.tokenizer.probes import QUESTION, Message, Render, a_call, a_result, a_tool, first_rendered
 
 THINKING = "thinking"
-_CALL_ID = "abcdefghi"  # Mistral's templates accept only ids of this length
 _FIRST, _SECOND = "probe text one", "probe text two"
-_QUESTION = {"role": "user", "content": "?"}
-
-Message = Mapping[str, Any]  # Any: JSON
-Render = Callable[[Sequence[Message], Sequence[Message]], str]  # messages, tools -> prompt
 
 
 def takes_parts(render: Render, role: str) -> bool | None:
     """Whether a template writes the texts of a list of parts in a message of `role`. None if the template writes no content of
-    such a message, so that it cannot be found out.
-
-    `render` raises an `InvalidRequestError` if the template refuses the messages.
-    """
+    such a message, so that it cannot be found out."""
     parts = [_text(_FIRST), _text(_SECOND)]
     if _is_written(_render(render, role, parts)):
         return True
@@ -56,25 +47,12 @@ def _is_written(prompt: str) -> bool:
 def _render(render: Render, role: str, content: object) -> str:
     """Renders a short conversation with this message; "" if the template refuses it."""
     message = {"role": role, "content": content}
-    conversations: list[tuple[list[Message], list[Message]]] = [
-        ([_QUESTION, message], []),
-        ([_QUESTION, message, _QUESTION], []),
-    ]
+    tools: list[Message] = []
+    conversations: list[list[Message]] = [[QUESTION, message], [QUESTION, message, QUESTION]]
     if role == "user":
-        conversations = [([message], [])]
+        conversations = [[message]]
     elif role == "system":
-        conversations = [([message, _QUESTION], [])]
+        conversations = [[message, QUESTION]]
     elif role == "tool":
-        function = {"name": "probe", "arguments": {"a": 1}}
-        call = {"type": "function", "id": _CALL_ID, "function": function}
-        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-        result = {**message, "name": "probe", "tool_call_id": _CALL_ID}
-        parameters = {"type": "object", "properties": {"a": {"type": "integer", "description": ""}}}
-        tool = {"type": "function", "function": {"name": "probe", "description": "", "parameters": parameters}}
-        conversations = [([_QUESTION, turn, result], [tool])]
-    for messages, tools in conversations:
-        try:
-            return render(messages, tools)
-        except InvalidRequestError:
-            continue
-    return ""
+        conversations, tools = [[QUESTION, a_call({"a": 1}), a_result(content)]], [a_tool("a")]
+    return first_rendered(render, conversations, tools)

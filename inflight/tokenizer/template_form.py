@@ -10,27 +10,18 @@ import hashlib
 import json
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from inflight.errors import InvalidRequestError
 from inflight.tokenizer.call_arguments import called_with_objects, need_text
 from inflight.tokenizer.content_parts import THINKING, joined, takes_parts, takes_thoughts
 from inflight.tokenizer.messages import set_reasoning
+from inflight.tokenizer.probes import CALL_ID, NAME, QUESTION, Message, Render, a_call, a_result, a_tool, first_rendered
 
-Message = Mapping[str, Any]  # Any: JSON
-Render = Callable[[Sequence[Message], Sequence[Message]], str]  # messages, tools -> prompt
-
-_SHORT_ID, _LONG_ID = "abcdefghi", "call_0123456789abcdef01234567"
+_LONG_ID = "call_0123456789abcdef01234567"
 _SHORT_IDS = re.compile(r"[A-Za-z0-9]{9}")
 _ID_CHARACTERS = string.ascii_letters + string.digits
-_NAME = "probe"
-_TOOL = {
-    "type": "function",
-    "function": {"name": _NAME, "description": "", "parameters": {"type": "object", "properties": {}}},
-}
-_QUESTION = {"role": "user", "content": "?"}
 
 
 class TemplateForm:
@@ -75,9 +66,9 @@ class TemplateForm:
     def missing_content(self) -> Mapping[str, str | None]:
         """What is added to a message with calls and without content. Null is best, as in the data that models learn from. But
         many templates write it as "None" or refuse it; most of these take "", and some nothing at all."""
-        as_text = self._render_turn(_call() | {"content": ""})
-        as_null = self._render_turn(_call() | {"content": None})
-        if as_null and as_null.count("None") <= as_text.count("None") and (_NAME in as_null or _NAME not in as_text):
+        as_text = self._render_turn(a_call() | {"content": ""})
+        as_null = self._render_turn(a_call() | {"content": None})
+        if as_null and as_null.count("None") <= as_text.count("None") and (NAME in as_null or NAME not in as_text):
             return {"content": None}
         return {"content": ""} if as_text else {}
 
@@ -96,36 +87,29 @@ class TemplateForm:
     @cached_property
     def needs_short_ids(self) -> bool:
         """Whether ids of calls must be 9 letters and digits (Mistral)."""
-        return not self._render_turn(_call(_LONG_ID), _LONG_ID) and bool(self._render_turn(_call()))
+        return not self._render_turn(a_call(call_id=_LONG_ID), _LONG_ID) and bool(self._render_turn(a_call()))
 
     @cached_property
     def needs_ids(self) -> bool:
-        return not self._render_turn(_call(None), None) and bool(self._render_turn(_call()))
+        return not self._render_turn(a_call(call_id=None), None) and bool(self._render_turn(a_call()))
 
     @cached_property
     def needs_names(self) -> bool:
         """Whether a tool result must have the name of the tool."""
-        nameless = _result(_SHORT_ID)
+        nameless = a_result()
         del nameless["name"]
-        return not self._first([_QUESTION, _call(), nameless]) and bool(
-            self._first([_QUESTION, _call(), _result(_SHORT_ID)])
-        )
+        return not self._try([QUESTION, a_call(), nameless]) and bool(self._try([QUESTION, a_call(), a_result()]))
 
-    def _render_turn(self, call: Message, call_id: str | None = _SHORT_ID) -> str:
+    def _render_turn(self, turn: Message, call_id: str | None = CALL_ID) -> str:
         """A call and its result; if the template refuses it also with the usual id, the call alone."""
-        turn = [_QUESTION, call, _result(call_id)]
-        if text := self._first(turn):
+        messages = [QUESTION, turn, a_result(call_id=call_id)]
+        if text := self._try(messages):
             return text
-        return "" if self._first([_QUESTION, _call(), _result(_SHORT_ID)]) else self._first(turn[:-1])
+        return "" if self._try([QUESTION, a_call(), a_result()]) else self._try(messages[:-1])
 
-    def _first(self, *conversations: Sequence[Message]) -> str:
-        """The first of the conversations that the template does not refuse; "" if it refuses all."""
-        for conversation in conversations:
-            try:
-                return self._render(conversation, [_TOOL])
-            except InvalidRequestError:
-                continue
-        return ""
+    def _try(self, conversation: Sequence[Message]) -> str:
+        """The prompt of the conversation; "" if the template refuses it."""
+        return first_rendered(self._render, [conversation], [a_tool()])
 
     # -- preparing -----------------------------------------------------------------------------------------------------
 
@@ -164,15 +148,3 @@ def short_id(call_id: str) -> str:
         return call_id
     digest = hashlib.blake2b(call_id.encode("utf-8", "replace"), digest_size=9).digest()
     return "".join(_ID_CHARACTERS[byte % len(_ID_CHARACTERS)] for byte in digest)
-
-
-def _call(call_id: str | None = _SHORT_ID) -> dict[str, Any]:
-    call: dict[str, Any] = {"type": "function", "function": {"name": _NAME, "arguments": {}}}
-    if call_id is not None:
-        call["id"] = call_id
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
-
-
-def _result(call_id: str | None) -> dict[str, Any]:
-    result = {"role": "tool", "content": "1", "name": _NAME}
-    return result if call_id is None else result | {"tool_call_id": call_id}
