@@ -154,7 +154,7 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
 
 @dataclass
 class _Fault:
-    """The death of a front end: until when another one must be ready, and how many of these have died before they were."""
+    """The death of a front end: until when another one must be ready, and how many tries have failed."""
 
     deadline: float
     num_failed: int = 0
@@ -173,7 +173,7 @@ class Supervisor:
         self._folder = folder
         self._keeper: EngineKeeper | None = None
         self._limits: RecoveryLimits | None = None  # None if no front end may be replaced
-        self._fault: _Fault | None = None  # the newest death of a front end
+        self._faults: dict[int, _Fault] = {}  # index of a front end -> its newest death
         self._is_configured: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # so `_limits` is known
         self._is_open = False  # whether the front ends answer requests
         self._looking: asyncio.Task[None] | None = None
@@ -288,24 +288,29 @@ class Supervisor:
             return True
         if self._limits is None or self._keeper is None:
             return False
-        now = time.monotonic()
-        if self._fault is None or dead.ready.done():
+        fault = self._faults.get(index)
+        if fault is None or dead.ready.done():
             if self._limits.problem():
                 return False
             self._limits.note()
-            self._fault = _Fault(deadline=now + self._limits.config.engine_recovery_timeout_seconds)
-        elif now > self._fault.deadline:
-            return False
+            deadline = time.monotonic() + self._limits.config.engine_recovery_timeout_seconds
+            fault = self._faults[index] = _Fault(deadline)
         else:  # the one that took the place of a dead one has died, too, before it was ready
-            self._fault.num_failed += 1
-            pause = pause_seconds(self._fault.num_failed)
-            await asyncio.wait(interruptions, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-        try:
-            front_end = self._start_front_end(index, is_replacement=True)
-        except OSError as error:  # for example, there is no memory at this moment; the caller tries again
-            logger.error("front end %d cannot be started: %s", index, error)
-            dead.ready = asyncio.get_running_loop().create_future()  # so the next try is one of the same fault
-            return True
+            fault.num_failed += 1
+        while True:
+            if fault.num_failed:
+                if time.monotonic() > fault.deadline:
+                    return False
+                pause = pause_seconds(fault.num_failed)
+                await asyncio.wait(interruptions, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                if any(each.done() for each in interruptions):
+                    return True
+            try:
+                front_end = self._start_front_end(index, is_replacement=True)
+                break
+            except OSError as error:  # for example, there is no memory at this moment
+                logger.error("front end %d cannot be started: %s", index, error)
+                fault.num_failed += 1
         logger.error("front end %d has died (%s); another one is started", index, dead.process.state)
         self.front_ends[index] = front_end
         dead.close()
