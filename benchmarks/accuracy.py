@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,23 +164,28 @@ def conversations() -> list[list[int]]:
     return found
 
 
+def engine_args_for(folder: Path, prompts: list[list[int]], more: Mapping[str, Any]) -> EngineArgs:
+    """An engine that computes each of the prompts in pieces of CHUNK_TOKENS. `more`: further arguments."""
+    arguments = {
+        "model": str(folder),
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+        "max_model_len": max(map(len, prompts)) + 1,
+        "max_num_seqs": CHUNK_TOKENS,
+        "max_num_batched_tokens": CHUNK_TOKENS,
+        "kv_cache_memory_bytes": 1 << 28,
+        **more,
+    }
+    return EngineArgs.from_kwargs(arguments)
+
+
 def measure(title: str, folder: Path, prompts: list[list[int]], formats: Sequence[str], parts: Sequence[str]) -> None:
     truth = Truth(folder, prompts)
     layers: list[list[str]] = []
     logits: list[list[str]] = []
     for name in formats:
-        engine_args = {
-            "model": str(folder),
-            "dtype": "bfloat16",
-            "skip_tokenizer_init": True,
-            "enable_prefix_caching": False,
-            "max_model_len": max(map(len, prompts)) + 1,
-            "max_num_seqs": CHUNK_TOKENS,
-            "max_num_batched_tokens": CHUNK_TOKENS,
-            "kv_cache_memory_bytes": 1 << 28,
-            **FORMATS[name].engine_args,
-        }
-        with ObservedEngine(EngineArgs.from_kwargs(engine_args)) as engine:
+        with ObservedEngine(engine_args_for(folder, prompts, FORMATS[name].engine_args)) as engine:
             if "layers" in parts:
                 errors = layer_errors(engine, truth)
                 means = {kind: sum(each) / len(each) for kind, each in errors.items()}

@@ -25,11 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.accuracy import CHUNK_TOKENS, RANDOM_PROMPTS, logits_of
+from benchmarks.accuracy import RANDOM_PROMPTS, engine_args_for, logits_of
 from benchmarks.formats import FORMATS
 from benchmarks.observed_engine import ObservedEngine
 from benchmarks.report import emit, print_table
-from inflight.config.engine_args import EngineArgs
 from inflight.kernels.quantized_weight import quantize_rows
 
 GOAL = 1.3
@@ -71,18 +70,7 @@ def quantize_weights(model: nn.Module, bits: int) -> None:
 
 def log_probs_of(folder: Path, prompts: list[list[int]], engine_args: dict[str, Any]) -> Tensor:
     """float64 [tokens of all prompts, vocab_size], by Inflight's engine."""
-    arguments = {
-        "model": str(folder),
-        "dtype": "bfloat16",
-        "skip_tokenizer_init": True,
-        "enable_prefix_caching": False,
-        "max_model_len": max(map(len, prompts)) + 1,
-        "max_num_seqs": CHUNK_TOKENS,
-        "max_num_batched_tokens": CHUNK_TOKENS,
-        "kv_cache_memory_bytes": 1 << 26,
-        **engine_args,
-    }
-    with ObservedEngine(EngineArgs.from_kwargs(arguments)) as engine:
+    with ObservedEngine(engine_args_for(folder, prompts, engine_args)) as engine:
         return logits_of(engine, prompts).double().log_softmax(-1)
 
 
