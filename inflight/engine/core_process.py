@@ -1,5 +1,5 @@
-"""The engine core's process: `python -m inflight.engine.core_process TITLE CONTROL_FD`. engine_process.py describes the control
-socket, on which the owner of this process sends the sockets of the front ends and pings.
+"""The engine core's process, the program `inflight.engine.core_process TITLE CONTROL_FD`. engine_process.py describes the
+control socket, on which the owner of this process sends the sockets of the front ends and pings.
 
     owner        <== control socket ==>  control thread: opens links, answers pings
     front end 0  <== socket ==>  inbox thread ---> arrivals ---> step loop (main thread) ---> outbox, sender thread

@@ -30,9 +30,7 @@ from inflight.interface.statistics import FaultCause, FaultStatus
 logger = logging.getLogger(__name__)
 
 SPARE_SECONDS = 2.0  # the spare starts this long after the present process was ready, so it does not slow requests down
-OTHER_FAULT_SECONDS = (
-    5.0  # a starting process that was killed from outside after this time is a new fault, with new time
-)
+OTHER_FAULT_SECONDS = 5.0  # a process that is killed from outside so late in its start is a new fault, with new time
 
 
 class FrontEnd(Protocol):

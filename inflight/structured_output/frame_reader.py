@@ -73,9 +73,8 @@ class FrameReader:
         self._end = frame.end.encode()
         self._inner = [literal.encode() for literal in frame.not_in_reasoning]
         self._is_exact = keeps_blanks or bool(frame.answer)
-        self._num_kept = (
-            max(map(len, [self._end, *self._inner])) - 1
-        )  # a longer text cannot be the beginning of one of them
+        # a longer text cannot be the beginning of one of them
+        self._num_kept = max(map(len, [self._end, *self._inner])) - 1
         literals = [
             (frame.begin, Part.REASONING),
             (frame.answer, Part.ANSWER),

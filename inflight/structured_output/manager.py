@@ -45,8 +45,8 @@ from inflight.structured_output.request_grammar import RequestGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_output.token_texts import TokenTexts
 
-# The most that the cache of compiled grammars may hold. If there is more, it evicts the least recently used grammars.
 NOTHING_ADMITTED = "it admits no token here"
+# The most that the cache of compiled grammars may hold. If there is more, it evicts the least recently used grammars.
 MAX_CACHED_GRAMMARS, MAX_CACHED_BYTES = 512, 256 * 2**20
 
 

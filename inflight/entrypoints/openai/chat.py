@@ -22,9 +22,7 @@ from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import SamplingParams
 from inflight.structured_output.spec import GrammarSpec
 
-_REASONING_TAIL = (
-    16  # number of tokens at the end of the prompt that may contain a tag which switches the reasoning on or off
-)
+_REASONING_TAIL = 16  # tokens at the end of the prompt: a tag in them may switch the reasoning on or off
 
 
 async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> ValidatedRequest:

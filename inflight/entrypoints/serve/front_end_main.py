@@ -1,6 +1,6 @@
 """The program of one front end (a process that serves HTTP, if there are several), and its messages with `inflight serve`.
 
-    python -m inflight.entrypoints.serve.front_end_main TITLE LISTENER_FD CONTROL_FD START_FD
+    inflight.entrypoints.serve.front_end_main TITLE LISTENER_FD CONTROL_FD START_FD
 
 START_FD is a file in memory with a `FrontEndStart` as JSON, which includes API keys. CONTROL_FD is one end of a socket pair.
 The process of `inflight serve` (the command) has the other end. The messages are
