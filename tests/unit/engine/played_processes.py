@@ -16,7 +16,7 @@ from inflight.engine.engine_keeper import EngineKeeper
 from inflight.errors import EngineDeadError
 from inflight.executor.process import pause_seconds
 from inflight.interface.statistics import FaultStatus
-from tests.unit.engine.test_async_llm import run, until
+from tests.unit.engine.event_loop import run, until
 
 
 class PlayedProcess:

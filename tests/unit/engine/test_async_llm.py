@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -26,24 +25,10 @@ from inflight.errors import (
     RequestTimeoutError,
 )
 from inflight.sampling_params import SamplingParams
+from tests.unit.engine.event_loop import run, until
 from tests.unit.engine.serving import EMBEDDED, endless, mock_engine, read, reasons_of, submit, text_of, tokens_of
 
 PROMPTS = ["Hello", "The capital of France is", "once", [5, 6, 7]]
-
-
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """The engine's next report may be 50 ms away."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(90):
-            await test()
-
-    asyncio.run(limited())
 
 
 # -- the truth: what LLM gives ---------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import asyncio
 from inflight.interface.statistics import SchedulerStats
 from inflight.metrics.log_lines import CANARY_TOKENS
 from inflight.metrics.observer import EngineObserver, FinishedRequest
+from tests.unit.engine.event_loop import run, until
 from tests.unit.engine.serving import endless, mock_engine, read, submit
-from tests.unit.engine.test_async_llm import run, until
 
 
 class Observed(EngineObserver):

@@ -10,10 +10,10 @@ import pytest
 from inflight.engine.request_state import RequestOutputKind
 from inflight.errors import EngineDeadError, RequestTimeoutError
 from inflight.interface.request import FinishReason
+from tests.unit.engine.event_loop import run
 from tests.unit.engine.lone_front_end import answer, lone_front_end
 from tests.unit.engine.output_cases import request
 from tests.unit.engine.serving import read, reasons_of, text_of, tokens_of
-from tests.unit.engine.test_async_llm import run
 
 
 def test_what_has_arrived_is_delivered_when_the_engine_dies() -> None:

@@ -17,7 +17,7 @@ from inflight.engine.engine_process import EngineProcess
 from inflight.executor.transport import BlockingStream
 from inflight.interface.serving import AbortRequests, EngineReady
 from inflight.interface.statistics import FaultStatus
-from tests.unit.engine.test_async_llm import run
+from tests.unit.engine.event_loop import run
 
 
 @pytest.fixture

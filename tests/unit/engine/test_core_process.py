@@ -29,8 +29,8 @@ from inflight.errors import (
 from inflight.executor.process import ChildProcess
 from inflight.executor.transport import BlockingStream
 from tests.unit.engine.core_process_cases import BROKEN, MORTAL, pid_of, sockets
+from tests.unit.engine.event_loop import run, until
 from tests.unit.engine.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
-from tests.unit.engine.test_async_llm import run, until
 from tests.unit.executor.processes import children, exists, have_ended, run_script
 
 

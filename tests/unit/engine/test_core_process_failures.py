@@ -21,8 +21,8 @@ from inflight.executor.transport import BlockingStream
 from inflight.interface.serving import AbortRequests, EngineDied, EngineReady, EngineStartFailed
 from inflight.interface.step import ModelRunnerOutput
 from tests.unit.engine.core_process_cases import BROKEN, MORTAL, pid_of, stats
+from tests.unit.engine.event_loop import run, until
 from tests.unit.engine.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
-from tests.unit.engine.test_async_llm import run, until
 from tests.unit.executor.processes import have_ended
 
 FAILING = {"distributed_executor_backend": BROKEN + "FailingExecutor"}

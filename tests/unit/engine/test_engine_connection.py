@@ -31,7 +31,7 @@ from inflight.interface.serving import (
     ResetPrefixCache,
 )
 from inflight.interface.statistics import FaultStatus
-from tests.unit.engine.test_async_llm import run, until
+from tests.unit.engine.event_loop import run, until
 
 GONE = "the engine's process is gone"
 

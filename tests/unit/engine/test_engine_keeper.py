@@ -19,8 +19,8 @@ from inflight.errors import EngineDeadError, EngineRecoveringError
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.suspects import MAX_FAULTS
 from tests.unit.engine.core_process_cases import BROKEN, pid_of
+from tests.unit.engine.event_loop import run, until
 from tests.unit.engine.serving import endless, mock_engine, read, reasons_of, submit, tokens_of
-from tests.unit.engine.test_async_llm import run, until
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

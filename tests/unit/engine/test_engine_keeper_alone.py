@@ -10,8 +10,8 @@ import pytest
 from inflight.engine import engine_keeper
 from inflight.errors import EngineDeadError
 from inflight.interface.statistics import FaultStatus
+from tests.unit.engine.event_loop import until
 from tests.unit.engine.played_processes import PlayedFrontEnd, Scene, play
-from tests.unit.engine.test_async_llm import until
 
 
 def test_every_front_end_gets_a_socket_to_each_process(monkeypatch: pytest.MonkeyPatch) -> None:

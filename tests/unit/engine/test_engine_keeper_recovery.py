@@ -11,8 +11,8 @@ import pytest
 from inflight.engine.engine_process import EXIT_GIVEN_UP
 from inflight.errors import EngineDeadError
 from inflight.interface.statistics import FaultStatus
+from tests.unit.engine.event_loop import until
 from tests.unit.engine.played_processes import PlayedFrontEnd, Scene, play
-from tests.unit.engine.test_async_llm import until
 
 
 def test_a_process_that_never_was_ready_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

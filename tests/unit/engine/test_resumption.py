@@ -14,10 +14,10 @@ from inflight.engine.request_state import RequestState
 from inflight.errors import EngineRecoveringError, OverloadedError
 from inflight.interface.request import EngineCoreRequest, FinishReason
 from inflight.interface.serving import AddRequest
+from tests.unit.engine.event_loop import run
 from tests.unit.engine.lone_front_end import RecordingClient, answer, lone_front_end
 from tests.unit.engine.output_cases import DELTA, Processor, columns, output, request
 from tests.unit.engine.serving import read, reasons_of, tokens_of
-from tests.unit.engine.test_async_llm import run
 
 
 def lose(engine: AsyncLLM, client: RecordingClient) -> None:
