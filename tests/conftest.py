@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
@@ -24,6 +25,7 @@ from tests.spread import spread
 from tests.triton_interpreter import mend_triton_interpreter
 
 EVEN_LATER = 60.0  # seconds after the time limit of a test
+ENDING_SECONDS = 60.0  # a thread that was told to end has ended by then, however slow the machine is
 _STDERR = pytest.StashKey[int]()
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 FULL_GPU = FULL or os.environ.get("INFLIGHT_TEST_FULL_GPU") == "1"  # see scripts/full_gpu_tests
@@ -157,6 +159,21 @@ def new_interpreters() -> Iterator[None]:
     """For tests of how processes start: they start as users' processes do."""
     with python_process.new_interpreters():
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_thread_outlives_its_module() -> Iterator[None]:
+    """Other tests check that they leave no thread. So a thread that a module leaves is an error of this module."""
+
+    def running() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("inflight-")}
+
+    before = running()
+    yield
+    end = time.monotonic() + ENDING_SECONDS
+    while (left := running() - before) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not left, f"the tests of this module left these threads: {sorted(thread.name for thread in left)}"
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,10 +62,22 @@ def grammars(name: str, kind: str) -> GrammarBackend:
     return create_backend(name, ids, ids.vocab_size + 9, eos)
 
 
-@functools.cache
+MANAGERS: dict[tuple[str, str], StructuredOutputManager] = {}
+
+
 def manager(name: str, kind: str) -> StructuredOutputManager:
     backend = grammars(name, kind)
-    return StructuredOutputManager(lambda: backend, backend.vocab_size, num_buffers=1)
+    if (name, kind) not in MANAGERS:
+        MANAGERS[name, kind] = StructuredOutputManager(lambda: backend, backend.vocab_size, num_buffers=1)
+    return MANAGERS[name, kind]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _managers_are_closed() -> Iterator[None]:
+    yield
+    for held in MANAGERS.values():
+        held.close()
+    MANAGERS.clear()
 
 
 # -- templates: what each writes to switch thinking on or off, and the names of parsers ---------------------------------------
