@@ -82,6 +82,7 @@ class EventWriter:
         self._content = _Trimmed(keeps_start=True)
         self._reasoning = _Trimmed(keeps_start=False)
         self._is_behind_call = False  # only white space has come since the last call
+        self._is_thought = False  # whether content is still reasoning, because the closing tag is missing
         self._is_left_out = False  # whether the current call is left out
         self._is_call_open = False  # a call has begun, and its closing markup has not come yet
 
@@ -101,7 +102,14 @@ class EventWriter:
         self._reasoning.drop()
         self._content = _Trimmed(keeps_start=self._keeps_blanks)
 
+    def stay_in_reasoning(self) -> None:
+        """The closing tag is missing. The text up to the first call is reasoning."""
+        self._is_thought = True
+
     def content(self, text: str) -> None:
+        if self._is_thought:
+            self.reasoning(text)
+            return
         shown = self._content.write(text)
         self._is_behind_call &= not shown
         self._emit(ContentDelta, shown)
@@ -152,6 +160,8 @@ class EventWriter:
     def start_call(self, name: str) -> None:
         """Start a call. The held text was its opening markup and is dropped."""
         self.accept()
+        self._reasoning.drop()
+        self._is_thought = False
         self._content.drop()
         self._content = _Trimmed(keeps_start=True)
         self._is_behind_call = self._is_call_open = True

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from inflight.parsers.event_writer import EventWriter
+from inflight.parsers.event_writer import MAX_HELD, EventWriter
 from inflight.parsers.events import Event
 from inflight.parsers.reasoning import ReasoningMarkup
-from inflight.parsers.text_reader import Steps, TextReader
-from inflight.parsers.tool_parser import BLANKS, ToolParser
+from inflight.parsers.text_reader import BLANKS, Steps, TextReader
+from inflight.parsers.tool_parser import ToolParser
 
 
 class OutputParser:
@@ -63,10 +63,15 @@ class OutputParser:
             next(self._steps)
         return self._writer.take_events()
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         """End the text, which may be in the middle of markup. Call this once, after all other methods. Returns the
-        remaining events."""
-        self._reader.finish()
+        remaining events.
+
+        Args:
+            is_cut: whether a limit has ended the text. Arguments that have begun then stay as they are. Otherwise they are
+                completed to JSON.
+        """
+        self._reader.finish(is_cut=is_cut)
         for _ in self._steps:
             raise AssertionError("the parser waits for text after the end")
         self._writer.finish()
@@ -85,12 +90,57 @@ class OutputParser:
         The opening tag may be missing, because the chat template has written it into the prompt, or because the family always
         begins by thinking. In all other cases a closing tag without an opening tag is content, because the text before it
         may have been shown already. All text between the tags is reasoning, even a tool call. If there is no closing tag,
-        all text after the opening tag is reasoning.
+        all text after the opening tag is reasoning, up to a call. So text that may be a call waits for the closing tag.
         """
         while piece := (yield from self._reader.piece(BLANKS)):
             self._writer.content(piece)  # the writer holds white space back
         if not (yield from self._reader.literal(markup.begin)) and not self._starts_in_reasoning:
             return
         self._writer.begin_reasoning()
-        if (yield from self._reader.until(self._writer.reasoning, markup.end)):
-            self._writer.end_reasoning()
+        markers = () if self._tools is None else self._tools.markers
+        while tag := (yield from self._reader.until(self._writer.reasoning, markup.end, *markers)):
+            if tag == markup.end:
+                self._writer.end_reasoning()
+                return
+            assert self._tools is not None
+            if not (yield from self._tools.is_call_after(tag)):
+                self._writer.reasoning(tag)
+                continue
+            thought = _HeldThought(self._writer.reasoning)
+            thought.write(tag)
+            if (yield from self._reader.until(thought.write, markup.end)):
+                thought.release()
+                self._writer.end_reasoning()
+            elif thought.is_held:  # no closing tag has come: it is a call
+                self._writer.stay_in_reasoning()
+                self._reader.put_back(thought.text)
+            return
+
+
+class _HeldThought:
+    """Text that is reasoning if the closing tag comes, and otherwise a call. It is held; if it is too long, it is reasoning."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._pieces: list[str] = []
+        self._num_held = 0
+        self.is_held = True
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def write(self, text: str) -> None:
+        if not self.is_held:
+            self._write(text)
+            return
+        self._pieces.append(text)
+        self._num_held += len(text)
+        if self._num_held > MAX_HELD:
+            self.release()
+
+    def release(self) -> None:
+        if self.is_held:
+            self.is_held = False
+            self._write(self.text)
+            self._pieces.clear()

@@ -71,7 +71,7 @@ class ChatPresenter(Presenter):
         deltas: list[MessageDelta] = []
         if parser is not None:
             parsed = parser.push(choice.text) if choice.text else []
-            parsed += parser.finish() if finished else []
+            parsed += parser.finish(is_cut=choice.finish_reason != "stop") if finished else []
             deltas = [_delta(event) for event in parsed]
         elif choice.text or (choice.token_ids and not finished):  # even a token without text gets a chunk
             deltas = [{"content": choice.text}]
@@ -107,7 +107,7 @@ class ChatPresenter(Presenter):
         parser = self._make_parser()
         events: list[Event] = [ContentDelta(choice.text)]
         if parser is not None:
-            events = [*parser.push(choice.text), *parser.finish()]
+            events = [*parser.push(choice.text), *parser.finish(is_cut=choice.finish_reason != "stop")]
         found: ChatChoice = {
             "index": choice.index,
             "message": _message(events),
