@@ -90,10 +90,13 @@ class ArgumentSchema:
 
     def read_word(self, text: str) -> str:
         """The JSON of a value that is a string only if the schema allows nothing else."""
+        if not isinstance(self.node, Mapping):
+            return as_json(text)
         if self.types == {"boolean"} and text.strip().lower() in ("true", "false"):
             return text.strip().lower()
-        if not isinstance(self.node, Mapping) or self._admits(word := as_json(text)):
-            return as_json(text)
+        word = as_json(text)
+        if self._admits(word):
+            return word
         return json.dumps(text, ensure_ascii=False) if "string" in self.types else word
 
     def _admits(self, value: str) -> bool:

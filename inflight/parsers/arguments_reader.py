@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from inflight.parsers.argument_schema import ArgumentSchema
+from inflight.parsers.event_writer import MAX_HELD
 from inflight.parsers.held_value import HeldValue, escaped
 from inflight.parsers.text_reader import BLANKS, Steps, TextReader
 
@@ -29,6 +30,8 @@ _ESCAPES = {**{char: f"\\{char}" for char in '"\\/bfnrt'}, "'": "'"}
 _MAX_KEY = 1000  # characters of a key that are kept, to find its schema
 _NUM_HEX = {"u": 4, "x": 2}
 _MAX_COMMA = 1000  # of a comma and the white space after it; more white space is left out
+_BLANKS = " \t\r\n"
+_AFTER_WORD = (",", "}", "]")
 _CLOSING = {"{": "}", "[": "]"}
 
 
@@ -73,7 +76,9 @@ class ArgumentsReader:
         self._quotes = (quote, *_PLAIN) if quote else tuple(_PLAIN)
         self._quote = quote
         self._ends = (*stops, quote) if quote else stops  # of a word
-        first = "".join(re.escape(end[0]) for end in self._ends)
+        self._first = {end[0] for end in self._ends}
+        self._quote_starts = {quote[0] for quote in self._quotes}
+        first = "".join(map(re.escape, sorted(self._first)))
         self._run = re.compile(rf"[^{{}}\[\],:\"{first}]+")
         self._after_string = dict.fromkeys((*",:}]", *stops))
         self._levels: list[_Level] = []
@@ -86,10 +91,10 @@ class ArgumentsReader:
         self._open(self._reader.take(1), self._schema)
         while self._levels:
             char = yield from self._reader.peek()
-            if not char or (yield from self._reader.comes(*self._stops)):
+            if not char or (char in self._first and (yield from self._reader.comes(*self._stops))):
                 break
-            if piece := (yield from self._reader.piece(BLANKS)):
-                self._blanks(piece)
+            if char in _BLANKS:
+                self._blanks((yield from self._reader.piece(BLANKS)))
             elif char in "{[":
                 self._reader.take(1)
                 level = self._levels[-1]
@@ -101,7 +106,7 @@ class ArgumentsReader:
                 self._take_comma()
             elif char == ":":
                 self._take_colon()
-            elif quote := (yield from self._reader.literal(*self._quotes)):
+            elif char in self._quote_starts and (quote := (yield from self._reader.literal(*self._quotes))):
                 yield from self._string(quote)
             else:
                 yield from self._word()
@@ -271,7 +276,13 @@ class ArgumentsReader:
             blanks = "" if self._quote else text[len(text.rstrip()) :]
             return (key if is_key else level.value_schema.read_word(word)) + blanks
 
+        text = yield from self._reader.piece(self._run)
+        if text and len(text) < MAX_HELD and (yield from self._reader.peek()) in _AFTER_WORD:  # no need to hold it
+            self._write(convert(text))
+            self._end(level, key)
+            return
         value = HeldValue(self._write, convert)
+        value.write(text)
         while not (yield from self._reader.comes(*self._ends)):
             char = yield from self._reader.peek()
             if not char or char in '{}[],"' or (char == ":" and is_key):

@@ -98,7 +98,7 @@ def as_json(text: str) -> str:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text, parse_constant=_refuse)
+        _DECODER.decode(text)
     except (ValueError, RecursionError):
         return False
     return True
@@ -106,6 +106,9 @@ def _is_json(text: str) -> bool:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _begins_json(text: str) -> bool:

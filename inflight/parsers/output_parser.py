@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from inflight.interface.events import Event
 from inflight.parsers.event_writer import MAX_HELD, EventWriter
-from inflight.parsers.events import Event
 from inflight.parsers.reasoning import ReasoningMarkup
 from inflight.parsers.text_reader import BLANKS, Steps, TextReader
 from inflight.parsers.tool_parser import ToolParser
+from inflight.tokenizer.stop_strings import StopSearch
 
 
 class OutputParser:
@@ -31,12 +32,14 @@ class OutputParser:
         tools: Sequence[Mapping[str, Any]] = (),  # Any: JSON
         starts_in_reasoning: bool = False,
         keeps_blanks: bool = False,
+        only_calls: bool = False,
         max_tool_calls: int | None = None,
         make_call_id: Callable[[], str] | None = None,
     ) -> None:
         """
         Args:
             keeps_blanks: whether white space between the reasoning and the content is content, not markup.
+            only_calls: whether a grammar admits nothing but calls behind the reasoning.
             make_call_id: makes the ids of calls. By default the tool parser makes them; tests give another function.
         """
         make_id = make_call_id or (tool_parser or ToolParser).make_call_id
@@ -44,11 +47,13 @@ class OutputParser:
         self._writer = EventWriter(make_id, max_tool_calls, keeps_blanks=keeps_blanks)
         self._tools = tool_parser(self._reader, self._writer, tools) if tool_parser is not None else None
         self._reasoning = reasoning
+        self._only_calls = only_calls
         self._starts_in_reasoning = starts_in_reasoning
         # the markup of calls consists of special tokens in some models
         self.needs_special_tokens = tool_parser is not None or (
             reasoning is not None and reasoning.needs_special_tokens
         )
+        self._writer.is_reasoning = starts_in_reasoning
         self._steps = self._run()
         next(self._steps)  # runs until it waits for text
 
@@ -56,8 +61,22 @@ class OutputParser:
     def num_tool_calls(self) -> int:
         return self._writer.num_tool_calls
 
-    def push(self, text: str) -> list[Event]:
-        """Read the next piece of the text. Returns the events that are certain now."""
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text so far ends inside the reasoning."""
+        return self._writer.is_reasoning
+
+    def search_content(self, stop_search: StopSearch | None) -> None:
+        """Let the content end at the first stop string. Stop strings in the reasoning and in calls do not count."""
+        self._writer.stop_search = stop_search
+
+    def push(self, text: str, *, may_stop: bool = True) -> list[Event]:
+        """Read the next piece of the text. Returns the events that are certain now.
+
+        Args:
+            may_stop: if False, a stop string may begin in the text, but not end there.
+        """
+        self._writer.may_stop = may_stop
         if text:
             self._reader.push(text)
             next(self._steps)
@@ -71,6 +90,7 @@ class OutputParser:
             is_cut: whether a limit has ended the text. Arguments that have begun then stay as they are. Otherwise they are
                 completed to JSON.
         """
+        self._writer.drops_content = self._only_calls and is_cut
         self._reader.finish(is_cut=is_cut)
         for _ in self._steps:
             raise AssertionError("the parser waits for text after the end")

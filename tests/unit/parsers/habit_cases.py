@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inflight.parsers.events import Event
+from inflight.interface.events import Event
 from inflight.parsers.reasoning import Opening
 from tests.unit.parsers.parser_cases import Case, calls, content, hermes, thought
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
+from inflight.interface.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    join_deltas,
+)
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import Opening
 from inflight.parsers.selector import create_output_parser

@@ -12,8 +12,15 @@ import pytest
 from hypothesis import example, given
 
 from inflight.errors import ConfigError
+from inflight.interface.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    join_deltas,
+)
 from inflight.parsers.event_writer import MAX_HELD
-from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
 from inflight.parsers.held_value import as_json
 from inflight.parsers.reasoning import Opening
 from inflight.parsers.selector import _REASONING, _TOOL_PARSERS, create_output_parser
@@ -399,6 +406,12 @@ def test_ids_are_of_the_familys_form_and_never_the_same() -> None:
     found = ids("mistral", "[TOOL_CALLS]f{}" * 50)
     assert len(set(found)) == 50
     assert all(len(name) == 9 and name.isalnum() and name.isascii() for name in found)
+
+
+@pytest.mark.parametrize("text", ["<tool", '<tool_call>\n{"na', '<tool_call>{"name": "f"'])
+def test_a_call_that_must_come_is_no_content_if_a_limit_cuts_it_before_its_name(text: str) -> None:
+    parser = create_output_parser("hermes", "qwen3", tools=TOOLS, only_calls=True)
+    assert parse(parser, ["<think>a</think>", text]) == [ReasoningDelta("a")]
 
 
 def test_what_must_not_be_skipped() -> None:
