@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from inflight.interface.events import Event
 
 
 class Logprob(NamedTuple):  # three times as fast to make as a frozen dataclass: a prompt may need hundreds of thousands
@@ -35,6 +38,9 @@ class CompletionOutput:
     `finish_reason` is "stop", "length", "abort" or "error", and None while the completion runs. `stop_reason` is the stop
     string or the stop token id that ended the completion; None if something else ended it, such as the model's own end token.
     `logprobs` has one dict per token: token id -> `Logprob`. It is None if the request wants none.
+
+    If the request has a parser (the server's chats have one), `events` is the text taken apart into content, reasoning and tool
+    calls, `num_reasoning_tokens` counts the tokens of the reasoning, and `text` is empty.
     """
 
     index: int
@@ -44,6 +50,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    events: Sequence[Event] | None = None
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,16 +1,20 @@
 """`Detokenizer`: makes the text of one completion from its tokens. The text ends at the first stop string.
 
-    tokens -> IncrementalDecoder -> text -> StopStrings -> [ released | held back: may be the beginning of a stop string ]
+    tokens -> IncrementalDecoder -> text -> StopSearch -> [ released | held back: may be the beginning of a stop string ]
+                                         -> OutputParser -> events: content, reasoning and tool calls
 
-Released text never changes, so it can be streamed. The cost is linear in the length of the text.
+Released text never changes, so it can be streamed. The cost is linear in the length of the text. If there is a parser, the text
+goes to it instead, and it searches for stop strings in the content only, because a client knows no other text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inflight.engine.stop_strings import START, StopStrings
+from inflight.interface.events import Event, join_deltas
+from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import SamplingParams
+from inflight.tokenizer.stop_strings import StopSearch, StopStrings
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
@@ -18,7 +22,7 @@ class Detokenizer:
     """If there is no tokenizer, or with detokenize=False, the text is empty.
 
     Attributes:
-        stop_string: the stop string that has ended the text, or None.
+        num_reasoning_tokens: how many tokens were reasoning. Without a parser it is 0.
     """
 
     def __init__(
@@ -27,19 +31,29 @@ class Detokenizer:
         params: SamplingParams,
         prompt_token_ids: Sequence[int],
         stop_strings: StopStrings | None,
+        parser: OutputParser | None = None,
     ) -> None:
         """`stop_strings` finds the stop strings of `params`; None if there are none. All completions of a request share it."""
         self._decoder = None
         if tokenizer is not None and params.detokenize:
             self._decoder = tokenizer.incremental_decoder(prompt_token_ids, params.skip_special_tokens)
-        self._stop_strings = stop_strings
-        self._min_tokens = params.min_tokens
         self._includes_stop = params.include_stop_str_in_output
-        self._state = START
+        self._search = None
+        if stop_strings is not None:
+            self._search = StopSearch(stop_strings, includes_stop=self._includes_stop)
+        self._parser = parser
+        if parser is not None:
+            parser.search_content(self._search)
+        self._min_tokens = params.min_tokens
         self._num_tokens = 0
         self._pieces: list[str] = []  # released text that `take` has not returned yet
-        self._held = ""  # text that is held back
-        self.stop_string: str | None = None
+        self._events: list[Event] = []
+        self.num_reasoning_tokens = 0
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the text, or None."""
+        return None if self._search is None else self._search.found
 
     def push(self, token_ids: Sequence[int]) -> int | None:
         """Add tokens. If a token completes a stop string, cut the text there, ignore the later tokens, and return the number of
@@ -47,30 +61,35 @@ class Detokenizer:
 
         As in vLLM, a stop string may begin, but not end, in the text of the first `min_tokens` tokens.
         """
-        assert self.stop_string is None
+        assert not self.stop_string
         if self._decoder is None:
             return None
-        if self._stop_strings is None:
+        if self._search is None and self._parser is None:
             self._pieces.append(self._decoder.push_all(token_ids))
             return None
         for count, token_id in enumerate(token_ids, 1):
             self._num_tokens += 1
-            if self._search(self._stop_strings, self._decoder.push(token_id)):
+            self._add(self._decoder.push(token_id), search=self._num_tokens > self._min_tokens)
+            if self.stop_string is not None:
                 return count
         return None
 
-    def finish(self, end_token_id: int | None = None) -> None:
+    def finish(self, end_token_id: int | None = None, *, is_cut: bool = False) -> None:
         """Release the text that is held back, and an incomplete character at the end.
 
         Args:
             end_token_id: the token that ended the request, if `push` was not called with it. If `include_stop_str_in_output` is
                 set, the text of this token is added. No stop string is searched for in this text.
+            is_cut: whether a limit has ended the request.
         """
         if self._decoder is not None and self.stop_string is None:
             if end_token_id is not None and self._includes_stop:
-                self._held += self._decoder.push(end_token_id)
-            self._held += self._decoder.flush()
-        self._release(len(self._held))
+                self._add(self._decoder.push(end_token_id), search=False)
+            self._add(self._decoder.flush(), search=False)
+        if self._parser is not None:
+            self._events += self._parser.finish(is_cut=is_cut)
+        elif self._search is not None:
+            self._pieces.append(self._search.release())
 
     def take(self) -> str:
         """Returns the text that was released since the last call."""
@@ -78,19 +97,19 @@ class Detokenizer:
         self._pieces.clear()
         return text
 
-    def _search(self, stop_strings: StopStrings, text: str) -> bool:
-        """Add the text of one token. Returns whether this text completes a stop string."""
-        is_counted = self._num_tokens > self._min_tokens
-        self._state, num_read, found = stop_strings.advance(self._state, text, search=is_counted)
-        self._held += text[:num_read]
-        self.stop_string = found
-        if found is None:
-            self._release(len(self._held) - stop_strings.num_held[self._state])
-        elif not self._includes_stop:
-            self._held = self._held[: -len(found)]
-        return found is not None
+    def take_events(self) -> list[Event] | None:
+        """Returns the events since the last call; None if there is no parser."""
+        if self._parser is None:
+            return None
+        events, self._events = self._events, []
+        return join_deltas(events)
 
-    def _release(self, count: int) -> None:
-        if count > 0:
-            self._pieces.append(self._held[:count])
-            self._held = self._held[count:]
+    def _add(self, text: str, *, search: bool) -> None:
+        if self._parser is not None:
+            was_reasoning = self._parser.is_reasoning
+            self._events += self._parser.push(text, may_stop=search)
+            self.num_reasoning_tokens += was_reasoning and self._parser.is_reasoning
+        elif self._search is not None:
+            self._pieces.append(self._search.write(text, search=search))
+        else:
+            self._pieces.append(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypedDict, Unpack
@@ -21,6 +21,7 @@ from inflight.engine.text_parameters import check_text_parameters, tokenize_bad_
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.interface.request import AnswerFrame, EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.parsers.markup import ToolMarkup
+from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import answer_frame, find_opening
 from inflight.parsers.selector import detect_parsers, reasoning_with_end
 from inflight.parsers.tool_choice import constrain_tools
@@ -47,6 +48,8 @@ class RequestOptions(TypedDict, total=False):
         answer_frame: what the model may write around the text that the grammar constrains. It is used if the engine has no
             `reasoning_end`. Default: None, nothing.
         trace_headers: the W3C trace headers of the request, in lower case. Observers of the engine get them.
+        make_parser: makes a parser for the text of one sequence. Outputs then have `events`, and stop strings end the content
+            only. Default: None, no parser.
     """
 
     arrival_time: float
@@ -56,6 +59,7 @@ class RequestOptions(TypedDict, total=False):
     thinks_first: bool
     answer_frame: AnswerFrame | None
     trace_headers: Mapping[str, str]
+    make_parser: Callable[[], OutputParser] | None
 
 
 class ChatOptions(TypedDict, total=False):
@@ -82,6 +86,7 @@ class ProcessedRequest:
         prompt: the text, or None if the request was given as token ids.
         children: its sequences, ordered by index. They are sent to the engine core.
         unenforced: the places in the request's JSON schemas that its grammar does not enforce.
+        make_parser: makes a parser for the text of one of its sequences; None if there is none.
     """
 
     request_id: str
@@ -92,6 +97,7 @@ class ProcessedRequest:
     children: tuple[EngineCoreRequest, ...]
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     unenforced: tuple[str, ...] = ()
+    make_parser: Callable[[], OutputParser] | None = None
 
 
 class InputProcessor:
@@ -203,6 +209,7 @@ class InputProcessor:
             children=_make_children(parent),
             trace_headers=options.get("trace_headers", {}),
             unenforced=unenforced,
+            make_parser=options.get("make_parser"),
         )
 
     def render_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:

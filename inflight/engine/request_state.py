@@ -10,7 +10,7 @@ import numpy as np
 
 from inflight.engine.detokenizer import Detokenizer
 from inflight.engine.input_processor import ProcessedRequest
-from inflight.engine.stop_strings import StopStrings
+from inflight.interface.events import Event, join_deltas
 from inflight.interface.request import (
     MIN_PROGRESS_TOKENS,
     EngineCoreOutput,
@@ -20,6 +20,7 @@ from inflight.interface.request import (
 )
 from inflight.metrics.observer import FinishedRequest
 from inflight.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from inflight.tokenizer.stop_strings import StopStrings
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
@@ -183,10 +184,13 @@ class Completion:
         self._stop_reason: str | int | None = None
         self._tokenizer = tokenizer
         self._num_logprobs = params.logprobs or 0
-        self._detokenizer = Detokenizer(tokenizer, params, request.prompt_token_ids, stop_strings)
+        parser = None if request.make_parser is None else request.make_parser()
+        self._detokenizer = Detokenizer(tokenizer, params, request.prompt_token_ids, stop_strings, parser)
         self._text = ""
+        self._all_events: list[Event] = []  # that outputs had, unless these are DELTA outputs
         self._token_ids: list[int] = []
         self._num_taken = 0  # how many tokens were in DELTA outputs
+        self._num_reasoning_taken = 0  # of these, how many were reasoning
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
 
@@ -219,7 +223,7 @@ class Completion:
     def finish(
         self, finish_reason: FinishReason, stop_reason: str | int | None = None, end_token_id: int | None = None
     ) -> None:
-        self._detokenizer.finish(end_token_id)
+        self._detokenizer.finish(end_token_id, is_cut=finish_reason is not FinishReason.STOP)
         self.finish_reason = finish_reason
         self._stop_reason = stop_reason
         self.has_news = True
@@ -246,7 +250,23 @@ class Completion:
             logprobs=logprobs,
             finish_reason=None if self.finish_reason is None else self.finish_reason.value,
             stop_reason=self._stop_reason,
+            events=self._events(is_delta=is_delta),
+            num_reasoning_tokens=self._num_reasoning_tokens(is_delta=is_delta),
         )
+
+    def _num_reasoning_tokens(self, *, is_delta: bool) -> int:
+        count = self._detokenizer.num_reasoning_tokens
+        if not is_delta:
+            return count
+        before, self._num_reasoning_taken = self._num_reasoning_taken, count
+        return count - before
+
+    def _events(self, *, is_delta: bool) -> list[Event] | None:
+        new = self._detokenizer.take_events()
+        if new is None or is_delta:
+            return new
+        self._all_events = join_deltas([*self._all_events, *new])
+        return self._all_events
 
     def _append(self, token_ids: Sequence[int], columns: LogprobsColumns | None) -> None:
         self._token_ids += token_ids

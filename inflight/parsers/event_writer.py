@@ -13,7 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
+from inflight.interface.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    join_deltas,
+)
+from inflight.tokenizer.stop_strings import StopSearch
 
 MAX_HELD = 2**18  # characters: as many as the arguments of a call in a request may have
 _BLANKS = " \t\r\n"
@@ -69,10 +77,18 @@ class EventWriter:
 
     Attributes:
         num_tool_calls: how many calls have begun.
+        is_reasoning: whether the text is inside the reasoning.
+        drops_content: whether what looks like content is left out, because it is the beginning of markup that was cut.
+        stop_search: searches for stop strings in the content. What comes behind a stop string is dropped.
+        may_stop: whether a stop string may end in the text that is read now.
     """
 
     def __init__(self, make_id: Callable[[], str], max_tool_calls: int | None, *, keeps_blanks: bool = False) -> None:
         self.num_tool_calls = 0
+        self.is_reasoning = False
+        self.drops_content = False
+        self.stop_search: StopSearch | None = None
+        self.may_stop = True
         self._make_id = make_id
         self._max_tool_calls = max_tool_calls
         self._keeps_blanks = keeps_blanks
@@ -82,6 +98,7 @@ class EventWriter:
         self._content = _Trimmed(keeps_start=True)
         self._reasoning = _Trimmed(keeps_start=False)
         self._is_behind_call = False  # only white space has come since the last call
+        self._is_thought = False  # whether content is still reasoning, because the closing tag is missing
         self._is_left_out = False  # whether the current call is left out
         self._is_call_open = False  # a call has begun, and its closing markup has not come yet
 
@@ -91,6 +108,7 @@ class EventWriter:
 
     def begin_reasoning(self) -> None:
         """Reasoning begins. The content before it was only white space, and is dropped."""
+        self.is_reasoning = True
         self._content.drop()
 
     def reasoning(self, text: str) -> None:
@@ -98,10 +116,20 @@ class EventWriter:
 
     def end_reasoning(self) -> None:
         """The closing tag of the reasoning has been read. Content begins."""
+        self.is_reasoning = False
         self._reasoning.drop()
         self._content = _Trimmed(keeps_start=self._keeps_blanks)
 
+    def stay_in_reasoning(self) -> None:
+        """The closing tag is missing. The text up to the first call is reasoning."""
+        self._is_thought = True
+
     def content(self, text: str) -> None:
+        if self._is_thought:
+            self.reasoning(text)
+            return
+        if self.drops_content:
+            return
         shown = self._content.write(text)
         self._is_behind_call &= not shown
         self._emit(ContentDelta, shown)
@@ -152,17 +180,20 @@ class EventWriter:
     def start_call(self, name: str) -> None:
         """Start a call. The held text was its opening markup and is dropped."""
         self.accept()
+        self._reasoning.drop()
+        self.is_reasoning = self._is_thought = False
+        self._release_content()
         self._content.drop()
         self._content = _Trimmed(keeps_start=True)
         self._is_behind_call = self._is_call_open = True
         self._is_left_out = self._max_tool_calls is not None and self.num_tool_calls >= self._max_tool_calls
-        if not self._is_left_out:
+        if not self._is_left_out and not self._is_stopped:
             self._events.append(ToolCallStart(self.num_tool_calls, self._make_id(), name))
             self.num_tool_calls += 1
 
     def arguments(self, text: str) -> None:
         """Write more of the arguments of the current call."""
-        if text and not self._is_left_out:
+        if text and not self._is_left_out and not self._is_stopped:
             self._events.append(ToolArgumentsDelta(self.num_tool_calls - 1, text))
 
     def finish(self) -> None:
@@ -170,7 +201,22 @@ class EventWriter:
         self.reject()
         if not self._is_behind_call:
             self._emit(ContentDelta, self._content.release())
+        self._release_content()
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self.stop_search is not None and self.stop_search.found is not None
+
+    def _release_content(self) -> None:
+        """The content has ended here, so what is held back for stop strings begins none."""
+        if self.stop_search is not None and (held := self.stop_search.release()):
+            self._events.append(ContentDelta(held))
 
     def _emit(self, kind: type[ContentDelta | ReasoningDelta], text: str) -> None:
+        if self.stop_search is not None and text:
+            if kind is ContentDelta:
+                text = self.stop_search.write(text, search=self.may_stop)
+            elif self._is_stopped:
+                return
         if text:
             self._events.append(kind(text))

@@ -39,6 +39,8 @@ FRAME = AnswerFrame(
 
 
 class HarmonyParser(ToolParser):
+    ends = (*_STARTS, *_ENDS)
+
     @classmethod
     def beginnings(cls) -> tuple[str, ...]:
         return (f"<|channel|>commentary {_RECEIVER}", f" {_RECEIVER}", _RECEIVER)
@@ -77,7 +79,11 @@ class HarmonyParser(ToolParser):
         if function and function[1].isprintable() and self._tools:
             try:
                 yield from self._hold_blanks()
-                yield from self._arguments(function[1])
+                if (yield from self._reader.comes(*_ENDS)):
+                    self._writer.start_call(function[1])
+                    self._writer.arguments("{}")
+                else:
+                    yield from self._arguments(function[1])
                 self._writer.end_call()
             except MalformedCallError:
                 self._writer.reject()

@@ -24,36 +24,43 @@ class HeldValue:
 
     Args:
         pass_on: writes more of the call's arguments.
-        is_string: the value is a string, so it need not be held.
+        convert: makes the JSON of a value that was held.
+        is_string: the value is a string, so it need not be held, unless it is one of the words `unless`.
     """
 
-    def __init__(self, pass_on: Callable[[str], None], *, is_string: bool = False) -> None:
+    def __init__(
+        self,
+        pass_on: Callable[[str], None],
+        convert: Callable[[str], str],
+        *,
+        is_string: bool = False,
+        unless: tuple[str, ...] = (),
+    ) -> None:
         self._pass_on = pass_on
+        self._convert = convert
         self._is_string = is_string
-        self._is_held = not is_string
+        self._unless = unless
+        self._is_held = not is_string or bool(unless)
         self._pieces: list[str] = []
         self._num_held = 0
-        if is_string:
+        if not self._is_held:
             pass_on('"')
 
-    @property
-    def room(self) -> int | None:
-        """How many characters `write` may get at once, so that the result does not depend on how the text is split."""
-        return MAX_HELD - self._num_held if self._is_held else None
-
     def write(self, text: str) -> None:
+        if self._is_held:
+            room = MAX_HELD - self._num_held
+            self._pieces.append(text[:room])
+            self._num_held += len(self._pieces[-1])
+            text = text[room:]
+            if self._num_held == MAX_HELD or (self._is_string and not self._may_be_a_word()):
+                self._release()
         if not self._is_held:
             self._pass_on(escaped(text) if self._is_string else text)
-            return
-        self._pieces.append(text)
-        self._num_held += len(text)
-        if self._num_held >= MAX_HELD:
-            self._release()
 
     def end(self) -> None:
         """The value is complete."""
         if self._is_held:
-            self._pass_on(as_json("".join(self._pieces)))
+            self._pass_on(self._convert("".join(self._pieces)))
         elif self._is_string:
             self._pass_on('"')
 
@@ -61,10 +68,14 @@ class HeldValue:
         """The text has ended within the value. It is passed on as it is."""
         self._pass_on("".join(self._pieces) if self._is_held else "")
 
+    def _may_be_a_word(self) -> bool:
+        text = "".join(self._pieces)
+        return any(word.startswith(text) for word in self._unless)
+
     def _release(self) -> None:
         text = "".join(self._pieces)
         self._is_held, self._pieces = False, []
-        self._is_string = not _begins_json(text)
+        self._is_string = self._is_string or not _begins_json(text)
         self._pass_on(f'"{escaped(text)}' if self._is_string else text)
 
 
@@ -87,7 +98,7 @@ def as_json(text: str) -> str:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text, parse_constant=_refuse)
+        _DECODER.decode(text)
     except (ValueError, RecursionError):
         return False
     return True
@@ -95,6 +106,9 @@ def _is_json(text: str) -> bool:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _begins_json(text: str) -> bool:

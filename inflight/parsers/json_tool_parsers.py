@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import string
+from typing import ClassVar
 
 from inflight.parsers.event_writer import MalformedCallError
 from inflight.parsers.text_reader import Steps
@@ -13,24 +14,61 @@ from inflight.parsers.tool_parser import ToolParser
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _NAME = re.compile(r"[^\s\[\]{}\"]+")
 _DEEPSEEK_NAME = re.compile(r"[^\s<>{}`]+")
+_BRACES = re.compile(r"[} \t\r\n]+")
 _CALL_ID = re.compile(r"[A-Za-z0-9]+")
 
 
 class HermesToolParser(ToolParser):
     """For Hermes, Qwen 2.5, Qwen 3 and the model that Inflight contains. Each call is a JSON object between tags.
 
-    <tool_call>
-    {"name": "get_weather", "arguments": {"city": "Paris"}}
-    </tool_call>
+        <tool_call>
+        {"name": "get_weather", "arguments": {"city": "Paris"}}
+        </tool_call>
+
+    A list of such objects and a block of Markdown around them are read too. At the beginning of the text the opening tag may be
+    missing, if the tool is one of the request's.
     """
 
     marker = "<tool_call>"
+    ends = ("</tool_call>", "<tool_call>", "```")
+    after_marker = ("{", "[", "```")
 
-    def _marked_call(self) -> Steps[None]:
+    def run(self) -> Steps[None]:
+        try:
+            yield from self._hold_blanks()
+            yield from self._hold_fence()
+            while (yield from self._reader.comes("{")):
+                yield from self._call(is_unmarked=True)
+                self._writer.end_call()
+                yield from self._hold_blanks()
+                yield from self._hold_fence()
+                if (yield from self._hold_literal("</tool_call>")):
+                    self._writer.end_call()
+                yield from self._hold_blanks()
+        except MalformedCallError:
+            pass
+        self._writer.reject()
+        yield from super().run()
+
+    def _marked_call(self, marker: str) -> Steps[None]:
         yield from self._hold_blanks()
-        yield from self._call()
-        yield from self._hold_blanks()
+        yield from self._hold_fence()
+        if (yield from self._hold_literal("[")):
+            yield from self._list_of_calls()
+        else:
+            yield from self._call()
+        yield from self._end_of_calls()
+
+    def _end_of_calls(self) -> Steps[None]:
+        yield from self._hold_run(_BRACES)  # also one that is too much
+        yield from self._hold_fence()
         yield from self._expect("</tool_call>")
+        self._writer.end_call()
+
+    def _check_name(self, name: str, *, is_unmarked: bool) -> None:
+        super()._check_name(name, is_unmarked=is_unmarked)
+        if is_unmarked and name not in self._tool_names:
+            raise MalformedCallError
 
 
 class Llama3JsonToolParser(ToolParser):
@@ -47,7 +85,7 @@ class Llama3JsonToolParser(ToolParser):
             yield from self._hold_literal("<|python_tag|>")
             while True:
                 yield from self._hold_blanks()
-                yield from self._call(needs_arguments=True)
+                yield from self._call(is_unmarked=True)
                 self._writer.end_call()
                 yield from self._hold_blanks()
                 yield from self._expect(";")
@@ -68,22 +106,20 @@ class MistralToolParser(ToolParser):
     """
 
     marker = "[TOOL_CALLS]"
+    ends = ("[TOOL_CALLS]",)
 
     @staticmethod
     def make_call_id() -> str:
         return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
 
-    def _marked_call(self) -> Steps[None]:
+    def _marked_call(self, marker: str) -> Steps[None]:
         yield from self._hold_blanks()
-        if not (yield from self._hold_literal("[")):
-            yield from self._named_call()
-            return
-        separator = ","
-        while separator == ",":
-            yield from self._hold_blanks()
+        if (yield from self._hold_literal("[")):
+            yield from self._list_of_calls()
+        elif (yield from self._reader.comes("{")):
             yield from self._call()
-            yield from self._hold_blanks()
-            separator = yield from self._expect(",", "]")
+        else:
+            yield from self._named_call()
 
     def _named_call(self) -> Steps[None]:
         name = yield from self._name(_NAME)
@@ -102,18 +138,22 @@ class DeepSeekV31ToolParser(ToolParser):
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
     """
 
-    marker = "<｜tool▁calls▁begin｜>"
+    marker, second_marker = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
+    ends: ClassVar[tuple[str, ...]] = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+    after_marker = (second_marker,)
 
-    def _marked_call(self) -> Steps[None]:
-        yield from self._hold_blanks()
-        tag = yield from self._expect("<｜tool▁call▁begin｜>")
-        while tag == "<｜tool▁call▁begin｜>":
+    def _marked_call(self, marker: str) -> Steps[None]:
+        tag = marker
+        if marker == self.marker:
+            yield from self._hold_blanks()
+            tag = yield from self._expect(self.second_marker)
+        while tag == self.second_marker:
             yield from self._hold_blanks()
             yield from self._block_call()
             yield from self._hold_blanks()
-            yield from self._expect("<｜tool▁call▁end｜>")
+            yield from self._hold_literal("<｜tool▁call▁end｜>")
             yield from self._hold_blanks()
-            tag = yield from self._expect("<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>")
+            tag = yield from self._expect(self.second_marker, "<｜tool▁calls▁end｜>")
 
     def _block_call(self) -> Steps[None]:
         name = yield from self._name(_DEEPSEEK_NAME)
@@ -131,12 +171,14 @@ class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
     ```<｜tool▁call▁end｜>
     """
 
+    ends = (*DeepSeekV31ToolParser.ends, "```")
+
     def _block_call(self) -> Steps[None]:
         yield from self._expect("function<｜tool▁sep｜>")
         name = yield from self._name(_DEEPSEEK_NAME)
         yield from self._hold_blanks()
-        yield from self._expect("```json")
-        yield from self._hold_blanks()
+        yield from self._hold_fence()
         yield from self._arguments(name)
         yield from self._hold_blanks()
-        yield from self._expect("```")
+        if (yield from self._reader.comes("`")):
+            yield from self._expect("```")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from inflight.parsers.event_writer import EventWriter
-from inflight.parsers.events import Event
+from inflight.interface.events import Event
+from inflight.parsers.event_writer import MAX_HELD, EventWriter
 from inflight.parsers.reasoning import ReasoningMarkup
-from inflight.parsers.text_reader import Steps, TextReader
-from inflight.parsers.tool_parser import BLANKS, ToolParser
+from inflight.parsers.text_reader import BLANKS, Steps, TextReader
+from inflight.parsers.tool_parser import ToolParser
+from inflight.tokenizer.stop_strings import StopSearch
 
 
 class OutputParser:
@@ -31,12 +32,14 @@ class OutputParser:
         tools: Sequence[Mapping[str, Any]] = (),  # Any: JSON
         starts_in_reasoning: bool = False,
         keeps_blanks: bool = False,
+        only_calls: bool = False,
         max_tool_calls: int | None = None,
         make_call_id: Callable[[], str] | None = None,
     ) -> None:
         """
         Args:
             keeps_blanks: whether white space between the reasoning and the content is content, not markup.
+            only_calls: whether a grammar admits nothing but calls behind the reasoning.
             make_call_id: makes the ids of calls. By default the tool parser makes them; tests give another function.
         """
         make_id = make_call_id or (tool_parser or ToolParser).make_call_id
@@ -44,11 +47,13 @@ class OutputParser:
         self._writer = EventWriter(make_id, max_tool_calls, keeps_blanks=keeps_blanks)
         self._tools = tool_parser(self._reader, self._writer, tools) if tool_parser is not None else None
         self._reasoning = reasoning
+        self._only_calls = only_calls
         self._starts_in_reasoning = starts_in_reasoning
         # the markup of calls consists of special tokens in some models
         self.needs_special_tokens = tool_parser is not None or (
             reasoning is not None and reasoning.needs_special_tokens
         )
+        self._writer.is_reasoning = starts_in_reasoning
         self._steps = self._run()
         next(self._steps)  # runs until it waits for text
 
@@ -56,17 +61,37 @@ class OutputParser:
     def num_tool_calls(self) -> int:
         return self._writer.num_tool_calls
 
-    def push(self, text: str) -> list[Event]:
-        """Read the next piece of the text. Returns the events that are certain now."""
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text so far ends inside the reasoning."""
+        return self._writer.is_reasoning
+
+    def search_content(self, stop_search: StopSearch | None) -> None:
+        """Let the content end at the first stop string. Stop strings in the reasoning and in calls do not count."""
+        self._writer.stop_search = stop_search
+
+    def push(self, text: str, *, may_stop: bool = True) -> list[Event]:
+        """Read the next piece of the text. Returns the events that are certain now.
+
+        Args:
+            may_stop: if False, a stop string may begin in the text, but not end there.
+        """
+        self._writer.may_stop = may_stop
         if text:
             self._reader.push(text)
             next(self._steps)
         return self._writer.take_events()
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         """End the text, which may be in the middle of markup. Call this once, after all other methods. Returns the
-        remaining events."""
-        self._reader.finish()
+        remaining events.
+
+        Args:
+            is_cut: whether a limit has ended the text. Arguments that have begun then stay as they are. Otherwise they are
+                completed to JSON.
+        """
+        self._writer.drops_content = self._only_calls and is_cut
+        self._reader.finish(is_cut=is_cut)
         for _ in self._steps:
             raise AssertionError("the parser waits for text after the end")
         self._writer.finish()
@@ -85,12 +110,57 @@ class OutputParser:
         The opening tag may be missing, because the chat template has written it into the prompt, or because the family always
         begins by thinking. In all other cases a closing tag without an opening tag is content, because the text before it
         may have been shown already. All text between the tags is reasoning, even a tool call. If there is no closing tag,
-        all text after the opening tag is reasoning.
+        all text after the opening tag is reasoning, up to a call. So text that may be a call waits for the closing tag.
         """
         while piece := (yield from self._reader.piece(BLANKS)):
             self._writer.content(piece)  # the writer holds white space back
         if not (yield from self._reader.literal(markup.begin)) and not self._starts_in_reasoning:
             return
         self._writer.begin_reasoning()
-        if (yield from self._reader.until(self._writer.reasoning, markup.end)):
-            self._writer.end_reasoning()
+        markers = () if self._tools is None else self._tools.markers
+        while tag := (yield from self._reader.until(self._writer.reasoning, markup.end, *markers)):
+            if tag == markup.end:
+                self._writer.end_reasoning()
+                return
+            assert self._tools is not None
+            if not (yield from self._tools.is_call_after(tag)):
+                self._writer.reasoning(tag)
+                continue
+            thought = _HeldThought(self._writer.reasoning)
+            thought.write(tag)
+            if (yield from self._reader.until(thought.write, markup.end)):
+                thought.release()
+                self._writer.end_reasoning()
+            elif thought.is_held:  # no closing tag has come: it is a call
+                self._writer.stay_in_reasoning()
+                self._reader.put_back(thought.text)
+            return
+
+
+class _HeldThought:
+    """Text that is reasoning if the closing tag comes, and otherwise a call. It is held; if it is too long, it is reasoning."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._pieces: list[str] = []
+        self._num_held = 0
+        self.is_held = True
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def write(self, text: str) -> None:
+        if not self.is_held:
+            self._write(text)
+            return
+        self._pieces.append(text)
+        self._num_held += len(text)
+        if self._num_held > MAX_HELD:
+            self.release()
+
+    def release(self) -> None:
+        if self.is_held:
+            self.is_held = False
+            self._write(self.text)
+            self._pieces.clear()

@@ -101,6 +101,7 @@ def create_output_parser(
     opening: Opening = Opening.NONE,
     is_constrained: bool = False,
     keeps_blanks: bool = False,
+    only_calls: bool = False,
     max_tool_calls: int | None = None,
     make_call_id: Callable[[], str] | None = None,
 ) -> OutputParser:
@@ -113,6 +114,7 @@ def create_output_parser(
         is_constrained: whether a grammar constrains the text, with the frame that `answer_frame` makes of `opening`. Then there
             is reasoning only where the frame has it.
         keeps_blanks: whether the constraint counts white space between the reasoning and the content.
+        only_calls: whether the constraint admits nothing but calls behind the reasoning.
         max_tool_calls: the largest number of calls; later calls are left out. It is 1 for parallel_tool_calls=False.
         make_call_id: makes the id of a call. By default ids are random, in the form that the family's templates accept.
 
@@ -137,6 +139,7 @@ def create_output_parser(
         starts_in_reasoning=reasoning is not None
         and (opening is Opening.OPEN or (reasoning.starts_inside and may_start_inside)),
         keeps_blanks=keeps_blanks,
+        only_calls=only_calls,
         max_tool_calls=max_tool_calls,
         make_call_id=make_call_id,
     )

@@ -1,24 +1,28 @@
 """Tool parsers for the families that write each argument of a call between tags: Qwen3-Coder, Seed-OSS, GLM and MiniMax.
 
-If the schema of an argument has the type string, or there is no schema, the argument is a string and is passed on as it
+If the tool's schema allows a string (`ArgumentSchema`), or there is no schema, the argument is a string and is passed on as it
 arrives. Any other argument is held until it ends (`HeldValue`). Values of Python then become JSON. Valid JSON is passed on
 unchanged, and other text as a string.
+
+Models leave tags out, and write such tags in their values. So a closing tag ends a value only if what follows may follow, and
+each tag but those around a name and a key may be missing.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Collection
+from typing import ClassVar
 
+from inflight.parsers.argument_schema import ArgumentSchema
 from inflight.parsers.event_writer import MalformedCallError
-from inflight.parsers.held_value import HeldValue
-from inflight.parsers.text_reader import Steps
+from inflight.parsers.text_reader import Following, Steps
 from inflight.parsers.tool_parser import ToolParser
 
 _NAME = re.compile(r'[^<>"\r\n]+')
 _PLAIN = re.compile(r"[^<\n]+")
+_NO_TAG = re.compile(r"[^<]+")
 
 
 class _TaggedToolParser(ToolParser):
@@ -42,34 +46,48 @@ class _TaggedToolParser(ToolParser):
     end: ClassVar[str] = ""
     has_line_breaks: ClassVar[bool] = False
 
-    def _marked_call(self) -> Steps[None]:
-        yield from self._expect_tags(self.before_name)
-        yield from self._tagged_call()
+    def _marked_call(self, marker: str) -> Steps[None]:
+        is_marked = marker == self.marker
+        if is_marked:
+            yield from self._expect_tags(self.before_name)
+        elif self._before == ">":  # it stands in other markup
+            raise MalformedCallError
+        yield from self._tagged_call(is_marked=is_marked)
         while self.before_name:
             yield from self._hold_blanks()
             if (yield from self._expect(self.before_name, self.end)) == self.end:
                 return
-            yield from self._tagged_call()
+            yield from self._tagged_call(is_marked=True)
 
-    def _tagged_call(self) -> Steps[None]:
+    def _tagged_call(self, *, is_marked: bool) -> Steps[None]:
         """Read a call, from its name to `after_call`."""
         yield from self._hold_blanks()
         name = yield from self._name(_NAME)
+        if not is_marked and name not in self._tool_names:
+            raise MalformedCallError
         yield from self._expect_tags(self.after_name)
         yield from self._hold_blanks()
-        tag = yield from self._expect(self.before_key, self.after_call)
-        self._writer.start_call(name)
-        properties = self._properties(name)
-        opening = "{"
-        while tag != self.after_call:
-            key = (yield from self._hold_run(_NAME)).strip()
-            yield from self._expect_tags(*self.after_key)
-            self._writer.accept()
-            self._writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
-            opening = ", "
-            yield from self._value(is_string=_is_string(properties.get(key)))
-            yield from self._hold_blanks()
+        tag = ""
+        if not (yield from self._reader.comes(*self._outer)):
             tag = yield from self._expect(self.before_key, self.after_call)
+        self._writer.start_call(name)
+        schema = ArgumentSchema.of_tool(name, self._tools)
+        missing = schema.names()
+        opening = "{"
+        try:
+            while tag == self.before_key:
+                key = (yield from self._hold_run(_NAME)).strip()
+                yield from self._expect_tags(*self.after_key)
+                self._writer.accept()
+                self._writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
+                opening = ", "
+                missing.discard(key)
+                yield from self._value(schema.argument(key), missing)
+                tag = yield from self._next_tag()
+        except MalformedCallError:
+            if not (yield from self._reader.is_at_cut()):
+                self._writer.arguments("{}" if opening == "{" else "}")
+            raise
         self._writer.accept()
         self._writer.arguments("{}" if opening == "{" else "}")
 
@@ -78,33 +96,62 @@ class _TaggedToolParser(ToolParser):
             yield from self._hold_blanks()
             yield from self._expect(tag)
 
-    def _value(self, *, is_string: bool) -> Steps[None]:
-        """Read an argument up to its closing tag."""
-        value = HeldValue(self._writer.arguments, is_string=is_string)
-        ends = [self.after_value]
-        if self.has_line_breaks:
-            yield from self._hold_literal("\n")
-            ends.append(f"\n{self.after_value}")
-        while (yield from self._reader.peek()):
-            if not (piece := (yield from self._reader.piece(_PLAIN, value.room))):
-                if (yield from self._hold_literal(*ends)):
-                    self._writer.accept()
-                    value.end()
-                    return
-                piece = self._reader.take(1)
-            value.write(piece)
-        value.cut()
-        raise MalformedCallError
+    @property
+    def _outer(self) -> tuple[str, ...]:
+        """The tags outside a call. If one of them comes in a call, the call has ended without its closing tag."""
+        return tuple(filter(None, (self.end, self.before_name, self.marker)))
 
-    def _properties(self, name: str) -> Mapping[str, Any]:  # Any: JSON schemas
-        """Returns name -> schema for the parameters of the tool `name`; empty if the request has no such tool."""
-        for tool in self._tools:
-            function = tool.get("function", tool)
-            if isinstance(function, Mapping) and function.get("name") == name:
-                parameters = function.get("parameters")
-                properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-                return properties if isinstance(properties, Mapping) else {}
-        return {}
+    def _next_tag(self) -> Steps[str]:
+        """Hold the tag of the next argument or the closing tag of the call, and return it; "" if the closing tag is missing.
+        Text before it means nothing."""
+        tags = (self.before_key, self.after_call)
+        while not (yield from self._reader.comes(*self._outer)):
+            if tag := (yield from self._hold_literal(*tags)):
+                return tag
+            if not (yield from self._reader.peek()):
+                raise MalformedCallError
+            if (rest := self._reader.take_cut(*tags, *self._outer)) is not None:
+                self._writer.hold(rest)
+                self._writer.cut()
+            elif not (yield from self._hold_run(_NO_TAG)):
+                self._writer.hold(self._reader.take(1))
+        return ""
+
+    def _value(self, schema: ArgumentSchema, missing: Collection[str]) -> Steps[None]:
+        """Read an argument up to its closing tag. A closing tag counts only if what follows may follow, because it may be part
+        of the value.
+
+        Args:
+            missing: the arguments that have not come yet. The closing tag may be missing before one of them.
+        """
+        value = schema.held_value(self._writer.arguments)
+        outer = dict.fromkeys(self._outer)
+        ends: dict[str, Following | None] = {
+            **{f"{self.before_key}{key}{self.after_key[0]}": None for key in missing},
+            self.end or self.after_call: {self.marker: None},
+            self.after_call: outer,
+            self.after_value: {self.before_key: None, self.after_call: outer if self.end else None, **outer},
+        }
+        if not schema.types & {"string", "object", "array"}:  # no such value contains a tag
+            ends[self.after_value] = None
+        if self.has_line_breaks:
+            yield from self._reader.literal("\n")
+        while (yield from self._reader.peek()):
+            if piece := (yield from self._reader.piece(_PLAIN)):
+                value.write(piece)
+                continue
+            newline = "\n" if self.has_line_breaks and (yield from self._reader.comes("\n<")) else ""
+            tag = (yield from self._reader.comes(*(newline + end for end in ends))).removeprefix(newline)
+            if tag and (yield from self._reader.follows({tag: ends[tag]})):
+                self._reader.take(len(newline) + (len(tag) if tag == self.after_value else 0))
+                value.end()
+                return
+            value.write(self._reader.take(1))
+        if (yield from self._reader.is_at_cut()):
+            value.cut()
+        else:
+            value.end()
+        raise MalformedCallError
 
 
 class Qwen3CoderToolParser(_TaggedToolParser):
@@ -120,7 +167,9 @@ class Qwen3CoderToolParser(_TaggedToolParser):
     """
 
     marker, end = "<tool_call>", "</tool_call>"
-    before_name, after_name = "<function=", ">"
+    second_marker = "<function="
+    after_marker = (second_marker,)
+    before_name, after_name = second_marker, ">"
     before_key, after_key, after_value = "<parameter=", (">",), "</parameter>"
     after_call = "</function>"
     has_line_breaks = True
@@ -165,10 +214,8 @@ class MiniMaxM2ToolParser(_TaggedToolParser):
     """
 
     marker, end = "<minimax:tool_call>", "</minimax:tool_call>"
-    before_name, after_name = '<invoke name="', '">'
+    second_marker = '<invoke name="'
+    after_marker = (second_marker,)
+    before_name, after_name = second_marker, '">'
     before_key, after_key, after_value = '<parameter name="', ('">',), "</parameter>"
     after_call = "</invoke>"
-
-
-def _is_string(schema: object) -> bool:
-    return not isinstance(schema, Mapping) or schema.get("type") == "string"

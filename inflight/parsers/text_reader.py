@@ -9,17 +9,28 @@ a part of a literal (a fixed text, such as `<tool_call>`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
-from typing import TypeVar
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+
+BLANKS = re.compile(r"[ \t\r\n]+")
+_MAX_BLANKS = 256  # how much white space `follows` looks behind
+# A text that may come next -> what may come after it; None if that does not matter. The values are Following again.
+Following = Mapping[str, Any]
 
 ANYTHING = re.compile(r"(?s:.)+")
 Steps = Generator[None, None, _T]  # yields when it needs more text, and returns a T
 
 
 class TextReader:
+    """
+    Attributes:
+        is_cut: whether the end of the text came from a limit, so that the model would have gone on.
+    """
+
     def __init__(self) -> None:
+        self.is_cut = False
         self._text = ""
         self._position = 0
         self._is_finished = False
@@ -28,9 +39,15 @@ class TextReader:
         self._text = self._text[self._position :] + text
         self._position = 0
 
-    def finish(self) -> None:
+    def finish(self, *, is_cut: bool = False) -> None:
         """No more text will come."""
         self._is_finished = True
+        self.is_cut = is_cut
+
+    def put_back(self, text: str) -> None:
+        """Let `text`, which was consumed before, come again."""
+        self._text = text + self._text[self._position :]
+        self._position = 0
 
     def peek(self) -> Steps[str]:
         """Returns the next character without consuming it; "" at the end of all text."""
@@ -46,6 +63,10 @@ class TextReader:
         self._position += num_chars
         assert self._position <= len(self._text)
         return self._text[start : self._position]
+
+    def is_at_cut(self) -> Steps[bool]:
+        """Whether the text ends here, because a limit has cut it."""
+        return not (yield from self.peek()) and self.is_cut
 
     def piece(self, run: re.Pattern[str], limit: int | None = None) -> Steps[str]:
         """Consume and return the part of a run that has arrived, at most `limit` characters; "" if no run comes next.
@@ -87,13 +108,37 @@ class TextReader:
     def literal(self, *literals: str) -> Steps[str]:
         """If one of `literals` comes next in the text, consume and return it. Return "" as soon as it is certain that none
         of them comes next."""
+        found = yield from self.comes(*literals)
+        return self.take(len(found))
+
+    def comes(self, *literals: str) -> Steps[str]:
+        """The same without consuming the literal."""
         while True:
             num_left = len(self._text) - self._position
             is_open = False
             for literal in literals:
                 if self._text.startswith(literal, self._position):
-                    return self.take(len(literal))
+                    return literal
                 is_open |= num_left < len(literal) and literal.startswith(self._text[self._position :])
             if not is_open or self._is_finished:
                 return ""
             yield
+
+    def follows(self, following: Following) -> Steps[bool]:
+        """Whether the text goes on as `following` says, with white space between its parts, or ends before that. Nothing is
+        consumed."""
+        while (found := _matches(self._text, self._position, following)) is None and not self._is_finished:
+            yield
+        return found is not False
+
+
+def _matches(text: str, position: int, following: Following) -> bool | None:
+    """None if this depends on text that has not come yet."""
+    blanks = BLANKS.match(text, position, position + _MAX_BLANKS)
+    start = blanks.end() if blanks else position
+    if start - position == _MAX_BLANKS:
+        return True
+    for literal, after in following.items():
+        if text.startswith(literal, start):
+            return after is None or _matches(text, start + len(literal), after)
+    return None if any(literal.startswith(text[start:]) for literal in following) else False

@@ -1,13 +1,14 @@
 """`ToolParser`: finds the tool calls in a text. This base class reads calls that are JSON objects, as most families write them.
 
 Such a call is `{"name": "f", "arguments": {...}}` (Llama writes `parameters`). The call starts when its name
-is known and its arguments begin. Then the arguments are passed on unchanged, as they arrive. If the arguments come before the
-name, or there are none, the call starts at the end of the object.
+is known and its arguments begin. Then the arguments are passed on as they arrive, and valid JSON unchanged
+(`ArgumentsReader`). If the arguments come before the name, or there are none, the call starts at the end of the object.
 
-If text is malformed before a call has started, it becomes content, unchanged. A call that has started is never taken back.
-If its arguments end before their last brace, they are passed on as they are. If other text than the closing markup follows the
-arguments, this text is content. If the text ends within the closing markup (max_tokens cut it), this part of the markup is
-dropped. A call of a tool that the request does not have is passed on too. The client must answer such a call with an error.
+If text is malformed before a call has started, it becomes content, unchanged. A call that has started is never taken back, and
+its arguments are a JSON object, whatever follows. Only if max_tokens cut them, they end where the text ends.
+If other text than the closing markup follows the arguments, this text is content. If the text ends within the closing markup,
+this part of the markup is dropped. A call of a tool that the request does not have is passed on too. The client must answer
+such a call with an error.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from inflight.parsers.argument_schema import NULLS
+from inflight.parsers.arguments_reader import ArgumentsReader, repaired
 from inflight.parsers.event_writer import EventWriter, MalformedCallError
-from inflight.parsers.text_reader import Steps, TextReader
+from inflight.parsers.text_reader import BLANKS, Steps, TextReader
 
-BLANKS = re.compile(r"[ \t\r\n]+")
-_PLAIN_JSON = re.compile(r'[^{}\[\]"]+')
-_IN_STRING = re.compile(r'[^"\\]+')
-_STARTED = "started"  # what `_arguments` returns if it has passed the arguments on
-_IGNORED_KEYS = ("id", "type")  # keys of a call whose values are strings that are not used
+_PLAIN_JSON = re.compile(r'[^{}\[\]",]+')
+_IN_STRING = {quote: re.compile(rf"[^{quote}\\]+") for quote in "\"'"}
+_LANGUAGE = re.compile(r"[A-Za-z_]+")
+_IGNORED_KEYS = ("id", "type")  # keys of a call that are not used
 
 
 class ToolParser:
@@ -36,9 +38,16 @@ class ToolParser:
 
     Attributes:
         marker: the text with which every call, or list of calls, begins. It is not used if a subclass overrides `run`.
+        second_marker: the text with which a call begins if the model has left out `marker`. Such a call must be of one of the
+            request's tools.
+        ends: texts that end the arguments of a call, also if brackets are open.
+        after_marker: texts of which one follows `marker` in a call, so that a thought about calls can be told from a call.
     """
 
     marker: ClassVar[str] = ""
+    second_marker: ClassVar[str] = ""
+    ends: ClassVar[tuple[str, ...]] = ()
+    after_marker: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def beginnings(cls) -> tuple[str, ...]:
@@ -51,24 +60,45 @@ class ToolParser:
         self._reader = reader
         self._writer = writer
         self._tools = tools
+        self._before = (
+            ""  # the last character before a marker that is not white space; "" at the beginning and behind a call
+        )
+        functions = (tool.get("function", tool) for tool in tools)
+        self._tool_names = {function.get("name") for function in functions if isinstance(function, Mapping)}
 
     @staticmethod
     def make_call_id() -> str:
         """An id for a call, in the form that the family's chat templates accept."""
         return f"call_{secrets.token_hex(12)}"
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.marker, self.second_marker)))
+
+    def is_call_after(self, marker: str) -> Steps[bool]:
+        """Whether what follows `marker` may be a call, and not text about calls."""
+        if marker != self.marker or not self.after_marker:
+            return True
+        return (yield from self._reader.follows(dict.fromkeys(self.after_marker)))
+
     def run(self) -> Steps[None]:
         """Read content and calls up to the end of the text. By default each call begins with `marker`."""
-        while (yield from self._reader.until(self._writer.content, self.marker)):
-            self._writer.hold(self.marker)
+        while marker := (yield from self._reader.until(self._write_content, *self.markers)):
+            self._writer.hold(marker)
             try:
-                yield from self._marked_call()
+                yield from self._marked_call(marker)
                 self._writer.end_call()
+                self._before = ""
             except MalformedCallError:
                 self._writer.reject()
+                self._before = marker[-1]
 
-    def _marked_call(self) -> Steps[None]:
-        """Read what comes after `marker`: a call or a list of calls, and its closing markup."""
+    def _write_content(self, text: str) -> None:
+        self._before = text.rstrip()[-1:] or self._before
+        self._writer.content(text)
+
+    def _marked_call(self, marker: str) -> Steps[None]:
+        """Read what comes after `marker` or `second_marker`: a call or a list of calls, and its closing markup."""
         raise NotImplementedError
 
     def _hold_literal(self, *literals: str) -> Steps[str]:
@@ -95,6 +125,12 @@ class ToolParser:
     def _hold_blanks(self) -> Steps[None]:
         yield from self._hold_run(BLANKS)
 
+    def _hold_fence(self) -> Steps[None]:
+        """Hold the line that begins or ends a block of Markdown, if it comes next."""
+        if (yield from self._hold_literal("```")):
+            yield from self._hold_run(_LANGUAGE)
+            yield from self._hold_blanks()
+
     def _expect(self, *literals: str) -> Steps[str]:
         found = yield from self._hold_literal(*literals)
         if not found:
@@ -104,17 +140,19 @@ class ToolParser:
             raise MalformedCallError
         return found
 
-    def _call(self, *, needs_arguments: bool = False) -> Steps[None]:
+    def _call(self, *, is_unmarked: bool = False) -> Steps[None]:
         """Read a call that is a JSON object. Text after its arguments is held.
 
         Args:
-            needs_arguments: if True, an object without arguments is not a call. If False, {} is written as its arguments.
+            is_unmarked: whether no marker says that the object is a call. Then it must have a name and arguments. Otherwise
+                keys that a call does not have are left out, and {} is written as missing arguments.
 
         Raises:
-            MalformedCallError: the text is not a call; or the call has started, and after its arguments comes something else
-                than the keys `id` and `type` and the closing brace.
+            MalformedCallError: the text is not a call; or the call has started, and after its arguments comes something that
+                cannot follow.
         """
-        name = arguments = ""
+        name, has_other, is_started = "", False, False
+        arguments: str | None = None
         separator = yield from self._expect("{")
         while separator != "}":
             yield from self._hold_blanks()
@@ -124,43 +162,70 @@ class ToolParser:
             yield from self._hold_blanks()
             if key == "name" and not name:
                 name = yield from self._string()
-                if not name or not name.isprintable():
-                    raise MalformedCallError
-            elif key in ("arguments", "parameters") and not arguments:
+                self._check_name(name, is_unmarked=is_unmarked)
+            elif key in ("arguments", "parameters") and arguments is None:
                 arguments = yield from self._arguments(name)
-            elif key in _IGNORED_KEYS:
-                yield from self._string()
-            else:
+                is_started = bool(name)
+            elif key == "name" or (is_unmarked and key not in _IGNORED_KEYS):
                 raise MalformedCallError
+            else:
+                yield from self._hold_value()
+                has_other |= key not in _IGNORED_KEYS
             yield from self._hold_blanks()
+            if (yield from self._reader.comes(*self.ends)):  # the brace is missing
+                break
             separator = yield from self._expect(",", "}")
-        if arguments == _STARTED:
+        if is_started:
             return
-        if not name or (not arguments and needs_arguments):
+        if not name or (arguments is None and (is_unmarked or has_other)):
             raise MalformedCallError
         self._writer.start_call(name)
         self._writer.arguments(arguments or "{}")
 
+    def _list_of_calls(self) -> Steps[None]:
+        """Read a JSON list of calls, whose bracket has been read."""
+        separator = ","
+        while separator == ",":
+            yield from self._hold_blanks()
+            yield from self._call()
+            yield from self._hold_blanks()
+            separator = yield from self._expect(",", "]")
+
+    def _check_name(self, name: str, *, is_unmarked: bool) -> None:
+        if not name or not name.isprintable():
+            raise MalformedCallError
+
     def _arguments(self, name: str) -> Steps[str]:
         """Read the arguments of a call. If the name is known, start the call and pass the arguments on. If `name` is "", the
-        name comes later: hold the arguments and return them."""
-        if (yield from self._reader.peek()) != "{":
+        name comes later: hold the arguments and return them. They may be null, and they may be the text of an object."""
+        char = yield from self._reader.peek()
+        if char == "{" and name:
+            self._writer.start_call(name)
+            yield from ArgumentsReader(self._reader, self._writer.arguments, self.ends).read()
+            return ""
+        if char == "{":
+            return repaired((yield from self._hold_value()))
+        if char == '"':
+            text = (yield from self._string()).strip() or "{}"
+        else:
+            yield from self._expect(*NULLS)
+            text = "{}"
+        if text[0] != "{":
             raise MalformedCallError
         if name:
             self._writer.start_call(name)
-            yield from self._object(self._writer.arguments)
-            return _STARTED
-        pieces: list[str] = []
-        yield from self._object(pieces.append, is_held=True)
-        return "".join(pieces)
+            self._writer.arguments(repaired(text))
+        return repaired(text)
 
-    def _object(self, write: Callable[[str], None], *, is_held: bool = False) -> Steps[None]:
-        """Read a JSON object, and write it unchanged. Only brackets and strings are recognised, to find the end."""
+    def _hold_value(self) -> Steps[str]:
+        """Hold a JSON value, and return its text. Only brackets and strings are recognised, to find the end."""
+        pieces: list[str] = []
         depth = 0
         in_string = False
         while char := (yield from self._reader.peek()):
-            limit = self._writer.room if is_held else None
-            piece = yield from self._reader.piece(_IN_STRING if in_string else _PLAIN_JSON, limit)
+            if not in_string and not depth and char in ",}]":
+                break
+            piece = yield from self._hold_run(_IN_STRING['"'] if in_string else _PLAIN_JSON)
             if not piece:
                 piece = self._reader.take(1)
                 if char == '"':
@@ -168,22 +233,23 @@ class ToolParser:
                 elif char == "\\":
                     piece += self._reader.take(1) if (yield from self._reader.peek()) else ""
                 else:
-                    depth += 1 if char in "{[" else -1
-            if is_held:
+                    depth += (char in "{[") - (char in "}]")
                 self._writer.hold(piece)
-            write(piece)
-            if depth == 0:
-                return
+            pieces.append(piece)
+            if char in '"}]' and not in_string and not depth:
+                break
+        return "".join(pieces)
 
     def _string(self) -> Steps[str]:
-        """Hold a JSON string, and return its value."""
-        yield from self._expect('"')
+        """Hold a string of JSON or Python, and return its value."""
+        quote = yield from self._expect('"', "'")
         pieces: list[str] = []
-        while (piece := (yield from self._hold_run(_IN_STRING)) or (yield from self._expect('"', "\\"))) != '"':
-            pieces.append(piece)
-            if piece == "\\" and (yield from self._reader.peek()):
-                pieces.append(self._reader.take(1))
-                self._writer.hold(pieces[-1])
+        run = _IN_STRING[quote]
+        while (piece := (yield from self._hold_run(run)) or (yield from self._expect(quote, "\\"))) != quote:
+            pieces.append(piece if quote == '"' else piece.replace('"', '\\"'))
+            if piece == "\\" and (char := (yield from self._reader.peek())):
+                self._writer.hold(self._reader.take(1))
+                pieces[-1:] = ["'"] if char == "'" else [piece, char]
         try:
             value: str = json.loads(f'"{"".join(pieces)}"', strict=False)
         except json.JSONDecodeError as error:

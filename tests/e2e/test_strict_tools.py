@@ -13,7 +13,7 @@ import pytest
 
 from inflight import LLM, SamplingParams
 from inflight.errors import InvalidRequestError
-from inflight.parsers.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
+from inflight.interface.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.selector import create_output_parser, detect_parsers
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import StructuredOutputsParams

@@ -52,7 +52,8 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
         cache_salt=body.cache_salt or "",
         thinks_first=not body.continue_final_message,
         answer_frame=frame,
-        presentation=replace(body.presentation(model), make_parser=make_parser),
+        make_parser=make_parser,
+        presentation=body.presentation(model),
     )
 
 
@@ -149,6 +150,7 @@ async def _reading(
         opening=opening,
         is_constrained=constraint is not None,
         keeps_blanks=keeps_blanks,
+        only_calls=bool(tools) and body.tool_choice not in (None, "none", "auto"),
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
     )
     return make_parser, frame

@@ -18,9 +18,8 @@ from inflight.entrypoints.openai.responses import (
     MessageDelta,
 )
 from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import CompletionOutput, RequestOutput
-from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
-from inflight.parsers.output_parser import OutputParser
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
@@ -33,16 +32,16 @@ class ChatPresenter(Presenter):
         self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
         super().__init__(answer_id, request, fingerprint, tokenizer)
-        self._parsers: dict[int, OutputParser | None] = {}  # by choice index; made at the choice's first output
+        self._has_calls: dict[int, bool] = {}  # by choice index; from the choice's first output on
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         self._usage.add(prompt_index, output)
         events: list[bytes] = []
         for choice in output.outputs:
-            if choice.index not in self._parsers:
-                self._parsers[choice.index] = self._make_parser()
+            if choice.index not in self._has_calls:
                 events.append(self._role_chunk(choice.index, output))
-            events += self._choice_chunks(choice, self._parsers[choice.index])
+            self._has_calls[choice.index] = self._has_calls.get(choice.index, False) or _has_call(choice)
+            events += self._choice_chunks(choice)
         return events
 
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
@@ -63,16 +62,14 @@ class ChatPresenter(Presenter):
             return self._chunk(choice, prompt_token_ids=output.prompt_token_ids)
         return self._chunk(choice)
 
-    def _choice_chunks(self, choice: CompletionOutput, parser: OutputParser | None) -> list[bytes]:
+    def _choice_chunks(self, choice: CompletionOutput) -> list[bytes]:
         """The chunks for one output: one for each event of the parser. The first of these chunks has the log-probabilities and
         token ids of the output. The last chunk of the last output has the finish reason. If there is no event, but one of these
         values, the chunk that carries it is empty otherwise."""
         finished = choice.finish_reason is not None
         deltas: list[MessageDelta] = []
-        if parser is not None:
-            parsed = parser.push(choice.text) if choice.text else []
-            parsed += parser.finish() if finished else []
-            deltas = [_delta(event) for event in parsed]
+        if choice.events is not None:
+            deltas = [_delta(event) for event in choice.events]
         elif choice.text or (choice.token_ids and not finished):  # even a token without text gets a chunk
             deltas = [{"content": choice.text}]
         logprobs = self._logprobs(choice.logprobs) if choice.logprobs else None
@@ -87,16 +84,12 @@ class ChatPresenter(Presenter):
                 if shows_ids:
                     shown["token_ids"] = choice.token_ids
             if finished and i == len(deltas) - 1:
-                shown["finish_reason"] = _finish_reason(choice, parser)
+                shown["finish_reason"] = _finish_reason(choice, self._has_calls[choice.index])
                 shown["stop_reason"] = choice.stop_reason
             chunks.append(self._chunk(shown))
         return chunks
 
     # -- both ----------------------------------------------------------------------------------------------------------
-
-    def _make_parser(self) -> OutputParser | None:
-        make = self._presentation.make_parser
-        return None if make is None else make()
 
     def _logprobs(self, rows: Sequence[Row]) -> ChatLogprobs | None:
         if self._top_logprobs is None:
@@ -104,15 +97,14 @@ class ChatPresenter(Presenter):
         return {"content": chat_logprobs(rows, self._top_logprobs, self._tokenizer), "refusal": None}
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
-        parser = self._make_parser()
-        events: list[Event] = [ContentDelta(choice.text)]
-        if parser is not None:
-            events = [*parser.push(choice.text), *parser.finish()]
+        events = [ContentDelta(choice.text)] if choice.events is None else choice.events
         found: ChatChoice = {
             "index": choice.index,
             "message": _message(events),
             "logprobs": self._logprobs(choice.logprobs or ()),
-            "finish_reason": cast("FinishReason", _finish_reason(choice, parser)),  # never None for a whole answer
+            "finish_reason": cast(
+                "FinishReason", _finish_reason(choice, _has_call(choice))
+            ),  # never None for a whole answer
             "stop_reason": choice.stop_reason,
         }
         if self._presentation.return_token_ids:
@@ -120,10 +112,12 @@ class ChatPresenter(Presenter):
         return found
 
 
-def _finish_reason(choice: CompletionOutput, parser: OutputParser | None) -> FinishReason | None:
-    if choice.finish_reason == "stop" and parser is not None and parser.num_tool_calls:
-        return "tool_calls"
-    return finish_reason_of(choice)
+def _has_call(choice: CompletionOutput) -> bool:
+    return any(isinstance(event, ToolCallStart) for event in choice.events or ())
+
+
+def _finish_reason(choice: CompletionOutput, has_call: bool) -> FinishReason | None:
+    return "tool_calls" if choice.finish_reason == "stop" and has_call else finish_reason_of(choice)
 
 
 def _delta(event: Event) -> MessageDelta:

@@ -47,6 +47,7 @@ async def submit(
             cache_salt=request.cache_salt,
             thinks_first=request.thinks_first,
             answer_frame=request.answer_frame,
+            make_parser=request.make_parser,
             arrival_time=arrival_time(http_request),
             trace_headers=trace_headers(http_request),
         )

@@ -25,6 +25,7 @@ class UsageCount:
     """Counts the tokens of an answer so far. Each prompt counts once, even if it has several choices."""
 
     completion_tokens: int = 0
+    reasoning_tokens: int | None = None  # None if the answers are not searched for reasoning
     # prompt index -> the number of the prompt's tokens, and how many of them were in the prefix cache
     prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -32,15 +33,20 @@ class UsageCount:
         self.prompts[prompt_index] = (len(output.prompt_token_ids), output.num_cached_tokens)
         for choice in output.outputs:
             self.completion_tokens += len(choice.token_ids)
+            if choice.events is not None:
+                self.reasoning_tokens = (self.reasoning_tokens or 0) + choice.num_reasoning_tokens
 
     def as_json(self) -> Usage:
         prompt_tokens = sum(tokens for tokens, _ in self.prompts.values())
-        return {
+        usage: Usage = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in self.prompts.values())},
         }
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return usage
 
 
 class Presenter(ABC):

@@ -22,11 +22,16 @@ class PromptTokensDetails(Body):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Body):
+    reasoning_tokens: int
+
+
 class Usage(Body):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
 class TopLogprob(Body):

@@ -31,8 +31,6 @@ class Presentation:
         return_token_ids: whether the answer has the token ids of the prompt and of the completions.
         echo: whether the answer shows the prompt before the completion, in the text and in the log-probabilities.
         prompt_only: whether the answer shows only the prompt. The engine draws at least one token, which is then left out.
-        make_parser: makes a parser for the text of one choice, which may contain tool calls or reasoning. None if all text is
-            content.
     """
 
     model: str
@@ -43,7 +41,6 @@ class Presentation:
     return_token_ids: bool = False
     echo: bool = False
     prompt_only: bool = False
-    make_parser: Callable[[], OutputParser] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +52,8 @@ class ValidatedRequest:
         thinks_first: whether the model may think before it answers. If so, a grammar constrains the text without its
             reasoning.
         answer_frame: what may be around the text that a grammar constrains; None if nothing may.
+        make_parser: makes a parser for the text of one choice, which may contain tool calls or reasoning. None if all text is
+            content.
     """
 
     prompts: tuple[TokenPrompt, ...]
@@ -64,3 +63,4 @@ class ValidatedRequest:
     cache_salt: str = ""
     thinks_first: bool = False
     answer_frame: AnswerFrame | None = None
+    make_parser: Callable[[], OutputParser] | None = None

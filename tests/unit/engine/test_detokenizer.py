@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.engine.detokenizer import Detokenizer
-from inflight.engine.stop_strings import StopStrings
+from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from inflight.parsers.output_parser import OutputParser
+from inflight.parsers.selector import create_output_parser
 from inflight.sampling_params import SamplingParams
+from inflight.tokenizer.stop_strings import StopStrings
 from tests.fakes_tokenizer import EOS, EOS_ID, byte_tokenizer
 
 
-def make(**params: Any) -> Detokenizer:
+def make(parser: OutputParser | None = None, **params: Any) -> Detokenizer:
     given = SamplingParams(**params)
     stop_strings = StopStrings(given.stop_strings) if given.stop_strings else None
-    return Detokenizer(byte_tokenizer(), given, [65], stop_strings)
+    return Detokenizer(byte_tokenizer(), given, [65], stop_strings, parser)
 
 
 def run(detokenizer: Detokenizer, ids: list[int]) -> tuple[list[str], int]:
@@ -108,3 +112,52 @@ def test_an_incomplete_character_is_flushed() -> None:
 def test_no_text_without_a_tokenizer_or_when_not_wanted() -> None:
     assert run(make(detokenize=False), [65, 66]) == (["", "", ""], 2)
     assert run(Detokenizer(None, SamplingParams(), [65], None), [65]) == (["", ""], 1)
+
+
+# text, stop strings -> the events, the stop string that was found, and the text that was read up to it
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "END"}}</tool_call>'
+CALLED: list[Event] = [ToolCallStart(0, "id", "f"), ToolArgumentsDelta(0, '{"a": "END"}')]
+PARSED: list[tuple[str, list[str], list[Event], str | None, str]] = [
+    ("<think>an END</think>to END it", ["END"], [ReasoningDelta("an END"), ContentDelta("to ")], "END", "to END"),
+    ("<think>an END</think>to it", ["END"], [ReasoningDelta("an END"), ContentDelta("to it")], None, "to it"),
+    (f"a {CALL} b END c", ["END"], [ContentDelta("a"), *CALLED, ContentDelta(" b ")], "END", " b END"),
+    (f"E{CALL}ND", ["END"], [ContentDelta("E"), *CALLED, ContentDelta("ND")], None, "ND"),
+    (f"a EN{CALL}", ["END", "</tool_call>"], [ContentDelta("a EN"), *CALLED], None, "</tool_call>"),
+    (f"END{CALL}", ["END"], [], "END", "END"),
+    ("a\n\nb", ["\n\n"], [ContentDelta("a")], "\n\n", "\n\nb"),  # white space waits for what follows
+    (f"a\n\n{CALL}", ["\n\n"], [ContentDelta("a"), *CALLED], None, "</tool_call>"),
+]
+
+
+@pytest.mark.parametrize(("text", "stop", "expected", "found", "end"), PARSED)
+def test_with_a_parser_stop_strings_end_the_content_only(
+    text: str, stop: list[str], expected: list[Event], found: str | None, end: str
+) -> None:
+    def parser() -> OutputParser:
+        return create_output_parser("hermes", "qwen3", tools=[{"name": "f"}], make_call_id=lambda: "id")
+
+    detokenizer = make(parser(), stop=stop)
+    ids = list(text.encode())
+    count = detokenizer.push(ids)
+    detokenizer.finish()
+    assert detokenizer.take_events() == expected
+    assert detokenizer.stop_string == found
+    assert count == (None if found is None else text.index(end) + len(end))
+    assert detokenizer.take() == ""
+    if found is not None:
+        included = make(parser(), stop=stop, include_stop_str_in_output=True)
+        included.push(ids)
+        included.finish()
+        last = (included.take_events() or [])[-1]
+        assert isinstance(last, ContentDelta) and last.text.endswith(found)
+        late = make(parser(), stop=stop, min_tokens=len(ids), max_tokens=999)
+        assert late.push(ids) is None
+
+
+def test_tokens_of_the_reasoning_are_counted_without_its_tags() -> None:
+    parser = create_output_parser(None, "qwen3", tools=None)
+    detokenizer = make(parser)
+    detokenizer.push(list(b"<think>four</think>answer"))
+    assert detokenizer.num_reasoning_tokens == len(
+        "four</think"
+    )  # each byte is a token; the tag ends with its last one

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
+from inflight.interface.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    join_deltas,
+)
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import Opening
 from inflight.parsers.selector import create_output_parser
@@ -59,10 +66,10 @@ def counted_ids() -> Callable[[], str]:
     return lambda: f"id{next(numbers)}"
 
 
-def parse(parser: OutputParser, pieces: Sequence[str]) -> list[Event]:
-    """All events, neighbouring deltas joined."""
+def parse(parser: OutputParser, pieces: Sequence[str], *, is_cut: bool = True) -> list[Event]:
+    """All events, neighbouring deltas joined. `is_cut`: a limit ends the text, as in the cases that are cut short."""
     events = [event for piece in pieces for event in parser.push(piece)]
-    return join_deltas(events + parser.finish())
+    return join_deltas(events + parser.finish(is_cut=is_cut))
 
 
 def hermes(name: str, arguments: str) -> str:
@@ -79,12 +86,10 @@ HERMES = [
         content(" plain <b>text</b> < tool_call> <<tool_cal \n"),
     ),
     Case("hermes", hermes("f", "{}"), calls(("f", "{}"))),
-    *(
-        Case("hermes", text, content(text))
-        for text in (
-            '<tool_call>{"name": "f", "name": "g", "arguments": {}}</tool_call>',
-            '<tool_call>{"name": "f", "kind": "g", "arguments": {}}</tool_call>',
-        )
+    Case(
+        "hermes",
+        '<tool_call>{"name": "f", "name": "g", "arguments": {}}</tool_call>',
+        content('<tool_call>{"name": "f", "name": "g", "arguments": {}}</tool_call>'),
     ),
     Case(
         "hermes",
@@ -125,14 +130,14 @@ HERMES = [
             "[]",
             '{"name": ""}',
             '{"name": 3, "arguments": {}}',
-            '{"name": "f", "arguments": "{}"}',
-            '{"name": "f", "arguments": null}',
+            '{"name": "f", "arguments": "a"}',
+            '{"name": "f", "arguments": 3}',
             '{"name": "f", "other": {}}',
             '{"arguments": {}}',
             '{"name": "a\\ud800", "arguments": {}}',
             '{"name": "\\x", "arguments": {}}',
             '{"name" "f"}',
-            '{"arguments": {"a": 1}, "name": "f"',
+            '{"arguments": {"a": 1}, "kind": "f"',
             '{"name": "f',
         )
     ),
@@ -421,7 +426,9 @@ GEMMA = [
     Case(
         "gemma4", "<|tool_call> call:f{ a : yes sir , <k : < }<tool_call|>", calls(("f", '{"a": "yes sir", "<k": "<"}'))
     ),
-    Case("gemma4", "<|tool_call>call:f{é:ü, :1} \n<tool_call|> x", [*calls(("f", '{"é": "ü", : 1}')), *content(" x")]),
+    Case(
+        "gemma4", "<|tool_call>call:f{é:ü, :1} \n<tool_call|> x", [*calls(("f", '{"é": "ü", "": 1}')), *content(" x")]
+    ),
     Case("gemma4", '<|tool_call>call:f{s:<|"|>a<|', calls(("f", '{"s": "a<|'))),
     Case("gemma4", "<|tool_call>call:f{n:12", calls(("f", '{"n": 12'))),
     Case("gemma4", "<|tool_call>call:f{n:tru", calls(("f", '{"n": tru'))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -11,11 +12,19 @@ import pytest
 from hypothesis import example, given
 
 from inflight.errors import ConfigError
+from inflight.interface.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    join_deltas,
+)
 from inflight.parsers.event_writer import MAX_HELD
-from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart, join_deltas
 from inflight.parsers.held_value import as_json
 from inflight.parsers.reasoning import Opening
 from inflight.parsers.selector import _REASONING, _TOOL_PARSERS, create_output_parser
+from tests.unit.parsers.habit_cases import HABITS
 from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse
 
 IDS = [f"{case.tool}-{case.reasoning}-{case.text[:24]!r}" for case in CASES]
@@ -31,6 +40,31 @@ def test_every_two_way_split_and_every_character_alone(case: Case) -> None:
     for i in range(len(case.text) + 1):
         assert parse(case.parser(), [case.text[:i], case.text[i:]]) == case.expected, i
     assert parse(case.parser(), list(case.text)) == case.expected
+
+
+@pytest.mark.parametrize("case", HABITS, ids=[f"{case.tool}-{case.text[-40:]!r}" for case in HABITS])
+def test_what_a_text_beside_the_format_means_in_every_split(case: Case) -> None:
+    assert parse(case.parser(), [case.text], is_cut=False) == case.expected
+    for i in range(1, len(case.text)):
+        assert parse(case.parser(), [case.text[:i], case.text[i:]], is_cut=False) == case.expected, i
+    assert parse(case.parser(), list(case.text), is_cut=False) == case.expected
+
+
+@pytest.mark.parametrize("tool", _TOOL_PARSERS)
+def test_a_call_that_breaks_off_anywhere_has_arguments_that_are_json(tool: str) -> None:
+    """Unless a limit has cut it."""
+    for case in (case for case in [*CASES, *HABITS] if case.tool == tool):
+        for end in range(len(case.text)):
+            broken = replace(case, text=case.text[:end])
+            check_arguments(parse(broken.parser(), [broken.text], is_cut=False))
+
+
+def check_arguments(events: list[Event]) -> None:
+    """Each call has arguments, and they are an object of JSON."""
+    num_calls = sum(isinstance(event, ToolCallStart) for event in events)
+    arguments = [json.loads(event.text) for event in events if isinstance(event, ToolArgumentsDelta)]
+    assert len(arguments) == num_calls
+    assert all(isinstance(each, dict) for each in arguments)
 
 
 @given(st.sampled_from(CASES), st.lists(st.integers(0, 400), max_size=12))
@@ -128,8 +162,12 @@ def test_any_soup_of_markup_is_read_the_same_in_any_split_and_loses_no_text(
 ) -> None:
     text = "".join(parts)
     case = Case(tool, text, [], reasoning, {"opening": Opening.OPEN if is_inside else Opening.NONE})
+    pieces = [text[i : i + width] for i in range(0, len(text), width)]
+    ended = parse(case.parser(), [text], is_cut=False)
+    assert parse(case.parser(), pieces, is_cut=False) == ended
+    check_arguments(ended)
     events = parse(case.parser(), [text])
-    assert parse(case.parser(), [text[i : i + width] for i in range(0, len(text), width)]) == events
+    assert parse(case.parser(), pieces) == events
     is_harmony = tool == "openai" or reasoning == "openai_gptoss"
     check_order(events, is_reasoning_first=not is_harmony)
     if is_harmony:  # headers between the pieces are left out, even if there are no calls
@@ -141,8 +179,8 @@ def test_any_soup_of_markup_is_read_the_same_in_any_split_and_loses_no_text(
     position = 0
     for event in events:  # what is shown stands in the text, in this order
         shown = event.name if isinstance(event, ToolCallStart) else text_of(event)
-        if tool not in OWN_JSON and shown != "{}":
-            position = text.find(shown, 0 if isinstance(event, ToolArgumentsDelta) else position)
+        if tool not in OWN_JSON and not isinstance(event, ToolArgumentsDelta):
+            position = text.find(shown, position)
             assert position >= 0, (shown, text)
 
 
@@ -212,6 +250,11 @@ def seconds_for(case: Case, pieces: list[str]) -> float:
         ("openai", None, "", "<|channel|>"),
         ("openai", "openai_gptoss", "<|channel|>analysis<|message|>", "<|en"),
         ("hermes", "qwen3", "<think>", " </thin"),
+        ("hermes", "qwen3", "<think>", "<tool_call>{"),
+        ("mistral", None, '[TOOL_CALLS]f{"a": "', f'"{" " * 250}x'),
+        ("mistral", None, "[TOOL_CALLS]f{", "[}"),
+        ("qwen3_coder", None, "<tool_call><function=f><parameter=s>", "</parameter>\n</function>\n"),
+        ("qwen3_coder", None, "<tool_call><function=f><parameter=n>1</parameter>", "<"),
     ],
 )
 def test_time_is_linear_in_the_text_however_it_comes(tool: str, reasoning: str | None, start: str, unit: str) -> None:
@@ -234,6 +277,7 @@ def test_time_is_linear_in_the_text_however_it_comes(tool: str, reasoning: str |
         ("glm45", "<tool_call>", "1"),
         ("gemma4", "<|tool_call>call:f{n:", "1"),
         ("openai", "<|start|>", "<|channel|>"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=n>1</parameter>", "x"),
     ],
 )
 def test_what_waits_is_bounded_and_then_content_in_any_split(tool: str, start: str, unit: str) -> None:
@@ -292,6 +336,16 @@ def test_a_value_that_is_too_long_to_hold_stays_whole_in_any_split(tool: str, va
         held += len(text[i : i + 9973]) - sum(len(text_of(event)) for event in parser.push(text[i : i + 9973]))
         most = max(most, held)
     assert most <= MAX_HELD + 20_000
+
+
+def test_a_thought_about_calls_that_is_too_long_to_hold_is_reasoning() -> None:
+    thought = f"<tool_call>{{{'a' * MAX_HELD}"
+    for end in ("", "</think>"):
+        text = f"<think>{thought}{hermes('f', '{}')}{end}"
+        events = parse(Case("hermes", "", [], "qwen3").parser(), [text], is_cut=False)
+        assert events == [ReasoningDelta(thought + hermes("f", "{}"))]
+        pieces = [text[i : i + 997] for i in range(0, len(text), 997)]
+        assert parse(Case("hermes", "", [], "qwen3").parser(), pieces, is_cut=False) == events
 
 
 def test_white_space_before_a_value_that_is_too_long_to_hold_is_left_out() -> None:
@@ -353,6 +407,12 @@ def test_ids_are_of_the_familys_form_and_never_the_same() -> None:
     found = ids("mistral", "[TOOL_CALLS]f{}" * 50)
     assert len(set(found)) == 50
     assert all(len(name) == 9 and name.isalnum() and name.isascii() for name in found)
+
+
+@pytest.mark.parametrize("text", ["<tool", '<tool_call>\n{"na', '<tool_call>{"name": "f"'])
+def test_a_call_that_must_come_is_no_content_if_a_limit_cuts_it_before_its_name(text: str) -> None:
+    parser = create_output_parser("hermes", "qwen3", tools=TOOLS, only_calls=True)
+    assert parse(parser, ["<think>a</think>", text]) == [ReasoningDelta("a")]
 
 
 def test_what_must_not_be_skipped() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inflight.errors import ConfigError, InvalidRequestError
-from inflight.parsers.events import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from inflight.interface.events import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.markup import MARKUPS
 from inflight.parsers.reasoning import ReasoningMarkup
 from inflight.parsers.selector import (

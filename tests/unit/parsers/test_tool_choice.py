@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from inflight.errors import InvalidRequestError
-from inflight.parsers.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
+from inflight.interface.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.markup import MARKUPS, ToolMarkup
 from inflight.parsers.selector import create_output_parser
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools

@@ -20,8 +20,8 @@ from inflight.entrypoints.openai.chat import (
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.interface.events import ContentDelta, ReasoningDelta
 from inflight.interface.request import AnswerFrame
-from inflight.parsers.events import ContentDelta, ReasoningDelta
 from inflight.parsers.markup import MARKUPS
 from inflight.sampling_params import SamplingParams
 
@@ -162,7 +162,7 @@ def test_everything_of_a_chat_reaches_the_engine() -> None:
     plain = validated(server())
     assert (plain.priority, plain.cache_salt, plain.presentation.model) == (0, "", "first")
     assert plain.prompts[0].token_ids == list(map(ord, "x<think>"))
-    assert plain.params.skip_special_tokens and plain.presentation.make_parser is None
+    assert plain.params.skip_special_tokens and plain.make_parser is None
     full = validated(server(), priority=-3, cache_salt="salt", model="m", stream=True, truncate_prompt_tokens=2)
     assert (full.priority, full.cache_salt) == (-3, "salt")
     assert full.presentation.model == "m" and full.presentation.stream
@@ -173,7 +173,7 @@ def test_everything_of_a_chat_reaches_the_engine() -> None:
 def test_markup_of_special_tokens_is_not_skipped() -> None:
     found = validated(server(tool="hermes"), tools=[TOOL])
     assert not found.params.skip_special_tokens
-    assert found.presentation.make_parser is not None
+    assert found.make_parser is not None
     assert "".join(map(chr, found.prompts[0].token_ids)) == "[f]x<think>"
     assert validated(server(reasoning="qwen3")).params.skip_special_tokens
 
@@ -181,8 +181,8 @@ def test_markup_of_special_tokens_is_not_skipped() -> None:
 @pytest.mark.parametrize(("parallel", "num_calls"), [(None, 2), (True, 2), (False, 1)])
 def test_at_most_one_call_if_calls_must_not_be_parallel(parallel: bool | None, num_calls: int) -> None:
     found = validated(server(tool="hermes", markup=MARKUPS[0]), tools=[TOOL], parallel_tool_calls=parallel)
-    assert found.presentation.make_parser is not None
-    parser = found.presentation.make_parser()
+    assert found.make_parser is not None
+    parser = found.make_parser()
     parser.push('<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2)
     assert parser.num_tool_calls == num_calls
 
@@ -212,8 +212,8 @@ def test_the_frame_of_an_answer(fields: dict[str, Any], frame: AnswerFrame | Non
     assert found.thinks_first is not bool(fields.get("continue_final_message"))
     assert validated(server(reasoning="qwen3"), **fields).answer_frame is None, "nothing is constrained"
     assert validated(server(), **JSON, **fields).answer_frame is None, "the model does not think"
-    assert found.presentation.make_parser is not None
-    parser = found.presentation.make_parser()
+    assert found.make_parser is not None
+    parser = found.make_parser()
     kind = ReasoningDelta if frame == INSIDE else ContentDelta
     assert [*parser.push("thought"), *parser.finish()] == [kind("thought")]
 

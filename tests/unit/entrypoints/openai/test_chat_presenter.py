@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inflight.entrypoints.openai.chat_presenter import ChatPresenter
+from inflight.outputs import CompletionOutput
 from inflight.parsers.selector import create_output_parser
 from tests.unit.entrypoints.openai.outputs import completion, opened, output, request, row
 
@@ -20,17 +21,25 @@ def presenter(**more: Any) -> ChatPresenter:
     return ChatPresenter("id", request(**more), "fp", None)
 
 
-def choice_of(text: str, reason: str, **more: Any) -> dict[str, Any]:
-    body = json.loads(presenter(make_parser=TOOLS, **more).body([output(completion(text, finish_reason=reason))]))
+def parsed(pieces: list[str], reason: str | None, **more: Any) -> list[CompletionOutput]:
+    """What the engine says about a choice with a parser."""
+    parser = TOOLS()
+    found = [completion("", len(piece), events=parser.push(piece), **more) for piece in pieces]
+    if reason is not None:
+        found[-1].events = [*(found[-1].events or ()), *parser.finish(is_cut=reason != "stop")]
+        found[-1].finish_reason = reason
+    return found
+
+
+def choice_of(text: str, reason: str) -> dict[str, Any]:
+    body = json.loads(presenter().body([output(*parsed([text], reason))]))
     (choice,) = body["choices"]
     return dict(choice)
 
 
-def streamed(pieces: list[str], reason: str, **more: Any) -> list[dict[str, Any]]:
-    shown = presenter(stream=True, **more)
-    outputs = [output(completion(piece)) for piece in pieces[:-1]]
-    outputs.append(output(completion(pieces[-1], finish_reason=reason)))
-    return [chunk["choices"][0] for each in outputs for chunk in opened(shown.chunks(0, each))]
+def streamed(pieces: list[str], reason: str) -> list[dict[str, Any]]:
+    shown = presenter(stream=True)
+    return [chunk["choices"][0] for each in parsed(pieces, reason) for chunk in opened(shown.chunks(0, output(each)))]
 
 
 def test_an_answer() -> None:
@@ -49,7 +58,7 @@ def test_calls_end_a_choice_only_if_it_ended_by_itself(reason: str, shown: str) 
     assert choice["message"]["content"] is None
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
     assert choice_of("text", reason)["finish_reason"] == reason
-    assert streamed([CALL[:20], CALL[20:]], reason, make_parser=TOOLS)[-1]["finish_reason"] == shown
+    assert streamed([CALL[:20], CALL[20:]], reason)[-1]["finish_reason"] == shown
 
 
 def test_a_call_that_was_cut_shows_what_there_is_of_it() -> None:
@@ -60,12 +69,12 @@ def test_a_call_that_was_cut_shows_what_there_is_of_it() -> None:
 
 def test_a_stream_brings_what_the_parser_held() -> None:
     """Text that could have become a call, at the end of the stream."""
-    deltas = [choice["delta"] for choice in streamed(["x <tool", "_c", ""], "stop", make_parser=TOOLS)]
+    deltas = [choice["delta"] for choice in streamed(["x <tool", "_c", ""], "stop")]
     assert "".join(delta.get("content", "") for delta in deltas) == "x <tool_c"
 
 
 def test_a_stream_says_role_deltas_and_end() -> None:
-    role, *parts = streamed(["<think>a", "b</think>", "c", CALL, ""], "stop", make_parser=TOOLS)
+    role, *parts = streamed(["<think>a", "b</think>", "c", CALL, ""], "stop")
     assert role["delta"] == {"role": "assistant", "content": ""}
     assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["tool_calls"]
     deltas = [part["delta"] for part in parts]
@@ -74,6 +83,16 @@ def test_a_stream_says_role_deltas_and_end() -> None:
     calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
     assert calls[0]["function"]["name"] == "f" and calls[0]["id"]
     assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
+
+
+def test_the_tokens_of_the_reasoning_are_counted() -> None:
+    shown = presenter(stream=True, include_usage=True)
+    for each in parsed(["<think>a", "b</think>", "c"], "stop", num_reasoning_tokens=2):
+        shown.chunks(0, output(each))
+    (usage,) = opened([shown.usage_chunk()])
+    assert usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
+    body = json.loads(presenter().body([output(*parsed(["<think>a"], "stop", num_reasoning_tokens=1))]))
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
 
 
 def test_a_token_without_text_is_a_chunk() -> None:
@@ -89,12 +108,10 @@ def test_a_token_without_text_is_a_chunk() -> None:
     }  # fmt: skip
 
 
-def test_choices_have_parsers_of_their_own() -> None:
-    shown = presenter(stream=True, make_parser=TOOLS)
-    both = [completion(CALL[:30], index=0), completion("text", index=1)]
-    chunks = opened(shown.chunks(0, output(*both)))
-    both = [completion(CALL[30:], index=0, finish_reason="stop"), completion("!", index=1, finish_reason="stop")]
-    chunks += opened(shown.chunks(0, output(*both)))
+def test_choices_have_calls_of_their_own() -> None:
+    shown = presenter(stream=True)
+    steps = zip(parsed([CALL[:30], CALL[30:]], "stop", index=0), parsed(["text", "!"], "stop", index=1), strict=True)
+    chunks = [chunk for both in steps for chunk in opened(shown.chunks(0, output(*both)))]
     found = [chunk["choices"][0] for chunk in chunks]
     assert [choice["index"] for choice in found if "role" in choice["delta"]] == [0, 1]
     assert "".join(choice["delta"].get("content", "") for choice in found if choice["index"] == 1) == "text!"
@@ -102,9 +119,9 @@ def test_choices_have_parsers_of_their_own() -> None:
 
 
 def test_logprobs_and_ids_go_with_the_first_chunk_of_a_step() -> None:
-    shown = presenter(stream=True, make_parser=TOOLS, top_logprobs=1, return_token_ids=True)
-    text = f"say {CALL}"
-    chunks = opened(shown.chunks(0, output(completion(text, 2, logprobs=[row("a"), row("b")]))))
+    shown = presenter(stream=True, top_logprobs=1, return_token_ids=True)
+    events = TOOLS().push(f"say {CALL}")
+    chunks = opened(shown.chunks(0, output(completion("", 2, logprobs=[row("a"), row("b")], events=events))))
     _, first, *others = [chunk["choices"][0] for chunk in chunks]
     assert [entry["token"] for entry in first["logprobs"]["content"]] == ["a", "b"]
     assert first["token_ids"] == [7, 7]

@@ -306,7 +306,7 @@ def check_replay(held: StructuredOutputManager, request: ValidatedRequest, emitt
 
 def message_of(kind: str, request: ValidatedRequest, token_ids: list[int]) -> dict[str, Any]:
     text = tokenizer(kind).decode(token_ids, request.params.skip_special_tokens)
-    make = request.presentation.make_parser
+    make = request.make_parser
     if make is None:
         return {"content": text}
     parser = make()

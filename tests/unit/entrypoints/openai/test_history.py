@@ -9,7 +9,7 @@ import pytest
 from inflight.entrypoints.openai.chat_presenter import _message
 from inflight.entrypoints.openai.messages import template_messages
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
-from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.selector import create_output_parser
 from inflight.tokenizer.chat_template import ChatTemplate
 from tests.unit.parsers.test_selector import TEMPLATES

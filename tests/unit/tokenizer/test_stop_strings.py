@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.engine.stop_strings import START, StopStrings
+from inflight.tokenizer.stop_strings import START, StopStrings
 
 letters = st.text(alphabet="ab", max_size=40)
 stops = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4)

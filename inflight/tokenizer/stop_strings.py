@@ -77,3 +77,38 @@ class StopStrings:
             if match is not None and search:
                 return state, i + 1, match
         return state, len(text), None
+
+
+class StopSearch:
+    """Searches for stop strings in one text while it arrives, and holds back what may be the beginning of one.
+
+    Attributes:
+        found: the stop string that has ended the text, or None. Later text is dropped.
+    """
+
+    def __init__(self, strings: StopStrings, *, includes_stop: bool = False) -> None:
+        """`includes_stop`: whether the stop string is a part of the text."""
+        self.found: str | None = None
+        self._strings = strings
+        self._includes_stop = includes_stop
+        self._state = START
+        self._held = ""
+
+    def write(self, text: str, *, search: bool = True) -> str:
+        """Add text, and return the text that is certain now. If not `search`, a stop string may begin in `text`, but not end
+        there."""
+        if self.found is not None:
+            return ""
+        self._state, num_read, self.found = self._strings.advance(self._state, text, search=search)
+        whole = self._held + text[:num_read]
+        if self.found is None:
+            num_shown = len(whole) - self._strings.num_held[self._state]
+        else:
+            num_shown = len(whole) if self._includes_stop else len(whole) - len(self.found)
+        self._held = whole[num_shown:]
+        return whole[:num_shown]
+
+    def release(self) -> str:
+        """No more text follows: returns the text that was held back."""
+        held, self._held, self._state = self._held if self.found is None else "", "", START
+        return held

@@ -1,0 +1,184 @@
+"""`ArgumentSchema`: what a tool's own JSON schema says about one argument of a call.
+
+Some families write an argument as plain text, so the text alone does not say whether `10001` is a number or a string. The
+schema of the tool decides, with all that it says about types: `$ref`, `anyOf`, `oneOf`, `allOf`, `const`, `enum`, lists of
+types and `nullable`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from inflight.parsers.held_value import HeldValue, as_json
+from inflight.structured_output.references import unescaped, with_local_references
+
+_ALL = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+NULLS = ("null", "None")
+_MAX_DEPTH = 16  # of references and branches inside each other; what is deeper is not looked at
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentSchema:
+    """
+    Attributes:
+        node: the schema of the argument; None if the tool has no such argument.
+        root: the schema to whose parts "$ref" refers.
+    """
+
+    node: Any = None  # Any: JSON
+    root: Any = None
+
+    @classmethod
+    def of_tool(cls, name: str, tools: Sequence[Mapping[str, Any]]) -> ArgumentSchema:  # Any: JSON
+        """The schema of all arguments of the tool `name`."""
+        for tool in tools:
+            function = tool.get("function", tool)
+            if isinstance(function, Mapping) and function.get("name") == name:
+                parameters = with_local_references(function.get("parameters"))
+                return cls(parameters, parameters)
+        return cls()
+
+    def names(self) -> set[str]:
+        """The names of the arguments that the schema declares."""
+        return {name for part in self._parts(self.node) for name in _mapping(part.get("properties"))}
+
+    def argument(self, name: str) -> ArgumentSchema:
+        found: list[Any] = []
+        for part in self._parts(self.node):
+            properties, patterns = _mapping(part.get("properties")), _mapping(part.get("patternProperties"))
+            if name in properties:
+                found.append(properties[name])
+            with suppress(re.error):
+                found += [schema for pattern, schema in patterns.items() if re.search(pattern, name)]
+            if not found and isinstance(part.get("additionalProperties"), Mapping):
+                found.append(part["additionalProperties"])
+        if not found:
+            return ArgumentSchema()
+        return ArgumentSchema(found[0] if len(found) == 1 else {"anyOf": found}, self.root)
+
+    def item(self) -> ArgumentSchema:
+        """The schema of the items, if the argument is a list."""
+        found = [part["items"] for part in self._parts(self.node) if isinstance(part.get("items"), Mapping)]
+        return ArgumentSchema(found[0] if found else None, self.root)
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The types that are allowed. If the tool has no such argument, it is a string."""
+        return self._types(self.node, 0) if isinstance(self.node, Mapping) else frozenset({"string"})
+
+    def held_value(self, pass_on: Callable[[str], None]) -> HeldValue:
+        """Gets the text of the argument, and passes its JSON on."""
+        types = self.types
+        is_string = "string" in types and types <= {"string", "null"}
+        return HeldValue(pass_on, self.read_text, is_string=is_string, unless=NULLS if "null" in types else ())
+
+    def read_text(self, text: str) -> str:
+        """The JSON of a value that stands in the text without quotes, so that it may be a string."""
+        types = self.types
+        if "string" not in types or types == _ALL:
+            return self.read_word(text)
+        if "null" in types and text in NULLS:
+            return "null"
+        if not self._fits(self.node, text, 0) and self._admits(other := as_json(text)):
+            return other
+        return json.dumps(text, ensure_ascii=False)
+
+    def read_word(self, text: str) -> str:
+        """The JSON of a value that is a string only if the schema allows nothing else."""
+        if not isinstance(self.node, Mapping):
+            return as_json(text)
+        if self.types == {"boolean"} and text.strip().lower() in ("true", "false"):
+            return text.strip().lower()
+        word = as_json(text)
+        if self._admits(word):
+            return word
+        return json.dumps(text, ensure_ascii=False) if "string" in self.types else word
+
+    def _admits(self, value: str) -> bool:
+        return self._fits(self.node, json.loads(value), 0)
+
+    def _parts(self, node: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+        """The schema, and those that it is put together from."""
+        if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
+            return
+        yield node
+        for other in (self._target(node), *(each for key in ("allOf", "anyOf", "oneOf") for each in _list(node, key))):
+            yield from self._parts(other, depth + 1)
+
+    def _target(self, node: Mapping[str, Any]) -> Any:
+        """What "$ref" refers to; None if there is no reference, or nothing at its place."""
+        reference = node.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        target = self.root
+        for key in unescaped(reference) if reference.startswith("#/") else ():
+            if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+                target = target[int(key)]
+            else:
+                target = _mapping(target).get(key)
+        return target
+
+    def _types(self, node: Any, depth: int) -> frozenset[str]:
+        if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
+            return _ALL
+        declared = node.get("type")
+        names = {declared} if isinstance(declared, str) else set(declared) if isinstance(declared, list) else set(_ALL)
+        found = frozenset(names | {"integer"} if "number" in names else names) & _ALL
+        for values in ([node["const"]] if "const" in node else [], _list(node, "enum")):
+            if values:
+                found &= {name for value in values for name in _type_names(value)}
+        for part in (self._target(node), *_list(node, "allOf")):
+            found &= self._types(part, depth + 1)
+        for key in ("anyOf", "oneOf"):
+            if branches := _list(node, key):
+                found &= frozenset().union(*(self._types(branch, depth + 1) for branch in branches))
+        return (found | {"null"} if node.get("nullable") is True else found) or _ALL
+
+    def _fits(self, node: Any, value: Any, depth: int) -> bool:
+        """Whether the schema admits the value, as far as types, `const` and `enum` say."""
+        if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
+            return True
+        if value is None and node.get("nullable") is True:
+            return True
+        if not _type_names(value) & self._types(node, depth):
+            return False
+        if ("const" in node and node["const"] != value) or (_list(node, "enum") and value not in _list(node, "enum")):
+            return False
+        if not all(self._fits(part, value, depth + 1) for part in (self._target(node), *_list(node, "allOf"))):
+            return False
+        branches = [_list(node, key) for key in ("anyOf", "oneOf")]
+        return all(any(self._fits(each, value, depth + 1) for each in some) for some in branches if some)
+
+
+def _type_names(value: Any) -> frozenset[str]:
+    """The types of JSON Schema that a value has."""
+    match value:
+        case None:
+            names = {"null"}
+        case bool():
+            names = {"boolean"}
+        case int():
+            names = {"integer", "number"}
+        case float():
+            names = {"integer", "number"} if value.is_integer() else {"number"}
+        case str():
+            names = {"string"}
+        case list():
+            names = {"array"}
+        case _:
+            names = {"object"}
+    return frozenset(names)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(node: Mapping[str, Any], key: str) -> list[Any]:
+    value = node.get(key)
+    return value if isinstance(value, list) else []

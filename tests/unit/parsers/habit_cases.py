@@ -1,0 +1,230 @@
+"""Calls as models write them where they leave the format: tags and brackets that are missing, values in another notation, text
+at places where none belongs. The text has ended by itself in all of these cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from inflight.interface.events import Event
+from inflight.parsers.reasoning import Opening
+from tests.unit.parsers.parser_cases import Case, calls, content, hermes, thought
+
+CODER_END = "\n</parameter>\n</function>\n</tool_call>"
+
+
+def coder(text: str, *expected: Event, reasoning: str | None = None, **options: object) -> Case:
+    return Case("qwen3_coder", text, list(expected), reasoning, options)
+
+
+def called(tool: str, text: str, *arguments: str) -> Case:
+    return Case(tool, text, calls(*(("f", each) for each in arguments)))
+
+
+def typed(schema: dict[str, Any], *pairs: tuple[str, str]) -> list[Case]:
+    """What becomes of a text that is the value of an argument with this schema."""
+    return [_typed(schema, text, value) for text, value in pairs]
+
+
+def _typed(schema: dict[str, Any], text: str, value: str) -> Case:
+    parameters = {"type": "object", "properties": {"x": schema}, "$defs": {"s": {"type": "string"}, "loop": LOOP}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    body = f"<tool_call>f<arg_key>x</arg_key><arg_value>{text}</arg_value></tool_call>"
+    return Case("glm45", body, calls(("f", f'{{"x": {value}}}')), None, {"tools": tools})
+
+
+LOOP = {"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "integer"}]}
+TYPES: Sequence[Case] = [
+    *typed(
+        {"anyOf": [{"type": "string"}, {"type": "null"}]}, ("10001", '"10001"'), ("true", '"true"'), ("null", "null")
+    ),
+    *typed({"type": ["string", "null"]}, ('{"a": 1}', '"{\\"a\\": 1}"'), ("None", "null"), ("nullable", '"nullable"')),
+    *typed({"type": "string", "nullable": True}, ("1", '"1"'), ("nul", '"nul"'), ("null", "null"), ("", '""')),
+    *typed({"enum": ["1", "2"]}, ("1", '"1"')),
+    *typed({"enum": [1, 2, None]}, ("1", "1"), ("None", "null")),
+    *typed({"const": "7"}, ("7", '"7"')),
+    *typed({"$ref": "#/$defs/s"}, ("3", '"3"')),
+    *typed({"allOf": [{"$ref": "#/$defs/s"}, {"maxLength": 9}]}, ("3", '"3"')),
+    *typed({"$ref": "#/$defs/loop"}, ("3", "3")),
+    *typed({"$ref": "#/$defs/none"}, ("3", "3")),
+    *typed({"oneOf": [{"enum": ["a", "b"]}, {"type": "integer"}]}, ("3", "3"), ("a", '"a"'), ("c", '"c"')),
+    *typed({"type": ["integer", "string"]}, ("3", '"3"')),
+    *typed({"type": "boolean"}, ("True", "true"), ("FALSE", "false"), ("yes", '"yes"')),
+    *typed({"type": "array", "items": {"type": "string"}}, ("['a', True]", '["a", true]'), ("a, b", '"a, b"')),
+    *typed({"type": ["object", "null"]}, ("{'x': True}", '{"x": true}'), ("None", "null")),
+    *typed({}, ("10001", "10001"), ("[1", '"[1"')),
+]
+
+TAGGED: Sequence[Case] = [
+    # no opening tag; then only a call of a known tool counts, and not in other markup
+    coder(f"So:\n<function=f>\n<parameter=s>\na{CODER_END}", *content("So:"), *calls(("f", '{"s": "a"}'))),
+    coder(f"<function=g>\n<parameter=s>\na{CODER_END}", *content(f"<function=g>\n<parameter=s>\na{CODER_END}")),
+    called("qwen3_coder", "<function=f>\n</function>\n<function=f>\n<parameter=n>\n1\n</parameter>", "{}", '{"n": 1}'),
+    called("seed_oss", "<function=f><parameter=s>a</parameter></function></seed:tool_call>", '{"s": "a"}'),
+    called("minimax_m2", '<invoke name="f">\n<parameter name="s">a</parameter>\n</invoke>', '{"s": "a"}'),
+    # closing tags that are missing
+    called(
+        "qwen3_coder",
+        "<tool_call>\n<function=f>\n<parameter=s>\na\n<parameter=n>\n3\n</function>",
+        '{"s": "a", "n": 3}',
+    ),
+    called("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n</tool_call>", '{"s": "a"}'),
+    called("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\na\n</tool_call>\n", '{"s": "a"}'),
+    called("qwen3_coder", "<tool_call>\n<function=f>\n</tool_call>", "{}"),
+    called(
+        "qwen3_coder", "<tool_call><function=f><parameter=s>a</parameter><function=f></function>", '{"s": "a"}', "{}"
+    ),
+    called("minimax_m2", '<minimax:tool_call><invoke name="f"></minimax:tool_call>', "{}"),
+    called("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="s">a</parameter>', '{"s": "a"}'),
+    called("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="s">a</minimax:tool_call>', '{"s": "a"}'),
+    called(
+        "glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>a<arg_key>n</arg_key><arg_value>3", '{"s": "a", "n": 3}'
+    ),
+    called(
+        "glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>a</tool_call><tool_call>f</tool_call>", '{"s": "a"}', "{}"
+    ),
+    called("seed_oss", "<seed:tool_call><function=f><parameter=s>a</function></seed:tool_call>", '{"s": "a"}'),
+    # closing tags in a value
+    coder(
+        f"<tool_call>\n<function=f>\n<parameter=s>\n'</parameter>'\n</parameter>\n<b>\n</function>\nx{CODER_END}",
+        *calls(("f", '{"s": "\'</parameter>\'\\n</parameter>\\n<b>\\n</function>\\nx"}')),
+    ),
+    called(
+        "glm45",
+        "<tool_call>f<arg_key>s</arg_key><arg_value></arg_value> </tool> a<b</arg_value></tool_call>",
+        '{"s": "</arg_value> </tool> a<b"}',
+    ),
+    called(
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="f"><parameter name="s"></parameter></invoke>;</parameter></invoke>',
+        '{"s": "</parameter></invoke>;"}',
+    ),
+    # text between arguments
+    coder(
+        f"<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\nand <b>\n<parameter=s>\na{CODER_END}",
+        *calls(("f", '{"n": 1, "s": "a"}')),
+    ),
+    coder(
+        "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\nand <b>",
+        *calls(("f", '{"n": 1}')),
+        *content("\nand <b>"),
+    ),
+]
+
+JSON: Sequence[Case] = [
+    called("hermes", hermes("f", '"{\\"a\\": 1}"'), '{"a": 1}'),
+    called("hermes", hermes("f", '" "'), "{}"),
+    called("hermes", hermes("f", "null"), "{}"),
+    called("hermes", '<tool_call>{"why": [{"a": "}"}, "]"], "name": "f", "arguments": {}, "n": 1}</tool_call>', "{}"),
+    called("hermes", '<tool_call>{"arguments": "{\\"a\\": 1}", "id": 7, "name": "f"}</tool_call>', '{"a": 1}'),
+    called("hermes", '<tool_call>\n```json\n{"name": "f", "arguments": {"a": 1}}\n```\n</tool_call>', '{"a": 1}'),
+    called("hermes", '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "f"}]</tool_call>', '{"a": 1}', "{}"),
+    called(
+        "hermes", "<tool_call>{'name': 'f', 'arguments': {'a': 'it\\'s \"x\"'}}</tool_call>", '{"a": "it\'s \\"x\\""}'
+    ),
+    # brackets and tags that are missing or too much
+    called("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1, {"b": 2}</tool_call>', '{"a": [1, {"b": 2}]}'),
+    called("hermes", '<tool_call>{"name": "f", "arguments": {}</tool_call><tool_call>{"name": "f"}', "{}", "{}"),
+    called("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"</tool_call>', '{"a": 1}'),
+    called("hermes", '<tool_call>{"name": "f", "arguments": {}}}\n</tool_call>', "{}"),
+    called("hermes", f"{hermes('f', '{}')}\n<tool_call>\n{hermes('f', '{}')[12:-13]}", "{}", "{}"),
+    called("hermes", '{"name": "f", "arguments": {}}\n</tool_call>\n{"name": "f", "arguments": {}}', "{}", "{}"),
+    Case("hermes", '{"name": "g", "arguments": {}}', content('{"name": "g", "arguments": {}}')),
+    Case("hermes", '```json\n{"name": "f", "age": 3}\n```', content('```json\n{"name": "f", "age": 3}\n```')),
+    called("llama3_json", '{"name": "f", "parameters": "{\\"a\\": 1}"}', '{"a": 1}'),
+    called(
+        "mistral", '[TOOL_CALLS]f{"a": "b[TOOL_CALLS]", "c": 1[TOOL_CALLS]f{}', '{"a": "b[TOOL_CALLS]", "c": 1}', "{}"
+    ),
+    called("mistral", '[TOOL_CALLS]{"name": "f", "arguments": null}', "{}"),
+    called(
+        "deepseek_v31", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁begin｜>f<｜tool▁sep｜>null", "{}", "{}"
+    ),
+    called("deepseek_v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{"a": 1```<｜tool▁calls▁end｜>', '{"a": 1}'),
+    called("openai", '<|channel|>commentary to=functions.f<|message|>{"a": 1<|call|>', '{"a": 1}'),
+    called("openai", "<|channel|>commentary to=functions.f<|message|><|call|>", "{}"),
+]
+
+# what a model writes as arguments -> the JSON that it means
+ARGUMENT_TEXTS = [
+    ('{"a": "x\ny\tz\x07"}', '{"a": "x\\ny\\tz\\u0007"}'),
+    ('{"a": "\\d+ \\x41 \\u12 \\\'"}', '{"a": "\\\\d+ \\u0041 \\\\u12 \'"}'),
+    ('{"a": "say "hi" now", "b": ""}', '{"a": "say \\"hi\\" now", "b": ""}'),
+    ("{'a': 'b', 'c': [True, False, None]}", '{"a": "b", "c": [true, false, null]}'),
+    ('{"a": 1, "b": [1, 2, ], }', '{"a": 1, "b": [1, 2 ] }'),
+    ("{a: 1, b: http://x/y z, c: NaN}", '{"a": 1, "b": "http://x/y z", "c": "NaN"}'),
+    ('{"a": 1 "b": 2, "c", "d":, : 3}', '{"a": 1 , "b": 2, "c": null, "d":null, "": 3}'),
+    ('{"a": [1, {"b": 2}, "c": (3)}', '{"a": [1, {"b": 2}, "c" , "(3)"]}'),
+    ('{"a": {"b": 1]}, "c": ]2}', '{"a": {"b": 1}, "c": 2}'),
+    ('{"a": "b', '{"a": "b"}'),
+    ('{"a": "b\\', '{"a": "b\\\\"}'),
+    ('{"a": [tru', '{"a": ["tru"]}'),
+    ('{"a": 1,\n', '{"a": 1\n}'),
+    ('{"a"', '{"a": null}'),
+    ("{", "{}"),
+    ('{"a": 1 ,  \n "b" :  [ ] , "c":{ } , "d": -1.5E+3 , "e": "\\u00e9\\/" }', ""),  # valid JSON stays as it is
+]
+
+GEMMA: Sequence[Case] = [
+    called(
+        "gemma4", '<|tool_call>call:f{o:{"mode": "fast", \'k\':[1,]}}<tool_call|>', '{"o": {"mode": "fast", "k": [1]}}'
+    ),
+    called(
+        "gemma4", '<|tool_call>call:f{s:10001,n:<|"|>4<|"|>,b:None}<tool_call|>', '{"s": "10001", "n": 4, "b": null}'
+    ),
+    called(
+        "gemma4", '<|tool_call>call:f{s:<|"|>a<|"|>b<|"|>,o:{s:3,k:x', '{"s": "a<|\\"|>b", "o": {"s": 3, "k": "x"}}'
+    ),
+    called("gemma4", "<|tool_call>call:f{s:at 10:30 <b>,n:1<tool_call|>", '{"s": "at 10:30 <b>", "n": 1}'),
+    called("gemma4", "call:f{n:1}<tool_call|>", '{"n": 1}'),
+    Case("gemma4", "call:g{n:1}", content("call:g{n:1}")),
+]
+
+INSIDE = {"opening": Opening.OPEN}
+IN_REASONING: Sequence[Case] = [
+    Case("hermes", f"<think>Hm.\n{hermes('f', '{}')}", [*thought("Hm."), *calls(("f", "{}"))], "qwen3"),
+    Case(
+        "hermes",
+        f"Hm.{hermes('f', '{}')}\n{hermes('f', '{}')}",
+        [*thought("Hm."), *calls(("f", "{}"), ("f", "{}"))],
+        "qwen3",
+        INSIDE,
+    ),
+    Case("hermes", "<think>I use <tool_call> or", thought("I use <tool_call> or"), "qwen3"),
+    Case("hermes", '<think>as <tool_call>{"a": 1} so', thought('as <tool_call>{"a": 1} so'), "qwen3"),
+    coder(
+        f"a\n<tool_call>\n<function=f>\n<parameter=s>\nb{CODER_END}",
+        *thought("a"),
+        *calls(("f", '{"s": "b"}')),
+        reasoning="qwen3",
+        **INSIDE,
+    ),
+    coder(
+        f"<think>a <function=f>\n<parameter=s>\nb{CODER_END}",
+        *thought("a"),
+        *calls(("f", '{"s": "b"}')),
+        reasoning="qwen3",
+    ),
+    coder(
+        f"<think>a <function=f>\n<parameter=s>\nb{CODER_END}</think>c",
+        *thought(f"a <function=f>\n<parameter=s>\nb{CODER_END}"),
+        *content("c"),
+        reasoning="qwen3",
+    ),
+    Case(
+        "gemma4",
+        "<|channel>thought\nHm.<|tool_call>call:f{}<tool_call|>",
+        [*thought("Hm."), *calls(("f", "{}"))],
+        "gemma4",
+    ),
+    Case("mistral", "[THINK]Hm. [TOOL_CALLS]f{}", [*thought("Hm."), *calls(("f", "{}"))], "mistral"),
+    Case("glm45", "<think>Hm.<tool_call>f</tool_call>", [*thought("Hm."), *calls(("f", "{}"))], "glm45"),
+]
+
+HABITS = [
+    *TYPES,
+    *TAGGED,
+    *JSON,
+    *GEMMA,
+    *IN_REASONING,
+    *(called("mistral", f"[TOOL_CALLS]f{text}", expected or text) for text, expected in ARGUMENT_TEXTS),
+]
