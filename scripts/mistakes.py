@@ -9,9 +9,10 @@
 
 A line is drawn, with the same chance for each line in which one of the mistakes below can be made, then one of the mistakes
 of this line. What `ruff` or `mypy --strict` refuses is no mistake that a test has to find; the next number takes its place.
-The tests run in a copy of the working tree: first those that are named after the file, then the others of its room, then the
-others that import the file. A test that hangs has found the mistake. Results are kept in build/, so a run that was
-interrupted goes on.
+The tests run in a copy of the working tree, in stages: "mirror", the tests that are named after the file; "room", the other
+unit tests of its room; "near", other tests that import the file, and those of files that import it, as far as they fit into
+a minute; "whole", tests of whole engines and servers that are about its room. A test that hangs has found the mistake.
+Results are kept in build/, so a run that was interrupted goes on.
 
 The mistakes: another comparison (`<` for `<=`), `and` for `or`, a dropped `not`, `+ 1` or `- 1` on a small integer or on the
 bound of a slice, a dropped bound, `+` for `-`, `min` for `max`, two arguments swapped, a condition that is always true or
@@ -40,13 +41,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.changed_tests import RUN_ELSEWHERE, Chosen, ImportGraph, cut, is_test, read_durations  # noqa: E402
+from scripts.changed_tests import RUN_ELSEWHERE, Chosen, ImportGraph, cut, is_test, nearest_tests, read_durations  # noqa: E402
 from scripts.drawn_mistakes import Mistake, apply, draw  # noqa: E402
 from tests.architecture.source import PACKAGE  # noqa: E402
 
 STYLE_ONLY = "E501,PIE790,RUF021"  # long lines, `pass` beside other statements, `and` beside `or`
 SECONDS_ALONE = 15.0  # longer runs take two processes
-IMPORTERS_SECONDS = 60.0
+NEAR_SECONDS = 60.0
+WHOLE = {
+    "entrypoints/openai": ("test_openai_errors", "test_openai_fields", "test_openai_client", "test_openai_strangers"),
+    "entrypoints/serve": ("test_serve_command", "test_front_ends"),
+    "executor/external_launcher": ("test_external_launcher",),
+    "models/transformers_fallback": ("test_transformers_fallback", "test_fallback_self_check"),
+    "structured_output": ("test_structured_output",),
+}
 NO_TESTS = 5  # what pytest exits with
 PYTEST_OPTIONS = ("-q", "--tb=no", "-p", "no:cacheprovider", "-o", "timeout=150")
 
@@ -124,10 +132,12 @@ class Search:
         folder = f"tests/unit/{path.split('/')[1]}/"
         room = [user for user in users if user.startswith(folder)]
         room += sorted(test for test in self._graph.paths.values() if test.startswith(folder) and is_test(test))
-        near = dict.fromkeys([*mirror, *room])
-        others = [Chosen(user, "") for user in users if user not in near and not user.startswith(RUN_ELSEWHERE)]
-        importers = [test.path for test in cut(others, self._durations, IMPORTERS_SECONDS)[0]]
-        return {"mirror": mirror, "room": [*near][len(mirror) :], "importers": importers}
+        room = [test for test in dict.fromkeys(room) if test not in mirror]
+        seen = {*mirror, *room, *(user for user in users if user.startswith(RUN_ELSEWHERE))}
+        nearest = dict.fromkeys(users + [test.path for test in nearest_tests(self._graph, [path])])
+        near, _ = cut([Chosen(test, "") for test in nearest if test not in seen], self._durations, NEAR_SECONDS)
+        whole = [f"tests/e2e/{test}.py" for part, tests in WHOLE.items() if part in path for test in tests]
+        return {"mirror": mirror, "room": room, "near": [test.path for test in near], "whole": whole}
 
     def result(self, mistake: Mistake) -> dict[str, str]:
         with self._copy.with_mistake(mistake):
