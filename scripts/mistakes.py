@@ -144,10 +144,21 @@ class Search:
             if tool := self._copy.refused_by(mistake.path):
                 return {"stage": "refused", "by": tool}
             for stage, tests in self.stages(mistake.path).items():
-                how, failed = self._copy.run(tests, self._durations, "-x") if tests else ("", [])
-                if how:
-                    return {"stage": stage, "by": failed[0] if failed else how}
+                if by := self._found_by(tests):
+                    return {"stage": stage, "by": by}
         return {"stage": "not found", "by": ""}
+
+    def _found_by(self, tests: list[str]) -> str:
+        """The first test that fails twice, or how pytest ended; "" if all tests pass."""
+        left_out: list[str] = []
+        while tests:
+            how, failed = self._copy.run(tests, self._durations, "-x", *left_out)
+            if not how or not failed:
+                return how
+            if self._copy.run(failed, self._durations)[0]:
+                return failed[0]
+            left_out += [f"--deselect={test}" for test in failed]
+        return ""
 
     def fail_without_mistakes(self, rows: list[Row]) -> list[str]:
         """Those of the tests that found mistakes that fail without any, too: what they found has to be tried once more."""
