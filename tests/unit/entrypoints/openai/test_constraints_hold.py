@@ -261,7 +261,7 @@ def generate(
     backend, held = grammars(name, kind), manager(name, kind)
     constraint = request.params.structured_outputs
     assert constraint is not None
-    held.submit("r", constraint, frame=request.answer_frame).result(timeout=30)
+    held.submit("r", constraint, frame=request.answer_frame).result(timeout=300)
     by_first_byte = tokens_by_first_byte(kind)
     emitted: list[int] = []
     try:
@@ -293,10 +293,10 @@ def check_replay(held: StructuredOutputManager, request: ValidatedRequest, emitt
     constraint = request.params.structured_outputs
     assert constraint is not None
     try:
-        held.submit("again", constraint, frame=request.answer_frame, emitted_token_ids=emitted).result(timeout=30)
+        held.submit("again", constraint, frame=request.answer_frame, emitted_token_ids=emitted).result(timeout=300)
         assert held.failure("again") == ""
         again = held.fill([MaskRequest("again")]).masks[0].copy()
-        held.submit("fresh", constraint, frame=request.answer_frame).result(timeout=30)
+        held.submit("fresh", constraint, frame=request.answer_frame).result(timeout=300)
         drafted = held.fill([MaskRequest("fresh", emitted)]).masks[-1]
         np.testing.assert_array_equal(drafted, again)
     finally:
