@@ -87,9 +87,13 @@ def test_constraints_in_the_words_of_other_engines(fields: dict[str, Any], expec
     assert params.structured_outputs == expected
 
 
-def test_a_format_of_another_engine_without_its_constraint() -> None:
-    with pytest.raises(FieldError, match="has no pattern"):
+def test_a_format_without_its_constraint() -> None:
+    with pytest.raises(FieldError, match="has no schema") as schema:
+        constraint({"type": "json_schema", "json_schema": {"name": "x"}})
+    assert schema.value.param == "response_format.json_schema.schema"
+    with pytest.raises(FieldError, match="has no pattern") as pattern:
         constraint({"type": "regex"})
+    assert pattern.value.param == "response_format.pattern"
     with pytest.raises(ValidationError, match="triggered_tags"):
         constraint({"type": "structural_tag", "format": {"type": "sequence", "triggers": ["<f"], "tags": TAGS}})
 
