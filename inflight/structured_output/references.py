@@ -42,8 +42,6 @@ def unescaped(reference: str) -> list[str]:
 
 def _localize(reference: str, base: str, places: Mapping[str, str]) -> str | None:
     """The path from the root, or None if the reference does not refer to a part of the schema."""
-    if reference in ("", "#"):
-        return places.get(base)
     # `urljoin` joins nothing to a URN
     whole = f"{base}{reference}" if reference.startswith("#") else urljoin(base, reference)
     if whole in places:

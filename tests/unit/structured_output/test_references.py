@@ -70,6 +70,8 @@ def test_a_reference_is_relative_to_the_nearest_id() -> None:
     assert local("#/not", {"$id": URL}, **{"$id": "own"}) == "#/properties/p/not"
     assert local("root", {"$id": URL}, **{"$id": "own"}) == "#"
     assert local("#an", {"$id": URL}, **{"$id": "own"}) == "#an", "its anchors are its own"
+    for reference in ("", "#"):
+        assert local(reference, {"$id": URL}, **{"$id": URN}) == "#/properties/p"
 
 
 def test_values_are_no_schemas() -> None:
