@@ -42,9 +42,8 @@ def unescaped(reference: str) -> list[str]:
 
 def _localize(reference: str, base: str, places: Mapping[str, str]) -> str | None:
     """The path from the root, or None if the reference does not refer to a part of the schema."""
-    if reference in ("", "#"):
-        return places.get(base)
-    whole = urljoin(base, reference) if base else reference
+    # `urljoin` joins nothing to a URN
+    whole = f"{base}{reference}" if reference.startswith("#") else urljoin(base, reference)
     if whole in places:
         return places[whole]
     resource, fragment = urldefrag(whole)
