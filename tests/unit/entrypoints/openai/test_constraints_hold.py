@@ -317,7 +317,7 @@ def message_of(kind: str, request: ValidatedRequest, token_ids: list[int]) -> di
 CASES = [
     (kind, model, mode, constraint)
     for kind, model, mode, constraint in itertools.product(("tags", "text"), MODELS, MODES, CONSTRAINTS)
-    if not (constraint in NEEDS_MARKUP and model in ("coder", "gpt-oss"))
+    if (model, constraint) != ("gpt-oss", "strict")
 ]
 
 
@@ -328,6 +328,8 @@ def test_the_answer_satisfies_the_constraint(name: str, model: str) -> None:
     num_ended = num_answers = 0
     for case in [case for case in CASES if case[1] == model]:
         kind, constraint = case[0], case[3]
+        if name == "xgrammar" and constraint in NEEDS_MARKUP and model in ("coder", "gpt-oss"):
+            continue  # needs llguidance
         request = validated(*case)
         for habit in HABITS if FULL else rng.sample(HABITS, 1):
             token_ids, has_ended = generate(name, kind, request, script_for(habit, model), rng)
