@@ -94,7 +94,8 @@ class ChatPresenter(Presenter):
     def _logprobs(self, rows: Sequence[Row]) -> ChatLogprobs | None:
         if self._top_logprobs is None:
             return None
-        return {"content": chat_logprobs(rows, self._top_logprobs, self._tokenizer), "refusal": None}
+        as_ids = self._presentation.tokens_as_ids
+        return {"content": chat_logprobs(rows, self._top_logprobs, self._tokenizer, as_ids=as_ids), "refusal": None}
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
         events = [ContentDelta(choice.text)] if choice.events is None else choice.events
