@@ -73,6 +73,16 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
     return folder
 
 
+def check_model_name(model: str | None) -> None:
+    """Refuse at once, without the hub, what names neither a file nor a model of the hub.
+
+    Raises:
+        ModelNotFoundError: there is no such folder or file.
+    """
+    if model is not None and not Path(model).expanduser().exists() and not _is_hub_id(model.partition(":")[0]):
+        _resolve(model, None, [])
+
+
 def resolve_tokenizer_folder(tokenizer: str, revision: str | None = None) -> Path:
     """Returns the folder of a tokenizer: an existing folder, or the downloaded files of a hub id without its weights. The
     folder needs no config.json."""

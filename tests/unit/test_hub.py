@@ -57,6 +57,17 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert hub.resolve_model_folder(str(_model(tmp_path / "m")), None) == tmp_path / "m"
 
 
+def test_what_can_be_no_model_is_refused_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a server listens."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "_download", lambda *_args, **_options: pytest.fail("the hub was asked"))
+    for model in (None, str(_model(tmp_path / "m")), "m", "org/name", "org/name:Q4_K_M"):
+        hub.check_model_name(model)
+    for model in ("nope", "llama3:8b", "./org/name", "/org/name:Q4"):
+        with pytest.raises(ModelNotFoundError, match="there is no folder"):
+            hub.check_model_name(model)
+
+
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"not a model folder: it holds no config\.json"):
         hub.resolve_model_folder(str(tmp_path), None)
