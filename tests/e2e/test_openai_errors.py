@@ -224,6 +224,8 @@ def test_other_refusals(client: httpx.Client) -> None:
     ):
         assert instead in error_of(client.post(path, json={}), 404)["message"], path
     assert error_of(client.get(TEXT), 405)["code"] == "method_not_allowed"
+    options = client.options(TEXT)
+    assert (options.status_code, options.headers["allow"]) == (204, "POST, OPTIONS")
     assert error_of(client.get("/v1/models/gpt-9"), 404)["code"] == "model_not_found"
     assert error_of(client.post(TEXT, json={"prompt": "x", "model": "gpt-9"}), 404)["param"] == "model"
     for encoding in ("gzip", "deflate, br", "zstd"):

@@ -53,7 +53,7 @@ class CompletionPresenter(Presenter):
         logprobs = self._logprobs.get(index)
         is_first = logprobs is None
         if logprobs is None:
-            logprobs = self._logprobs[index] = CompletionLogprobs(as_ids=shown.tokens_as_ids)
+            logprobs = self._logprobs[index] = CompletionLogprobs(self._tokenizer, as_ids=shown.tokens_as_ids)
         echoes = shown.echo and is_first
         presented: CompletionChoice = {
             "index": index,

@@ -215,6 +215,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if request.method == "OPTIONS" and error.status_code == 405:  # without CORS: which methods the path has
+            return Response(status_code=204, headers={"Allow": f"{(error.headers or {}).get('Allow', '')}, OPTIONS"})
         return (error if isinstance(error, ApiError) else _http_error(request, error)).response()
 
     app.add_exception_handler(RequestValidationError, on_validation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 
 from inflight.entrypoints.openai.responses import LogprobColumns, PromptLogprobs, TokenLogprob, TopLogprob
@@ -49,9 +50,11 @@ class CompletionLogprobs:
     """Makes `choices[].logprobs` for one choice of a completion. Text offsets count from the beginning of the choice, also in
     later chunks. `as_ids`: tokens are shown by their ids, as "token_id:7"."""
 
-    def __init__(self, *, as_ids: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer | None = None, *, as_ids: bool = False) -> None:
         self._offset = 0
+        self._tokenizer = tokenizer
         self._as_ids = as_ids
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")  # a character may have several tokens
 
     def columns(self, rows: Sequence[Row | None], first: tuple[int, str] = (0, "")) -> LogprobColumns:
         """The columns of the next tokens. The row of the prompt's first token is None, so `first` gives its id and text."""
@@ -63,7 +66,7 @@ class CompletionLogprobs:
             columns["token_logprobs"].append(None if found is None else finite(found.logprob))
             columns["top_logprobs"].append(None if row is None else self._best(row))
             columns["text_offset"].append(self._offset)
-            self._offset += len(text)
+            self._offset += len(self._characters.decode(_token_bytes(token_id, text, self._tokenizer)))
         return columns
 
     def _best(self, row: Row) -> dict[str, float]:

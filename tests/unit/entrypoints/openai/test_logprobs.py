@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inflight.entrypoints.openai.logprobs import LOWEST, CompletionLogprobs, chat_logprobs, prompt_logprobs
 from inflight.outputs import Logprob
+from tests.fakes_tokenizer import byte_tokenizer
 from tests.unit.entrypoints.openai.outputs import row
 
 ROW = {7: Logprob(-3.0, 3, "é"), 5: Logprob(-1.0, 1, "a"), 6: Logprob(float("-inf"), 2, "b")}  # the drawn token first
@@ -22,6 +23,12 @@ def test_offsets_are_characters_and_go_on_over_chunks() -> None:
     assert columns.columns([row("é"), row("東京")])["text_offset"] == [0, 1]
     assert columns.columns([row("b"), row("")])["text_offset"] == [3, 4]
     assert columns.columns([row("c")])["text_offset"] == [4]
+
+
+def test_offsets_count_a_character_of_several_tokens_once() -> None:
+    tokenizer = byte_tokenizer()
+    rows = [{token_id: Logprob(-1.0, 1, tokenizer.decode_token(token_id))} for token_id in "aé🙂b".encode()]
+    assert CompletionLogprobs(tokenizer).columns(rows)["text_offset"] == [0, 1, 1, 2, 2, 2, 2, 3]
 
 
 def test_the_prompts_first_token_has_a_text_and_no_logprob() -> None:
