@@ -7,9 +7,10 @@ KERNELS := setup.py inflight/kernels/cpu/compile_flags.py $(wildcard inflight/ke
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 # Twice as many processes as cores, with one compute thread in each: half of the tests' time is waiting for processes. With worksteal
-# a test that crashes its process costs no other test (tests/conftest.py).
+# a test that crashes its process costs no other test (tests/conftest.py). Compiled test files are kept: each process would compile
+# all of them for 8 seconds.
 PYTEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 # The environments of `make test-clients`. Without node and npm the Node tests are skipped.
 CLIENTS := .venv-clients

@@ -6,13 +6,17 @@ Nothing here imports torch: a run of control-plane tests alone must not load it.
 from __future__ import annotations
 
 import faulthandler
+import gc
+import importlib
 import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import hypothesis
@@ -24,6 +28,7 @@ from tests.spread import spread
 from tests.triton_interpreter import mend_triton_interpreter
 
 EVEN_LATER = 60.0  # seconds after the time limit of a test
+ENDING_SECONDS = 60.0  # a thread that was told to end has ended by then, however slow the machine is
 _STDERR = pytest.StashKey[int]()
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 FULL_GPU = FULL or os.environ.get("INFLIGHT_TEST_FULL_GPU") == "1"  # see scripts/full_gpu_tests
@@ -96,6 +101,7 @@ class Durations:
 def pytest_configure(config: pytest.Config) -> None:
     if XDIST_WORKER:
         config.stash[_STDERR] = os.dup(2)  # not captured at this moment
+        gc.disable()  # until all tests are collected: modules are no garbage
         return
     config.pluginmanager.register(EveryRunEnds())
     if path := os.environ.get("INFLIGHT_TEST_DURATIONS"):
@@ -115,6 +121,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each process imports its share of the test files before it collects all of them. So each file is compiled by one of them,
+    and the others read what that one has written. Errors are shown when the file is collected."""
+    if not XDIST_WORKER:
+        return
+    number, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    root = session.config.rootpath
+    asked_for = [session.config.invocation_params.dir / argument.partition("::")[0] for argument in session.config.args]
+    files = [file for path in asked_for for file in (sorted(path.rglob("test_*.py")) if path.is_dir() else [])]
+    for file in files[number::count]:
+        with suppress(BaseException):
+            importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
 
 
 def _has_cuda() -> bool:
@@ -140,9 +160,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Torch may have been imported before OMP_NUM_THREADS was set: by a plugin, or by the process that forked us."""
-    if XDIST_WORKER and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if XDIST_WORKER:
+        if "torch" in sys.modules:  # it may have been imported before OMP_NUM_THREADS was set: by a plugin
+            sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        gc.freeze()  # a full collection that visits all modules takes half a second
+        gc.enable()
     mend_triton_interpreter()
 
 
@@ -157,6 +179,21 @@ def new_interpreters() -> Iterator[None]:
     """For tests of how processes start: they start as users' processes do."""
     with python_process.new_interpreters():
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_thread_outlives_its_module() -> Iterator[None]:
+    """Other tests check that they leave no thread. So a thread that a module leaves is an error of this module."""
+
+    def running() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("inflight-")}
+
+    before = running()
+    yield
+    end = time.monotonic() + ENDING_SECONDS
+    while (left := running() - before) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not left, f"the tests of this module left these threads: {sorted(thread.name for thread in left)}"
 
 
 @pytest.fixture(autouse=True)

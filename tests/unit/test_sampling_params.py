@@ -81,6 +81,10 @@ def test_what_is_refused(name: str, value: object) -> None:
         with_field(name, value)
 
 
+def test_min_tokens_may_be_as_many_as_max_tokens() -> None:
+    assert SamplingParams(min_tokens=2**31 - 1, max_tokens=2**31 - 1).min_tokens == 2**31 - 1
+
+
 def test_every_field_is_tested() -> None:
     assert {name for name, _, _ in RANGES} == {field.name for field in dataclasses.fields(SamplingParams)}
 

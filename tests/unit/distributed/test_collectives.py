@@ -27,7 +27,7 @@ from torch import Tensor
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed import shared_collectives
-from inflight.distributed.channel_collectives import ChannelCollectives
+from inflight.distributed.channel_collectives import SPLIT_ELEMENTS, ChannelCollectives
 from inflight.distributed.collectives import Collectives, sum_in_rank_order
 from inflight.distributed.exchange import Exchange
 from inflight.distributed.process_world import ProcessWorld
@@ -126,6 +126,25 @@ def test_values(kind: str, size: int, make: Callable[..., list[Collectives]]) ->
                     assert torch.equal(gathered, torch.cat(inputs, dim=dim)), (dtype, shape, dim)
             for copied in call(ranks, "broadcast", inputs):
                 assert torch.equal(copied, inputs[0]), (dtype, shape)
+
+
+@pytest.mark.parametrize(("size", "sent"), [(2, [1.0]), (4, [0.75, 0.75])])
+def test_a_rank_sends_less_than_twice_the_bytes_of_a_large_sum(
+    size: int, sent: list[float], make: Callable[..., list[Collectives]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two ranks one exchange is enough. More ranks sum a part each, and then exchange the parts."""
+    ranks: Any = make("channels", size)
+    exchange, found = ranks[0]._exchange, []
+    swap = exchange.swap
+
+    def count(outgoing: dict[int, memoryview], incoming: dict[int, memoryview]) -> None:
+        found.append(sum(view.nbytes for view in outgoing.values()))
+        swap(outgoing, incoming)
+
+    monkeypatch.setattr(exchange, "swap", count)
+    x = torch.ones(SPLIT_ELEMENTS)
+    assert all(torch.equal(reduced, x * size) for reduced in call(ranks, "all_reduce", [x] * size))
+    assert found == [share * x.nbytes for share in sent]
 
 
 @pytest.mark.usefixtures("_instruction_set")

@@ -120,6 +120,8 @@ def test_several_front_ends_share_one_engine() -> None:
         finally:
             await process.close()
         assert process.process.exit_code == 0
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(process.process.pidfd)  # each recovery would leave one
 
     run(test)
 

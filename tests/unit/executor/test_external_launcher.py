@@ -163,6 +163,12 @@ def test_ranks_leave_together(engines: Engines, caplog: pytest.LogCaptureFixture
     assert not caplog.records
 
 
+def test_a_rank_that_does_not_leave_is_waited_for_only_for_a_while(engines: Engines) -> None:
+    impatient: Any = engines.executors[0]
+    impatient._step_budget = 0.2
+    engines.one(0, lambda executor: executor.shutdown()).result(MAX_SECONDS)
+
+
 @pytest.mark.parametrize(("fault", "kind"), [("1:config", ConfigError), ("0:bug", WorkerDiedError)])
 def test_a_rank_that_cannot_start_fails_all(fault: str, kind: type[InflightError]) -> None:
     made = Engines(free_port(), tensor_parallel_size=2, name=fault)

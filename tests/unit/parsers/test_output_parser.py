@@ -308,12 +308,13 @@ LONG = '{"lines": [' + ", ".join(f'"line {i}: <b> \\n \\u00e9 é"' for i in rang
 
 TEXT = "some text " * (MAX_HELD // 8) + "and more"
 DIGITS = "1" * (MAX_HELD + 1000)  # more than a number of JSON may have
-NUMBERS = "[" + "1, " * MAX_HELD + "2]"
+NUMBER = 12345678901
+NUMBERS = "[" + f"{NUMBER}, " * (MAX_HELD // 8) + "2]"
 LONG_VALUES: list[tuple[str, str, object]] = [
     *((tool, LONG, json.loads(LONG)) for tool in AROUND if tool != "gemma4"),
     ("gemma4", LONG.replace('"lines"', "lines").replace('"', '<|"|>').replace("\\", ""), None),
     *((tool, TEXT, TEXT) for tool in AROUND),
-    *((tool, NUMBERS, [*[1] * MAX_HELD, 2]) for tool in AROUND),
+    *((tool, NUMBERS, [*[NUMBER] * (MAX_HELD // 8), 2]) for tool in AROUND),
     *((tool, DIGITS, DIGITS) for tool in AROUND),
 ]
 

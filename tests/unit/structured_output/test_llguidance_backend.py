@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -14,7 +15,7 @@ import tokenizers
 
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.sampling_params import StructuredOutputsParams
-from inflight.structured_output.backend import GrammarMatcher, MaskJob, num_mask_words
+from inflight.structured_output.backend import GrammarBackend, GrammarMatcher, MaskJob, num_mask_words
 from inflight.structured_output.selector import create_backend
 from inflight.structured_output.spec import GrammarSpec
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -176,17 +177,22 @@ def test_the_tokens_of_a_text_are_accepted_without_masks(num_drafts: int) -> Non
     np.testing.assert_array_equal(mask_of(resumed, GRAMMAR), mask_of(live, GRAMMAR))
 
 
-@pytest.mark.parametrize(
-    "text", ["<think>", "<tool_call>", "<b>", "[THINK]", "<|im_start|>", "<|im_end|>", "a<think>b"]
-)
-def test_the_text_of_a_special_token_is_spelled_with_ordinary_tokens(text: str) -> None:
+@functools.cache
+def with_special_texts() -> tuple[Tokenizer, GrammarBackend, set[int]]:
+    """TOKENIZER with three more tokens that are texts of markup, a backend of it, and the ids of all added tokens."""
     state = tokenizers.Tokenizer.from_str(TOKENIZER.to_json())
     state.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in ("<think>", "<b>")])
     state.add_special_tokens([tokenizers.AddedToken("[THINK]", normalized=False)])
     ids = Tokenizer(state, {"eos_token": "<|im_end|>"})
-    grammar = create_backend("llguidance", ids, ids.vocab_size + 5, [2])
-    added = {token_id for token_id in range(ids.vocab_size) if ids.id_to_piece(token_id) in state.get_vocab(True)}
-    added &= set(state.get_added_tokens_decoder())
+    return ids, create_backend("llguidance", ids, ids.vocab_size + 5, [2]), set(state.get_added_tokens_decoder())
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>", "<tool_call>", "<b>", "[THINK]", "<|im_start|>", "<|im_end|>", "a<think>b"]
+)
+def test_the_text_of_a_special_token_is_spelled_with_ordinary_tokens(text: str) -> None:
+    ids, grammar, added = with_special_texts()
+    pieces = ids.vocabulary_bytes()
     for params, whole in (
         (StructuredOutputsParams(choice=[text, f"{text}!"]), text),
         (StructuredOutputsParams(json={"const": {"a": text}}), json.dumps({"a": text}).replace(" ", "")),
@@ -198,7 +204,7 @@ def test_the_text_of_a_special_token_is_spelled_with_ordinary_tokens(text: str) 
         written = b""
         while written != whole.encode():
             allowed = [t for t in allowed_ids(mask_of(matcher, grammar)) if t not in grammar.eos_token_ids]
-            texts = {t: ids.vocabulary_bytes()[t] for t in allowed if t not in added}
+            texts = {t: pieces[t] for t in allowed if t not in added}
             found = [t for t, piece in texts.items() if whole.encode()[len(written) :].startswith(piece)]
             assert found, (text, written)
             assert matcher.accept(found[-1])

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -238,6 +239,18 @@ def test_a_character_comes_out_when_its_last_byte_does() -> None:
         decoder = tokenizer.incremental_decoder([1], True)
         assert [decoder.push(token_id) for token_id in ids] == ["", "é", "", "", "", "🙂"]
         assert decoder.flush() == ""
+
+
+def test_a_token_that_is_the_replacement_character_comes_out_once() -> None:
+    """Its text is held back, for it could be the start of a character. A byte token after it shows that it is not."""
+    backend = tokenizers.Tokenizer.from_str(trained("byte_fallback").to_str())
+    backend.add_tokens(["�"])
+    tokenizer, broken = Tokenizer(backend), backend.token_to_id("�")
+    word = tokenizer.encode("time", add_special_tokens=False)
+    character = [_byte_token(tokenizer, byte) for byte in "é".encode()]
+    ids = [broken, *character, *word, broken, *word, broken]
+    assert stream(tokenizer, word, ids) == tokenizer.decode([*word, *ids])[len("time") :]
+    assert tokenizer.decode(ids).count("�") == 3
 
 
 def test_a_word_after_the_prompt_keeps_its_space() -> None:

@@ -12,7 +12,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,10 +62,22 @@ def grammars(name: str, kind: str) -> GrammarBackend:
     return create_backend(name, ids, ids.vocab_size + 9, eos)
 
 
-@functools.cache
+MANAGERS: dict[tuple[str, str], StructuredOutputManager] = {}
+
+
 def manager(name: str, kind: str) -> StructuredOutputManager:
     backend = grammars(name, kind)
-    return StructuredOutputManager(lambda: backend, backend.vocab_size, num_buffers=1)
+    if (name, kind) not in MANAGERS:
+        MANAGERS[name, kind] = StructuredOutputManager(lambda: backend, backend.vocab_size, num_buffers=1)
+    return MANAGERS[name, kind]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _managers_are_closed() -> Iterator[None]:
+    yield
+    for held in MANAGERS.values():
+        held.close()
+    MANAGERS.clear()
 
 
 # -- templates: what each writes to switch thinking on or off, and the names of parsers ---------------------------------------
@@ -249,7 +261,7 @@ def generate(
     backend, held = grammars(name, kind), manager(name, kind)
     constraint = request.params.structured_outputs
     assert constraint is not None
-    held.submit("r", constraint, frame=request.answer_frame).result(timeout=30)
+    held.submit("r", constraint, frame=request.answer_frame).result(timeout=300)
     by_first_byte = tokens_by_first_byte(kind)
     emitted: list[int] = []
     try:
@@ -281,10 +293,10 @@ def check_replay(held: StructuredOutputManager, request: ValidatedRequest, emitt
     constraint = request.params.structured_outputs
     assert constraint is not None
     try:
-        held.submit("again", constraint, frame=request.answer_frame, emitted_token_ids=emitted).result(timeout=30)
+        held.submit("again", constraint, frame=request.answer_frame, emitted_token_ids=emitted).result(timeout=300)
         assert held.failure("again") == ""
         again = held.fill([MaskRequest("again")]).masks[0].copy()
-        held.submit("fresh", constraint, frame=request.answer_frame).result(timeout=30)
+        held.submit("fresh", constraint, frame=request.answer_frame).result(timeout=300)
         drafted = held.fill([MaskRequest("fresh", emitted)]).masks[-1]
         np.testing.assert_array_equal(drafted, again)
     finally:

@@ -92,6 +92,16 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
     assert "secret" not in problems[0], "an error quotes no key"
 
 
+def test_a_file_of_2_to_the_20_bytes_is_read_and_a_larger_one_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("port: 1 #".ljust(2**20, "x"))
+    assert read_config_file(file, OPTIONS.keys()) == ({"port": "1"}, [])
+    with file.open("a") as more:
+        more.write("x")
+    with pytest.raises(ConfigError, match="larger than 1048576 bytes"):
+        read_config_file(file, OPTIONS.keys())
+
+
 def test_an_option_is_given_once_also_in_two_spellings(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("max-model-len: 64\nmax_model_len: 128\n")

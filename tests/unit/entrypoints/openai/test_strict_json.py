@@ -1,0 +1,66 @@
+"""Bodies that are JSON, that Python would take for JSON, and that are too large."""
+
+from __future__ import annotations
+
+from codecs import BOM_UTF8
+from typing import Any
+
+import pytest
+
+from inflight.entrypoints.openai.errors import ApiError
+from inflight.entrypoints.openai.strict_json import MAX_KEYS, MAX_VALUES, parse_json
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b'{"a": [1, -0.5, "\xc3\xa9", null]}', {"a": [1, -0.5, "é", None]}),
+        (BOM_UTF8 + b'{"a": 1}', {"a": 1}),
+        (b'{"a": "\\ud83d\\ude42", "b": "\\uD83D\\uDE42"}', {"a": "🙂", "b": "🙂"}),  # both halves
+        (b'"' + b",[{" * MAX_VALUES + b'"', ",[{" * MAX_VALUES),  # no values, but text
+        (b"[" + b"1," * (MAX_VALUES - 1) + b"1]", [1] * MAX_VALUES),
+    ],
+    ids=["values", "byte-order mark", "surrogate pairs", "a long text", "as many values as are allowed"],
+)
+def test_json_is_parsed(body: bytes, value: Any) -> None:
+    assert parse_json(body) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"{", "at line 1, column 2"),
+        (b'"\xff"', "byte 1 is not UTF-8"),
+        (BOM_UTF8 * 2 + b"1", "not valid JSON"),
+        (b"NaN", "NaN is not a JSON number"),
+        (b"[-Infinity]", "-Infinity is not a JSON number"),
+        (b'["\\ud800"]', "a lone surrogate"),
+        (b'["\\uD800"]', "a lone surrogate"),
+        (b'{"\\udfff": 1}', "a lone surrogate"),
+        (b'{"b": {"a": 1, "c": 1, "a": 1}}', "the key 'a' twice"),
+        (b"[" * 20_000, "nested too deeply"),
+        (b"9" * 5_000, "a number in it is too long"),
+    ],
+)
+def test_what_is_no_json_is_refused(body: bytes, why: str) -> None:
+    with pytest.raises(ApiError) as error:
+        parse_json(body)
+    assert why in str(error.value.detail)
+    assert (error.value.status_code, error.value.code) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"[" + b"1," * MAX_VALUES + b"1]", f"more than {MAX_VALUES} values"),
+        (b"{" + b",".join(b'"%d": 1' % i for i in range(MAX_KEYS + 1)) + b"}", f"{MAX_KEYS + 1} keys"),
+    ],
+    ids=["values", "keys"],
+)
+def test_too_many_values_are_refused(body: bytes, why: str) -> None:
+    with pytest.raises(ApiError, match=why):
+        parse_json(body)
+
+
+def test_an_object_may_have_as_many_keys_as_are_allowed() -> None:
+    assert len(parse_json(b"{" + b",".join(b'"%d": 1' % i for i in range(MAX_KEYS)) + b"}")) == MAX_KEYS
