@@ -97,10 +97,8 @@ class Detokenizer:
         self._pieces.clear()
         return text
 
-    def take_events(self) -> list[Event] | None:
-        """Returns the events since the last call; None if there is no parser."""
-        if self._parser is None:
-            return None
+    def take_events(self) -> list[Event]:
+        """Returns the events of the parser since the last call."""
         events, self._events = self._events, []
         return join_deltas(events)
 

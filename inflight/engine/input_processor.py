@@ -175,7 +175,7 @@ class InputProcessor:
             )
         text, token_ids, cache_salt = self._read_prompt(prompt, options)
         room = self._max_model_len - len(token_ids)
-        params = self.default_params if params is None else params
+        params = dataclasses.replace(self.default_params if params is None else params)  # the caller may change its own
         check_text_parameters(params, self.tokenizer, self.eos_token_ids)
         unenforced = unenforced_places(params, self.config.structured_outputs.backend)
         check_num_logprobs(params, self._vocab_size)

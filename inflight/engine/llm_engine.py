@@ -43,6 +43,7 @@ class LLMEngine:
         self.core = core
         self.executor = executor
         self.tokenizer = input_processor.tokenizer
+        self.chat_template = input_processor.chat_template
         self.default_params = input_processor.default_params
         self._input_processor = input_processor
         self._output_processor = OutputProcessor(input_processor.tokenizer)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
 
@@ -19,7 +20,7 @@ from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event, chrome_trace
-from inflight.tokenizer.tokenizer import Tokenizer
+from inflight.tokenizer.user_tokenizer import UserTokenizer
 
 Message = Mapping[str, Any]  # Any: JSON, checked by the chat template
 NO_TIME_LIMITS = {"target_inter_token_latency": "none", "max_step_time": "none"}
@@ -52,6 +53,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        **others: object,
     ) -> list[RequestOutput]:
         """Complete every prompt. The outputs are in the order of the prompts.
 
@@ -68,14 +70,10 @@ class LLM:
                 one rank and this rank can still compute.
             EngineDeadError: the engine failed permanently in an earlier call. The message names the cause.
         """
+        _refuse_others("generate", others, ())
         given = _as_prompts(prompts)
         params = _one_each(sampling_params, len(given))
-        priorities = [0] * len(given) if priority is None else priority
-        if len(priorities) != len(given):
-            raise InvalidRequestError(
-                f"priority has {len(priorities)} numbers for {len(given)} prompts; give one number for each prompt"
-            )
-        options = [RequestOptions(priority=each) for each in priorities]
+        options = [RequestOptions(priority=each) for each in _priorities(priority, len(given))]
         return self._run(given, params, options, use_tqdm)
 
     def chat(
@@ -84,6 +82,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
         **chat_options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or several. The model's chat template makes the prompts.
@@ -95,9 +94,14 @@ class LLM:
             add_generation_prompt: whether the prompt ends with the beginning of an assistant's message; True by default.
             continue_final_message: whether the model continues the last message, instead of a new one; False by default.
             chat_template_kwargs: further variables for the chat template.
+            priority: one number for each conversation, as in `generate`.
 
         Raises: as `generate`, and TokenizerError if the model has no chat template.
         """
+        given: dict[str, Any] = {**chat_options}  # the type says what is allowed, but not what a program gives
+        names = ChatOptions.__annotations__
+        _refuse_others("chat", {name: value for name, value in given.items() if name not in names}, names)
+        chat_options = cast("ChatOptions", {name: value for name, value in given.items() if name in names})
         if not messages:
             raise InvalidRequestError("messages is empty; give at least one message")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
@@ -108,17 +112,21 @@ class LLM:
         tools = chat_options.get("tools")
         params = [self.llm_engine.with_strict_tools(each, tools) for each in _one_each(sampling_params, len(prompts))]
         thinks_first = not chat_options.get("continue_final_message", False)
-        options = RequestOptions(add_special_tokens=False, thinks_first=thinks_first)
-        return self._run(prompts, params, [options] * len(prompts), use_tqdm)
+        options = [
+            RequestOptions(add_special_tokens=False, thinks_first=thinks_first, priority=each)
+            for each in _priorities(priority, len(prompts))
+        ]
+        return self._run(prompts, params, options, use_tqdm)
 
-    def get_tokenizer(self) -> Tokenizer | None:
+    def get_tokenizer(self) -> UserTokenizer | None:
         """The tokenizer. It is None if skip_tokenizer_init is set."""
-        return self.llm_engine.tokenizer
+        tokenizer = self.llm_engine.tokenizer
+        return None if tokenizer is None else UserTokenizer(tokenizer, self.llm_engine.chat_template)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a request without sampling parameters: `SamplingParams()` with the values of
         generation_config.json."""
-        return self.llm_engine.default_params
+        return replace(self.llm_engine.default_params)
 
     def reset_prefix_cache(self) -> None:
         """Forget the KV blocks of earlier prompts, so that no later prompt uses them."""
@@ -190,6 +198,26 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if len(prompts) and isinstance(prompts[0], int):
         return [cast("Prompt", prompts)]
     return [cast("Prompt", prompt) for prompt in prompts]
+
+
+def _priorities(given: Sequence[int] | None, count: int) -> Sequence[int]:
+    if given is None:
+        return [0] * count
+    if not isinstance(given, list | tuple | range):
+        raise InvalidRequestError(f"priority={given!r} is not a list; give one number for each prompt")
+    if len(given) != count:
+        raise InvalidRequestError(
+            f"priority has {len(given)} numbers for {count} prompts; give one number for each prompt"
+        )
+    return given
+
+
+def _refuse_others(method: str, given: Mapping[str, object], more: Iterable[str]) -> None:
+    """Refuse arguments that `method` does not have. Without a value they mean nothing, and programs for vLLM pass some."""
+    for name, value in given.items():
+        if value is not None:
+            names = ", ".join(["sampling_params", "use_tqdm", "priority", *more])
+            raise InvalidRequestError(f"{method} has no argument {name!r} (given: {value!r:.100}); it has {names}")
 
 
 def _one_each(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,14 +116,20 @@ def test_the_attention_backend_of_a_gpu_may_be_named() -> None:
     assert resolved(gpus(H200), attention_backend="triton") == resolved(gpus(H200))
 
 
+def test_a_cpu_has_no_graphs_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Most command lines for vLLM have --enforce-eager."""
+    with caplog.at_level(logging.INFO):
+        assert resolved(CPU, enforce_eager=True, cuda_graph_max_tokens=0) == resolved(CPU)
+    assert "enforce_eager has no effect on a CPU" in caplog.text
+
+
 def test_drafts_on_a_gpu() -> None:
     assert resolved(gpus(H200), speculative_config={"method": "ngram"}).speculative is not None
 
 
 REFUSED: list[tuple[Machine, dict[str, Any], str]] = [
-    (CPU, {"enforce_eager": True}, "enforce_eager=True is for GPUs"),
     (CPU, {"attention_backend": "triton"}, "attention_backend='triton' is for GPUs"),
-    (CPU, {"cuda_graph_max_tokens": 0}, "cuda_graph_max_tokens=0 is for GPUs"),
+    (CPU, {"cuda_graph_max_tokens": 8}, "cuda_graph_max_tokens=8 is for GPUs"),
     (CPU, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not for device='cpu'; give 'auto' or 'int8'"),
     (CPU, {"quantization": "fp8"}, "quantization='fp8' is not for device='cpu'; give 'int8' or 'int4'"),
     (CPU, {"head_quantization": "fp8"}, "head_quantization='fp8' is not for device='cpu'"),

@@ -137,7 +137,7 @@ def test_no_bytes(text: str) -> None:
         (["generate", "-i", "no-such-file", "-o", "x"], "no such file"),
         (["generate", "-i", "no-such-file"], "no such file"),
         (["generate", "-p", "a", "--max-tokens", "0"], "max_tokens=0"),
-        (["generate", "-p", "a", "--temperature", "0", "-n", "2"], "n=2"),
+        (["generate", "-p", "a", "--min-tokens", "9", "--max-tokens", "2"], "min_tokens=9"),
         (["generate", "-p", "a", "--dtype", "int3"], "dtype='int3'"),
         (["generate", "-p", "a", "--kv-cache-memory-bytes", "lots"], "number of bytes"),
         (["generate", "-p", "a", "--nonsense"], "--nonsense"),
@@ -301,6 +301,7 @@ def test_env() -> None:
     assert "LlamaForCausalLM" in report["models"]["families"]
     text = run("env").stdout
     assert all(f"\n{section}\n" in f"\n{text}" for section in report)
+    assert all(line.startswith("  ") and "  " in line.strip() for line in text.splitlines() if line not in report)
 
 
 def test_env_says_why_gpus_are_not_used() -> None:

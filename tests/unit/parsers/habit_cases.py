@@ -142,6 +142,10 @@ JSON: Sequence[Case] = [
     called("deepseek_v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{"a": 1```<｜tool▁calls▁end｜>', '{"a": 1}'),
     called("openai", '<|channel|>commentary to=functions.f<|message|>{"a": 1<|call|>', '{"a": 1}'),
     called("openai", "<|channel|>commentary to=functions.f<|message|><|call|>", "{}"),
+    called("openai", "commentary to=functions.f <|constrain|>json<|message|>{}<|call|>", "{}"),
+    called("openai", "<|channel|>commentary to=f <|constrain|>json<|message|>{}<|call|>", "{}"),
+    Case("openai", "analysis<|message|>a<|end|>assistant<|channel|>final<|message|>b", [*thought("a"), *content("b")]),
+    *(Case("openai", text, content(text)) for text in ("final", "final <", "analysis of a<|end", "assistants")),
 ]
 
 # what a model writes as arguments -> the JSON that it means
