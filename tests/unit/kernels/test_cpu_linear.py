@@ -59,7 +59,8 @@ def outliers_of(x: Tensor, bits: int) -> Tensor:
         part.copy_(part.maximum(magnitude[:, features]))
     first, second, third, fourth = buckets.view(len(x), 4, 16).unbind(1)
     typical = first.maximum(second).minimum(third.maximum(fourth)).sort(1).values[:, 7:8]
-    threshold = typical * ((2.0 if bits == 4 else 1.4) + 13 / math.sqrt(size))
+    limit = typical * ((2.0 if bits == 4 else 1.2) + 13 / math.sqrt(size))
+    threshold = torch.where(buckets > limit, 0, buckets).amax(1, keepdim=True)
     if size > MOST_OUTLIERS:
         threshold = threshold.maximum(magnitude.sort(1, descending=True).values[:, MOST_OUTLIERS:][:, :1])
     return magnitude > threshold
