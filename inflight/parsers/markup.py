@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inflight.errors import InvalidRequestError
+from inflight.structured_output.spec import ArgumentTags
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.probes import CALL_ID, QUESTION
 
@@ -35,6 +36,8 @@ class ToolMarkup:
         is_list: whether the calls are the items of one JSON list. If so, `before_name` contains the "[" of the list. The text
             of `before_name` before the "[" is written once, before the list.
         whole_message: whether a message has either calls or other text, not both.
+        arguments: if given, arguments stand between these tags, instead of JSON.
+        only_forced: whether only a text that must be a call can be constrained, because other texts of the model have headers.
     """
 
     parser: str
@@ -45,9 +48,22 @@ class ToolMarkup:
     separator: str = ""
     is_list: bool = False
     whole_message: bool = False
+    arguments: ArgumentTags | None = None
+    only_forced: bool = False
 
     def begin(self, name: str) -> str:
         return f"{self.before_name}{name}{self.before_arguments}"
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:  # Any: JSON
+        """A call as the model writes it. A list of calls is not closed."""
+        written = json.dumps(arguments)
+        if (tags := self.arguments) is not None:
+            values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+            pairs = [
+                f"{tags.before_key}{key}{tags.after_key}{value}{tags.after_value}" for key, value in values.items()
+            ]
+            written = "".join(pairs)
+        return f"{self.begin(name)}{written}{self.end}"
 
     @property
     def list_begin(self) -> str:
@@ -78,6 +94,69 @@ MARKUPS = (
         "<｜tool▁sep｜>",
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     ),
+    ToolMarkup(
+        "qwen3_coder",
+        "<tool_call>",
+        "<tool_call>\n<function=",
+        ">\n",
+        "</function>\n</tool_call>",
+        separator="\n",
+        arguments=ArgumentTags(
+            "<parameter=", ">\n", "\n</parameter>\n", ("<parameter=", "</parameter>", "</function>", "</tool_call>")
+        ),
+    ),
+    ToolMarkup(
+        "seed_oss",
+        "<seed:tool_call>",
+        "<seed:tool_call>\n<function=",
+        ">\n",
+        "</function>\n</seed:tool_call>",
+        separator="\n",
+        arguments=ArgumentTags(
+            "<parameter=", ">", "</parameter>\n", ("<parameter=", "</parameter>", "</function>", "</seed:tool_call>")
+        ),
+    ),
+    *(
+        ToolMarkup(
+            "glm45",
+            "<tool_call>",
+            "<tool_call>",
+            blank,
+            "</tool_call>",
+            separator=blank,
+            arguments=ArgumentTags(
+                "<arg_key>",
+                f"</arg_key>{blank}<arg_value>",
+                f"</arg_value>{blank}",
+                ("<arg_key>", "</arg_value>", "</tool_call>"),
+            ),
+        )
+        for blank in ("\n", "")
+    ),
+    ToolMarkup(
+        "minimax_m2",
+        "<minimax:tool_call>",
+        '<minimax:tool_call>\n<invoke name="',
+        '">\n',
+        "</invoke>\n</minimax:tool_call>",
+        separator="\n",
+        arguments=ArgumentTags(
+            '<parameter name="',
+            '">',
+            "</parameter>\n",
+            ("<parameter name=", "</parameter>", "</invoke>", "</minimax:tool_call>"),
+        ),
+    ),
+    # in JSON, which the parser reads too
+    ToolMarkup("gemma4", "<|tool_call>", "<|tool_call>call:", "", "<tool_call|>"),
+    ToolMarkup(
+        "openai",
+        "<|channel|>commentary to=functions.",
+        "<|channel|>commentary to=functions.",
+        " <|constrain|>json<|message|>",
+        "",
+        only_forced=True,
+    ),
 )
 # parser name -> pattern. If no markup above fits, but a rendered call matches, the parser can read the model's calls.
 _SIGNS = {
@@ -101,7 +180,7 @@ _INSTRUCTIONS = {
 
 
 def default_markup(parser: str) -> ToolMarkup | None:
-    """Returns the first markup of the parser's family. None if the family does not write arguments as JSON."""
+    """Returns the first markup of the parser's family; None if there is no such parser."""
     return next((markup for markup in MARKUPS if markup.parser == parser), None)
 
 
@@ -115,12 +194,13 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
     for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         text = _render_call(template, arguments)
         for markup in MARKUPS:
-            call = f"{markup.begin(_NAME)}{json.dumps(_ARGUMENTS)}{markup.end}"
+            call = markup.call(_NAME, _ARGUMENTS)
             if call in text and not (markup.whole_message and _is_wrapped(template, text.partition(call)[0])):
                 return markup.parser, markup
         for parser, sign in _SIGNS.items():
             if sign.search(text):
-                return parser, None
+                near = (each for each in MARKUPS if each.parser == parser and each.before_arguments in text)
+                return parser, next(near, default_markup(parser))
     more = {"xml_tools": [_TOOL]}  # SmolLM3's name of the tools
     instructions = render_or_nothing(template, [QUESTION], tools=[_TOOL], variables=more)
     found = next((parser for parser, sign in _INSTRUCTIONS.items() if sign.search(instructions)), None)

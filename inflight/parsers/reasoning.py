@@ -62,13 +62,18 @@ def find_opening(markup: ReasoningMarkup, prompt: str, begun_answer: str | None 
 
 
 def answer_frame(
-    markup: ReasoningMarkup | None, opening: Opening = Opening.NONE, calls: tuple[str, ...] = ()
+    markup: ReasoningMarkup | None,
+    opening: Opening = Opening.NONE,
+    calls: tuple[str, ...] = (),
+    *,
+    only_calls: bool = False,
 ) -> AnswerFrame | None:
     """What the model may write around a constrained text; None if nothing.
 
     Args:
         markup: None for a model without reasoning.
         calls: texts with which a call begins, if a call may come instead of the constrained text.
+        only_calls: whether the constrained text itself is a call, so that it has no header of an answer.
     """
     if markup is None or opening is Opening.CLOSED:
         return AnswerFrame(begin="", end="", calls=calls) if calls else None
@@ -78,7 +83,7 @@ def answer_frame(
         begin=form.begin,
         end=form.end,
         is_open=is_open,
-        answer=form.answer,
+        answer="" if only_calls else form.answer,
         next_message=form.next_message,
         calls=calls,
         not_in_reasoning=form.not_in_reasoning,

@@ -19,13 +19,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from inflight.errors import InvalidRequestError
 from inflight.parsers.markup import ToolMarkup
 from inflight.sampling_params import MAX_GRAMMAR_LENGTH, SamplingParams, StructuredOutputsParams
-from inflight.structured_output.references import with_local_references
+from inflight.structured_output.references import moved, with_local_references
 from inflight.structured_output.spec import RESPONSE_FORMAT, SchemaPart
 from inflight.tokenizer.messages import TOOL, check_objects
 
@@ -78,6 +78,12 @@ def constrain_tools(
     checked = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(check_objects(tools, "tools", TOOL) or ())]
     is_forced = tool_choice not in ("none", "auto")
     has_strict = any(tool.is_strict for tool in checked)
+    if (
+        markup is not None
+        and not is_forced
+        and (markup.only_forced or (markup.arguments is not None and not has_strict))
+    ):
+        markup = None
     own = params.structured_outputs
     is_json = own is not None and own.constraint in ("json", "json_object")
     wants_json = is_json and bool(checked) and markup is not None
@@ -93,7 +99,7 @@ def constrain_tools(
         )
     if markup is None:
         raise InvalidRequestError(
-            f"{reason} needs a model whose chat template writes calls in a known way, with arguments as JSON "
+            f"{reason} needs a model whose chat template writes calls in a known way "
             '(<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>, ... see docs/tool-calls.md). The template of this '
             "model does not: set strict to false, and tool_choice to auto"
         )
@@ -162,6 +168,7 @@ def _structural_tag(
     is_forced: bool,
     is_single: bool,
 ) -> dict[str, Any]:  # Any: JSON
+    more = {} if markup.arguments is None else {"arguments": asdict(markup.arguments)}
     if markup.is_list:
         schemas, parts = _call_schemas(arguments, "arguments", "#/items/anyOf")
         calls = {"type": "array", "items": {"anyOf": schemas}, "minItems": 1}
@@ -173,7 +180,7 @@ def _structural_tag(
         structures = [{"begin": "", "schema": {"anyOf": schemas}, "end": "", "parts": parts}]
     else:
         structures = [
-            {"begin": markup.begin(name), "schema": each.schema, "end": markup.end, "parts": [each.part]}
+            {"begin": markup.begin(name), "schema": each.schema, "end": markup.end, "parts": [each.part], **more}
             for name, each in arguments.items()
         ]
     triggers = [markup.trigger if structures[0]["begin"] else ""]
@@ -196,7 +203,7 @@ def _call_schemas(arguments: Mapping[str, _Arguments], key: str, root: str) -> t
     parts: list[SchemaPart] = []
     for i, (name, each) in enumerate(arguments.items()):
         place = f"{root}/{i}/properties/{key}"
-        properties = {"name": {"const": name}, key: _moved(with_local_references(each.schema), place)}
+        properties = {"name": {"const": name}, key: moved(with_local_references(each.schema), place)}
         required = ["name", key]
         schemas.append(
             {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
@@ -214,17 +221,3 @@ def _text(tag: Schema) -> str:
             "to auto"
         )
     return text
-
-
-def _moved(node: Any, root: str) -> Any:  # Any: JSON
-    """Put `root` before each "$ref" to a place in the same schema. Data under "const" and "enum" is not changed."""
-    if isinstance(node, Mapping):
-        return {
-            key: root + value[1:]
-            if key == "$ref" and isinstance(value, str) and value.startswith("#")
-            else value
-            if key in ("const", "enum")
-            else _moved(value, root)
-            for key, value in node.items()
-        }
-    return [_moved(item, root) for item in node] if isinstance(node, list) else node

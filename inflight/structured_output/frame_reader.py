@@ -72,7 +72,7 @@ class FrameReader:
         self._texts = texts
         self._end = frame.end.encode()
         self._inner = [literal.encode() for literal in frame.not_in_reasoning]
-        self._is_exact = keeps_blanks or bool(frame.answer)
+        self._is_exact = keeps_blanks or bool(frame.next_message)
         # a longer text cannot be the beginning of one of them
         self._num_kept = max(map(len, [self._end, *self._inner])) - 1
         literals = [
@@ -82,8 +82,12 @@ class FrameReader:
         ]
         first = [(text.encode(), part) for text, part in literals if text]
         later = [(frame.next_message.encode() + text, part) for text, part in first]
-        self._after_reasoning = tuple(later if frame.answer else [each for each in first if each[1] is Part.CALL])
-        self._needs_literal = bool(frame.answer)  # after the reasoning
+        if frame.next_message and not frame.answer:
+            later = [(frame.next_message.encode(), Part.ANSWER)]
+        self._needs_literal = bool(frame.next_message)  # after the reasoning
+        self._after_reasoning = tuple(
+            later if self._needs_literal else [each for each in first if each[1] is Part.CALL]
+        )
         self.start = Position(Part.REASONING) if frame.is_open else Position(Part.ANSWER, tuple(first))
         self._cached = _Cached({}, {})
         # tokens that contain the whole end, or a text that must not be in reasoning: few, and found by a search of all tokens

@@ -37,6 +37,7 @@ from inflight.structured_output.backend import (
 from inflight.structured_output.json_schema import SchemaSupport, name_place, subschemas
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_output.structural_tag import Tag, parse_structural_tag
+from inflight.structured_output.tagged_object import TaggedObject
 from inflight.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -300,9 +301,11 @@ class _LarkWriter:
         self._special_tokens = special_tokens
         longest_first = sorted(special_tokens, key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if special_tokens else None
+        self._object_rules: list[str] = []
 
     def write(self) -> str:
-        return "\n".join(self._free_text() if self._tag.separator is None else self._tags_only(self._tag.separator))
+        lines = self._free_text() if self._tag.separator is None else self._tags_only(self._tag.separator)
+        return "\n".join(lines + self._object_rules)
 
     def _free_text(self) -> list[str]:
         """The rules of free text with tags, one rule for each trigger. A lazy terminal ends as soon as its trigger is complete,
@@ -341,9 +344,31 @@ class _LarkWriter:
 
     def _structure(self, tag: Tag, num_written: int) -> str:
         """The rule of a structure, without the first `num_written` characters of its `begin`."""
+        begin, end = self._text(tag.begin[num_written:]), self._text(tag.end)
+        if tag.arguments is not None:
+            name = f"object_{len(self._object_rules)}"
+            tagged = TaggedObject(name, tag, self._text, self._closed, self._json_options)
+            whole = f"{begin} {tagged.write()} {end}"
+            self._object_rules += tagged.rules
+            return whole
         schema = dict(tag.schema) if isinstance(tag.schema, Mapping) else {} if tag.schema else {"not": {}}
         schema["x-guidance"] = self._json_options
-        return f"{self._text(tag.begin[num_written:])} %json {json.dumps(schema)} {self._text(tag.end)}"
+        return f"{begin} %json {json.dumps(schema)} {end}"
+
+    def _closed(self, rule: str, text: str, closing: str) -> tuple[str, list[str]]:
+        """A sequence: the terminal `text`, and `closing`, which ends it. A lazy terminal ends where `closing` is complete."""
+        found = None if self._special is None else self._special.search(closing)
+        if found is None:
+            return rule, [f"{rule}[lazy]: {text} {json.dumps(closing)}"]
+        special, before = self._special_tokens[found[0]], closing[: found.start()]
+        heads, rules = (
+            [f"{rule.upper()}_HEAD <[{special.token_id}]>"],
+            [f"{rule.upper()}_HEAD: {text} {json.dumps(before)}"],
+        )
+        if special.is_shown:
+            heads.append(rule)
+            rules.append(f"{rule}[lazy]: {text} {json.dumps(closing[: found.end()])}")
+        return f"({' | '.join(heads)}) {self._text(closing[found.end() :])}", rules
 
     def _text(self, text: str) -> str:
         """A text as a Lark sequence. Parts of the text that spell a special token become this token."""

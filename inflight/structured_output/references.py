@@ -40,11 +40,24 @@ def unescaped(reference: str) -> list[str]:
     return [unquote(part).replace("~1", "/").replace("~0", "~") for part in reference[2:].split("/")]
 
 
+def moved(node: Any, root: str) -> Any:  # Any: JSON
+    """Put `root` before each "$ref" to a place in the same schema. Data under "const" and "enum" is not changed."""
+    if isinstance(node, Mapping):
+        return {
+            key: root + value[1:]
+            if key == "$ref" and isinstance(value, str) and value.startswith("#")
+            else value
+            if key in ("const", "enum")
+            else moved(value, root)
+            for key, value in node.items()
+        }
+    return [moved(item, root) for item in node] if isinstance(node, list) else node
+
+
 def _localize(reference: str, base: str, places: Mapping[str, str]) -> str | None:
     """The path from the root, or None if the reference does not refer to a part of the schema."""
-    if reference in ("", "#"):
-        return places.get(base)
-    whole = urljoin(base, reference) if base else reference
+    # `urljoin` joins nothing to a URN
+    whole = f"{base}{reference}" if reference.startswith("#") else urljoin(base, reference)
     if whole in places:
         return places[whole]
     resource, fragment = urldefrag(whole)

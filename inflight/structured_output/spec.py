@@ -1,4 +1,5 @@
-"""`GrammarSpec`: what a request's output must match. `SchemaPart`: a part of a schema with its own name."""
+"""`GrammarSpec`: what a request's output must match. `SchemaPart`: a part of a schema with its own name. `ArgumentTags`: the
+text around the properties of an object."""
 
 from __future__ import annotations
 
@@ -82,3 +83,17 @@ class SchemaPart(NamedTuple):
     pointer: str
     name: str
     is_strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentTags:
+    """The text around each property of an object that is not written as JSON: `before_key`, the name, `after_key`, the value,
+    `after_value`. A value that may be a string is that string; any other value is JSON.
+
+    `not_in_value`: texts that a string must not contain, because they end it.
+    """
+
+    before_key: str
+    after_key: str
+    after_value: str
+    not_in_value: tuple[str, ...]

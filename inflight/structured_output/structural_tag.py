@@ -13,19 +13,21 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from inflight.errors import InvalidRequestError
-from inflight.structured_output.spec import SchemaPart
+from inflight.structured_output.spec import ArgumentTags, SchemaPart
 
 
 class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One structure: the text `begin`, then JSON that satisfies `schema`, then the text `end`.
 
     `parts`: the schemas from which `schema` was put together; empty if the user wrote `schema` as a whole.
+    `arguments`: if given, the properties of the object stand between these tags, instead of JSON.
     """
 
     begin: str
     schema: dict[str, Any] | bool  # Any: JSON
     end: str
     parts: tuple[SchemaPart, ...] = ()
+    arguments: ArgumentTags | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,11 @@ class XGrammarBackend(GrammarBackend):
             )
         structural_tag = parse_structural_tag(spec.text)
         for tag in structural_tag.all_tags:
+            if tag.arguments is not None:
+                raise InvalidRequestError(
+                    "this model writes the arguments of calls between tags, and not as JSON, so tool_choice and strict "
+                    "tools need the llguidance backend; leave them out"
+                )
             for special in self._special_tokens:
                 if special in tag.begin or special in tag.end:
                     raise InvalidRequestError(

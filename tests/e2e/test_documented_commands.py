@@ -115,7 +115,7 @@ class Shell:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._server.pid, signal.SIGTERM)
         try:
-            self._server.wait(30)
+            self._server.wait(300)
         except subprocess.TimeoutExpired:
             os.killpg(self._server.pid, signal.SIGKILL)
             self._server.wait()

@@ -29,7 +29,7 @@ def test_the_models_own_max_new_tokens(tmp_path: Path) -> None:
 
     with (
         running_server(demo_args(model=str(folder), max_model_len=64)) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
+        httpx.Client(base_url=running.url, timeout=300) as client,
     ):
         assert tokens(client) == 3
         assert tokens(client, max_tokens=5) == 5
@@ -56,7 +56,7 @@ def test_only_a_chat_that_may_think_waits_for_the_end_of_thinking(monkeypatch: p
     answer = {"messages": [*_chat("Is it?")["messages"], {"role": "assistant", "content": "I say"}]}
     with (
         running_server(demo_args(reasoning_end=";;")) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
+        httpx.Client(base_url=running.url, timeout=300) as client,
     ):
         for path, body, wanted in (
             ("completions", {"prompt": "Is it?"}, False),

@@ -37,7 +37,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as made:
+    with httpx.Client(base_url=server.url, timeout=300) as made:
         yield made
 
 
@@ -259,7 +259,7 @@ ENDLESS = {"prompt": "Once", "ignore_eos": True, "max_tokens": 1900}
 
 def test_a_deadline_is_a_504_or_an_event_of_the_stream() -> None:
     settings = ServerSettings(request_timeout=0.4)
-    with running_server(settings=settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
+    with running_server(settings=settings) as running, httpx.Client(base_url=running.url, timeout=300) as client:
         assert error_of(client.post(TEXT, json=ENDLESS), 504)["code"] == "request_timeout"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(running.engine, "process", lambda *_, **__: asyncio.sleep(200))  # texts are waited for, too
@@ -273,7 +273,7 @@ def test_a_deadline_is_a_504_or_an_event_of_the_stream() -> None:
 
 
 def test_a_drain_ends_each_stream_with_its_reason() -> None:
-    with running_server() as running, httpx.Client(base_url=running.url, timeout=30) as other:
+    with running_server() as running, httpx.Client(base_url=running.url, timeout=300) as other:
         with other.stream("POST", TEXT, json={**ENDLESS, "stream": True}) as response:
             pieces = response.iter_text()
             text = next(pieces)
@@ -288,7 +288,7 @@ def test_a_drain_ends_each_stream_with_its_reason() -> None:
 
 def test_a_step_that_fails_is_the_servers_fault(caplog: pytest.LogCaptureFixture) -> None:
     args = demo_args(distributed_executor_backend="tests.unit.engine.broken_executor:FailingExecutor")
-    with running_server(args) as running, httpx.Client(base_url=running.url, timeout=30) as client:
+    with running_server(args) as running, httpx.Client(base_url=running.url, timeout=300) as client:
         for stream in (False, True):
             caplog.clear()
             error = error_of(client.post(TEXT, json={"prompt": [13], "stream": stream}), 500)
@@ -308,7 +308,7 @@ def test_a_request_with_too_many_sequences_is_refused_before_they_are_made(clien
 def test_a_full_queue_is_a_503_at_once() -> None:
     limits = QueueLimits(max_queued_requests=1)
     args = demo_args(max_num_seqs=1)
-    with running_server(args, limits=limits) as running, httpx.Client(base_url=running.url, timeout=30) as client:
+    with running_server(args, limits=limits) as running, httpx.Client(base_url=running.url, timeout=300) as client:
         error = error_of(client.post(TEXT, json={"prompt": ["a", "b", "c", "d"], "max_tokens": 1}), 400)
         assert "4 sequences (prompts times n) in one request; at most 2 are allowed" in error["message"]
         assert client.post(TEXT, json={"prompt": ["a", "b"], "max_tokens": 1}).status_code == 200

@@ -60,7 +60,7 @@ def client(server: RunningServer) -> Iterator[OpenAI]:
 
 @pytest.fixture(scope="module")
 def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as made:
+    with httpx.Client(base_url=server.url, timeout=300) as made:
         yield made
 
 

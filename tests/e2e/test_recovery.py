@@ -104,7 +104,7 @@ def streams(server: ServeProcess, count: int = 16) -> Iterator[list[Future[Answe
     with ThreadPoolExecutor(count) as threads:
         futures = [threads.submit(read, server, index, started) for index in range(count)]
         for _ in range(count):
-            started.acquire(timeout=30)
+            started.acquire(timeout=300)
         yield futures
 
 

@@ -47,7 +47,7 @@ class WatchedServer:
 
     def counts(self) -> dict[str, float]:
         """What runs, what waits, and the share of KV blocks in use, as /metrics says."""
-        text = httpx.get(f"{self.url}/metrics", timeout=30).text
+        text = httpx.get(f"{self.url}/metrics", timeout=300).text
         found = dict(re.findall(r"^inflight:(\w+)\{[^}]*\} (\S+)$", text, re.MULTILINE))
         return {name: float(found[name]) for name in _BASELINE}
 

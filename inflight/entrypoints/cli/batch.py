@@ -7,6 +7,7 @@ rows ──▶ RequestMaker ──▶ engine: running requests, and at most LOOK
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,9 +29,8 @@ DEFAULT_MAX_TOKENS = 256
 
 GivenSampling = Annotated[dict[str, Any], Options(SamplingParams, only_given=True)]  # fields of `SamplingParams`
 
-_LOWEST = (
-    -9999.0
-)  # written instead of minus infinity, which JSON cannot express, and instead of lower log-probabilities
+# Written instead of minus infinity, which JSON cannot express, and instead of a token's lower log-probability.
+_LOWEST = -9999.0
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 _KEYS = (*_PROMPT_KEYS, "tools", "params")
 
@@ -167,7 +167,8 @@ def to_json(row: Row, output: RequestOutput, *, with_token_ids: bool) -> dict[st
         if with_token_ids:
             entry["token_ids"] = completion.token_ids
         if completion.logprobs is not None:
-            entry["cumulative_logprob"] = completion.cumulative_logprob
+            total = completion.cumulative_logprob
+            entry["cumulative_logprob"] = _LOWEST if total == -math.inf else total
             entry["logprobs"] = [_logprobs_to_json(logprobs) for logprobs in completion.logprobs]
         completions.append(entry)
     result: dict[str, Any] = {**row_key(row), "outputs": completions}

@@ -136,11 +136,12 @@ async def _reading(
         begun = body.messages[-1].text if body.messages and body.continue_final_message else None
         opening = find_opening(markup, prompt_end, begun)
     constraint = params.structured_outputs
+    only_calls = bool(tools) and body.tool_choice not in (None, "none", "auto")
     frame, keeps_blanks = None, False
     if constraint is not None:
         # without a grammar for calls, a call may still come instead of JSON
         may_call = body.tool_choice in (None, "auto") and constraint.constraint in ("json", "json_object")
-        frame = answer_frame(markup, opening, call_beginnings(tool_parser) if may_call else ())
+        frame = answer_frame(markup, opening, call_beginnings(tool_parser) if may_call else (), only_calls=only_calls)
         keeps_blanks = GrammarSpec.from_params(constraint).is_exact
     make_parser = partial(
         create_output_parser,
@@ -150,7 +151,7 @@ async def _reading(
         opening=opening,
         is_constrained=constraint is not None,
         keeps_blanks=keeps_blanks,
-        only_calls=bool(tools) and body.tool_choice not in (None, "none", "auto"),
+        only_calls=only_calls,
         max_tool_calls=1 if body.parallel_tool_calls is False else None,
     )
     return make_parser, frame

@@ -31,7 +31,7 @@ class FakeServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(300)
         return self
 
     def __exit__(

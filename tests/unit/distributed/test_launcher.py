@@ -34,7 +34,7 @@ class Launch:
 
     def both(self) -> list[LauncherMeeting]:
         with ThreadPoolExecutor(2) as ranks:
-            return [met.result(30) for met in [ranks.submit(self.meet, rank) for rank in range(2)]]
+            return [met.result(300) for met in [ranks.submit(self.meet, rank) for rank in range(2)]]
 
     def stored(self) -> str:
         store = reach_store("127.0.0.1", self.port, 5.0, asked="a stranger", where="the store")

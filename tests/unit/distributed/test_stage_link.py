@@ -197,7 +197,7 @@ def run_schedule(seed: int) -> None:
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(30)
+        rank.join(300)
     stuck = [rank.world.rank for rank in ranks if rank.is_alive()]
     errors = [rank.error for rank in ranks if rank.error is not None]
     worlds.close("the test is over")

@@ -24,7 +24,7 @@ class SlowInputProcessor(SimpleNamespace):
 
     def encode(self, text: str, **_: Any) -> list[int]:
         if len(text) > 10:
-            assert self.is_free.wait(10)
+            assert self.is_free.wait(300)
         return [len(text)]
 
 

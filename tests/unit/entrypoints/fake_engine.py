@@ -154,6 +154,7 @@ class FakeEngine:
                 index=index,
                 text=text,
                 token_ids=[ord(character) for character in text],
+                cumulative_logprob=None if params.logprobs is None else float("-inf"),
                 logprobs=None if params.logprobs is None else [{ord(c): Logprob(float("-inf"), 1, c)} for c in text],
                 finish_reason=reason,
             )

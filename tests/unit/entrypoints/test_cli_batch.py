@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import Result
 
-from inflight.entrypoints.cli.batch import DEFAULT_MAX_TOKENS, LOOKAHEAD
+from inflight.entrypoints.cli.batch import DEFAULT_MAX_TOKENS, LOOKAHEAD, to_json
 from inflight.entrypoints.cli.result_file import ResultFile
+from inflight.entrypoints.cli.rows import Row
 from inflight.errors import StepError
+from inflight.outputs import CompletionOutput, Logprob, RequestOutput
 from tests.architecture.source import ROOT
 from tests.python_process import PythonProcess
 from tests.unit.entrypoints.fake_engine import FakeEngine
@@ -343,3 +345,45 @@ def test_logprobs_and_token_ids_are_json(tmp_path: Path) -> None:
     assert completion["token_ids"] == [ord("a"), ord("!")]
     entry = {"token_id": ord("a"), "token": "a", "logprob": -9999.0, "rank": 1}  # JSON has no infinity
     assert completion["logprobs"][0] == [entry]
+    assert completion["cumulative_logprob"] == -9999.0
+    assert "Infinity" not in target.read_text()
+
+
+def test_all_that_a_result_says() -> None:
+    likely, unlikely = Logprob(-0.5, 1, "a"), Logprob(-12_000.0, 7, "b")
+    completion = CompletionOutput(
+        index=1,
+        text="b",
+        token_ids=[98],
+        cumulative_logprob=-12_000.0,
+        logprobs=[{98: unlikely, 97: likely}],
+        finish_reason="stop",
+        stop_reason="c",
+    )
+    output = RequestOutput(
+        request_id="x",
+        prompt=None,
+        prompt_token_ids=[97, 98, 97],
+        outputs=[completion],
+        prompt_logprobs=[None, {98: unlikely}, {97: likely}],
+        num_cached_tokens=2,
+    )
+    first = {"token_id": 97, "token": "a", "logprob": -0.5, "rank": 1}
+    second = {"token_id": 98, "token": "b", "logprob": -9999.0, "rank": 7}
+    shown = {"index": 1, "text": "b", "finish_reason": "stop", "stop_reason": "c", "num_tokens": 1}
+    with_logprobs = {**shown, "cumulative_logprob": -12_000.0, "logprobs": [[second, first]]}
+    assert to_json(Row(4, "id", {}), output, with_token_ids=False) == {
+        "row": 4,
+        "id": "id",
+        "outputs": [with_logprobs],
+        "num_prompt_tokens": 3,
+        "num_cached_tokens": 2,
+        "prompt_logprobs": [None, [second], [first]],
+    }
+    completion.logprobs = output.prompt_logprobs = None
+    assert to_json(Row(4, None, {}), output, with_token_ids=True) == {
+        "row": 4,
+        "outputs": [{**shown, "token_ids": [98]}],
+        "num_prompt_tokens": 3,
+        "num_cached_tokens": 2,
+    }

@@ -17,7 +17,7 @@ from inflight.executor.fork_server import ForkedProcess, ForkServer, current_for
 from inflight.executor.process import ChildProcess
 from tests.unit.executor.processes import exists, have_ended
 
-SECONDS = 30.0
+SECONDS = 300.0
 
 
 @pytest.fixture(scope="module")

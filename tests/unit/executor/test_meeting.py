@@ -128,11 +128,11 @@ def test_news_end_a_wait_without_a_deadline(present: tuple[int, ...], end: Calla
     waiter = threading.Thread(target=wait, daemon=True)
     with found._changed:  # the news come when the other thread waits
         waiter.start()
-        begun.wait(10)
+        begun.wait(300)
     while not found._changed._waiters:  # type: ignore[attr-defined]
         assert waiter.is_alive()
     end(found)
-    waiter.join(10)
+    waiter.join(300)
     assert not waiter.is_alive()
 
 

@@ -444,7 +444,7 @@ def test_a_callback_of_a_timeout_may_close_the_table() -> None:
         closed.set()
 
     step.future.add_done_callback(close)
-    assert closed.wait(5)
+    assert closed.wait(300)
 
 
 def test_close_is_idempotent_and_ends_everything(caplog: pytest.LogCaptureFixture) -> None:

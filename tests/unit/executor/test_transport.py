@@ -40,7 +40,7 @@ def test_a_message_that_cannot_be_taken_in_ends_its_stream(
     io_thread.run(begin)
     peer = BlockingStream(theirs)
     peer.send(Ready(rank=0))
-    assert ends.get(timeout=5) == "its message cannot be processed: ZeroDivisionError('a defect')"
+    assert ends.get(timeout=300) == "its message cannot be processed: ZeroDivisionError('a defect')"
     assert peer.receive() is None
     assert "Traceback" in caplog.text
     peer.close()
@@ -48,7 +48,7 @@ def test_a_message_that_cannot_be_taken_in_ends_its_stream(
 
 def test_an_abort_resets_the_link(io_thread: IoThread) -> None:
     with listen("127.0.0.1", 0) as listener:
-        theirs = socket.create_connection(listener.getsockname(), timeout=5)
+        theirs = socket.create_connection(listener.getsockname(), timeout=300)
         ours, _ = listener.accept()
     stream = io_thread.run(lambda: Stream(io_thread, ours))
     io_thread.run(stream.abort)

@@ -93,7 +93,7 @@ def test_a_rank_that_hangs_is_left_behind_and_named(caplog: pytest.LogCaptureFix
     assert "rank 0 did not end in time; its thread is left running: running step 8" in caplog.text
     go_on.set()
     for thread in rank_threads():
-        thread.join(5)
+        thread.join(300)
 
 
 def test_steps_that_wait_in_the_inbox_are_not_run_at_shutdown() -> None:
@@ -110,11 +110,11 @@ def test_steps_that_wait_in_the_inbox_are_not_run_at_shutdown() -> None:
     executor = UniProcExecutor(engine_config(budget=0.05), Slow)
     for step_id in range(3):
         executor.execute_model(plan(step_id), non_block=True)
-    assert entered.wait(5)
+    assert entered.wait(300)
     executor.shutdown()
     go_on.set()
     for thread in rank_threads():
-        thread.join(5)
+        thread.join(300)
     assert steps == [0]
 
 
@@ -129,7 +129,7 @@ def test_shutdown_from_a_callback() -> None:
         done.set()
 
     executor.execute_model(plan(0), non_block=True).add_done_callback(shut_down)
-    assert done.wait(5)
+    assert done.wait(300)
     for thread in rank_threads():
-        thread.join(5)
+        thread.join(300)
     assert rank_threads() == []

@@ -22,7 +22,7 @@ from inflight.models.decoder import GatedMLP
 from inflight.models.transformers_fallback import build
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, NormAdapter
 from inflight.models.transformers_fallback.build import replace_linears
-from inflight.models.transformers_fallback.faster import replace_mlps, replace_norms
+from inflight.models.transformers_fallback.faster import needs_whole_width, replace_mlps, replace_norms
 from tests.unit.layers.contexts import layer_context
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
@@ -99,6 +99,30 @@ def test_mlps_that_compute_the_usual_thing_are_replaced(activation: str) -> None
         slot.destination.copy_(weights[name.removeprefix("layers.usual.")].data)
     mlp.finish_loading()
     torch.testing.assert_close(layers["usual"](x), wanted, rtol=1e-4, atol=1e-5)
+
+
+class LargestMLP(LlamaMLP):  # type: ignore[misc]
+    """As in Gemma 3n: only the largest values of a token stay, so a part of the width cannot be computed alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate_proj(x)
+        gate = gate * (gate == gate.amax(-1, keepdim=True))
+        result: Tensor = self.down_proj(gate * self.up_proj(x))
+        return result
+
+
+class RoutedMLP(LlamaMLP):  # type: ignore[misc]
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        result: Tensor = super().forward(x) * weights
+        return result
+
+
+def test_an_mlp_that_compares_its_values_is_not_divided() -> None:
+    config = LlamaConfig(**SIZES)
+    assert needs_whole_width(LargestMLP(config))
+    for kind in (LlamaMLP, ReluMLP, RoutedMLP):
+        assert not needs_whole_width(kind(config)), kind
+    assert not needs_whole_width(Phi3MLP(Phi3Config(**SIZES)))
 
 
 class OwnLinear(nn.Linear):

@@ -9,7 +9,7 @@ import pytest
 
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.interface.events import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
-from inflight.parsers.markup import MARKUPS
+from inflight.parsers.markup import MARKUPS, default_markup
 from inflight.parsers.reasoning import ReasoningMarkup
 from inflight.parsers.selector import (
     _REASONING,
@@ -141,12 +141,13 @@ PART_THOUGHT = (
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
 )
 
+GLM_47 = next(each for each in MARKUPS if each.parser == "glm45" and not each.separator)
 TEMPLATES: dict[str, tuple[str, DetectedParsers]] = {
     "qwen, arguments as text": (TURN + TEXT_CALLS + END, DetectedParsers("hermes", None, MARKUPS[0])),
     "qwen, with results": (TURN + ANSWERED_CALLS + END, DetectedParsers("hermes", None, MARKUPS[0])),
     "qwen": (TURN + QWEN_CALLS + END, DetectedParsers("hermes", None, MARKUPS[0])),
     "qwen, thinking": (QWEN_THOUGHT + QWEN_CALLS + END, DetectedParsers("hermes", "qwen3", MARKUPS[0])),
-    "hermes": (TURN + HERMES_CALLS + END, DetectedParsers("hermes", None, None)),
+    "hermes": (TURN + HERMES_CALLS + END, DetectedParsers("hermes", None, MARKUPS[0])),
     "llama": (TURN + LLAMA_CALLS + END, DetectedParsers("llama3_json", None, MARKUPS[1])),
     "mistral": (TURN + MISTRAL_CALLS.replace("SPACE", " ") + END, DetectedParsers("mistral", None, MARKUPS[2])),
     "mistral, tekken": (TURN + MISTRAL_CALLS.replace("SPACE", "") + END, DetectedParsers("mistral", None, MARKUPS[3])),
@@ -157,31 +158,40 @@ TEMPLATES: dict[str, tuple[str, DetectedParsers]] = {
     "mistral, v11": (TURN + MISTRAL_NEW_CALLS.replace("ARGS", "") + END, DetectedParsers("mistral", None, MARKUPS[5])),
     "mistral, call id": (
         TURN + MISTRAL_NEW_CALLS.replace("ARGS", "[CALL_ID]{{ c.id }}[ARGS]") + END,
-        DetectedParsers("mistral", None, None),
+        DetectedParsers("mistral", None, MARKUPS[4]),
     ),
     "magistral": (MAGISTRAL_THOUGHT + END, DetectedParsers(None, "mistral", None)),
-    "coder": (TURN + CODER_CALLS + END, DetectedParsers("qwen3_coder", None, None)),
+    "coder": (TURN + CODER_CALLS + END, DetectedParsers("qwen3_coder", None, default_markup("qwen3_coder"))),
     "r1": (R1_THOUGHT + END.replace("<assistant>", "<assistant><think>\\n"), DetectedParsers(None, "qwen3", None)),
     "r1, old": (R1_THOUGHT + END, DetectedParsers(None, "qwen3", None)),
     "v3.1": (TURN + END.replace("<assistant>", "<assistant></think>"), DetectedParsers(None, "qwen3", None)),
     "unknown": (TURN + UNKNOWN_CALLS + END, DetectedParsers(None, None, None)),
-    "glm": (QWEN_THOUGHT + GLM_CALLS.replace("BREAK", "\n") + END, DetectedParsers("glm45", "qwen3", None)),
-    "glm 4.7": (TURN + GLM_CALLS.replace("BREAK", "") + END, DetectedParsers("glm45", None, None)),
-    "minimax": (QWEN_THOUGHT + MINIMAX_CALLS + END, DetectedParsers("minimax_m2", "qwen3", None)),
+    "glm": (
+        QWEN_THOUGHT + GLM_CALLS.replace("BREAK", "\n") + END,
+        DetectedParsers("glm45", "qwen3", default_markup("glm45")),
+    ),
+    "glm 4.7": (TURN + GLM_CALLS.replace("BREAK", "") + END, DetectedParsers("glm45", None, GLM_47)),
+    "minimax": (
+        QWEN_THOUGHT + MINIMAX_CALLS + END,
+        DetectedParsers("minimax_m2", "qwen3", default_markup("minimax_m2")),
+    ),
     "deepseek v3": (TURN + V3_CALLS + END, DetectedParsers("deepseek_v3", None, MARKUPS[6])),
     "deepseek v3, no end": (
         TURN + V3_CALLS.replace("<｜tool▁calls▁end｜>", "") + END,
-        DetectedParsers("deepseek_v3", None, None),
+        DetectedParsers("deepseek_v3", None, MARKUPS[6]),
     ),
     "deepseek v3.1": (QWEN_THOUGHT + V31_CALLS + END, DetectedParsers("deepseek_v31", "qwen3", MARKUPS[7])),
-    "gemma 4": (GEMMA_CALLS + END, DetectedParsers("gemma4", "gemma4", None)),
-    "gpt-oss": (HARMONY_TURNS.replace("CONTENT", "final"), DetectedParsers("openai", "openai_gptoss", None)),
+    "gemma 4": (GEMMA_CALLS + END, DetectedParsers("gemma4", "gemma4", default_markup("gemma4"))),
+    "gpt-oss": (
+        HARMONY_TURNS.replace("CONTENT", "final"),
+        DetectedParsers("openai", "openai_gptoss", default_markup("openai")),
+    ),
     "gpt-oss, preamble": (
         HARMONY_TURNS.replace("CONTENT", "commentary"),
-        DetectedParsers("openai", "openai_gptoss", None),
+        DetectedParsers("openai", "openai_gptoss", default_markup("openai")),
     ),
     "plain": (TURN + END, DetectedParsers(None, None, None)),
-    "seed oss": (SEED_THOUGHT + SEED_CALLS + END, DetectedParsers("seed_oss", "seed_oss", None)),
+    "seed oss": (SEED_THOUGHT + SEED_CALLS + END, DetectedParsers("seed_oss", "seed_oss", default_markup("seed_oss"))),
     "llama, wrapped": (TURN + WRAPPED_CALLS + END, DetectedParsers(None, None, None)),
     "mistral, generated": (TURN + GENERATED_CALLS + END, DetectedParsers("mistral", None, MARKUPS[2])),
     "deepseek v3, joined": (TURN + JOINED_CALLS + END, DetectedParsers("deepseek_v3", None, MARKUPS[6])),
@@ -257,7 +267,9 @@ def test_settings_are_resolved() -> None:
     assert resolve_parsers("auto", "auto", template) == DetectedParsers("mistral", None, MARKUPS[4])
     assert resolve_parsers("mistral", "qwen3", template) == DetectedParsers("mistral", "qwen3", MARKUPS[4])
     assert resolve_parsers("hermes", "none", template) == DetectedParsers("hermes", None, MARKUPS[0])
-    assert resolve_parsers("qwen3_coder", "none", None) == DetectedParsers("qwen3_coder", None, None)
+    assert resolve_parsers("qwen3_coder", "none", None) == DetectedParsers(
+        "qwen3_coder", None, default_markup("qwen3_coder")
+    )
     assert resolve_parsers("none", "auto", template) == DetectedParsers(None, None, None)
     for name in _TOOL_PARSERS:
         assert resolve_parsers(name, "none", None).tool == name

@@ -389,14 +389,78 @@ def test_json_stands_alone_where_calls_are_not_known_to_the_character() -> None:
     assert constrain_tools(params, [], markup=HERMES) is params
 
 
-@pytest.mark.parametrize("markup", MARKUPS, ids=[f"{markup.parser}-{i}" for i, markup in enumerate(MARKUPS)])
+MIXED = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "short": {"type": "string", "minLength": 1, "maxLength": 3},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "either": {"oneOf": [{"enum": ["a", "null", None]}, {"type": "integer", "maximum": 9, "minimum": 0}]},
+        "named": {"$ref": "#/$defs/name"},
+        "merged": {"allOf": [{"$ref": "#/$defs/name"}, {"description": "d"}]},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/name"}, "maxItems": 2},
+        "flag": {"type": ["boolean", "null"]},
+        "any": {},
+        "never": False,
+    },
+    "required": ["short", "either", "merged", "named", "flag"],
+    "additionalProperties": False,
+    "$defs": {"name": {"enum": ["</b>", "3", "x y"]}},
+}
+TAGGED_MARKUPS = [markup for markup in MARKUPS if markup.arguments is not None]
+
+
+@pytest.mark.parametrize("markup", TAGGED_MARKUPS, ids=[each.parser for each in TAGGED_MARKUPS])
+def test_values_between_tags_are_what_the_parser_reads(markup: ToolMarkup) -> None:
+    grammar = backend("llguidance", "byte_level")
+    tools = [tool("f", MIXED, strict=True)]
+    compiled = grammar.compile(spec_of(tools, {"name": "f"}, markup=markup))
+    num_whole = 0
+    for seed in range(16):
+        token_ids = walk(compiled.matcher(), grammar, random.Random(seed), max_tokens=300)
+        if token_ids[-1] not in grammar.eos_token_ids:
+            continue
+        text = text_of("byte_level", token_ids, grammar)
+        events = parse(create_output_parser(markup.parser, None, tools=tools), [text])
+        (arguments,) = [event for event in events if isinstance(event, ToolArgumentsDelta)]
+        jsonschema.validate(json.loads(arguments.text), MIXED)
+        num_whole += 1
+    assert num_whole > 3
+
+
+def test_values_between_tags_of_a_strict_tool_are_what_its_schema_says_or_refused() -> None:
+    markup = TAGGED_MARKUPS[0]
+    parameters = {"type": "object", "properties": {"s": {"type": "string", "minLength": 2}, "n": {"type": "integer"}}}
+    spec = spec_of([tool("f", parameters, strict=True)], "required", markup=markup)
+    good = [{}, {"s": "a </b>\n c"}, {"n": 3}, {"s": "ab", "n": 3}]
+    bad = [{"s": "a"}, {"n": 3, "s": "ab"}, {"n": "x"}, {"x": 1}, {"s": "a</parameter>b"}]
+    assert [each for each in good if not admits("llguidance", "embedded", spec, markup.call("f", each))] == []
+    assert [each for each in bad if admits("llguidance", "embedded", spec, markup.call("f", each))] == []
+    for schema in ({"type": "string", "pattern": "a"}, {"type": "string", "format": "date"}):
+        for strict in (True, False):
+            tools = [tool("f", {"type": "object", "properties": {"s": schema}}, strict=strict)]
+            spec = spec_of(tools, "required", markup=markup)
+            if strict:
+                with pytest.raises(
+                    InvalidRequestError, match=r"tools\[0\] \('f'\): #/properties/s/.* is not supported"
+                ):
+                    backend("llguidance", "embedded").compile(spec)
+            else:
+                assert admits("llguidance", "embedded", spec, markup.call("f", {"s": "text"}))
+
+
+FREE_MARKUPS = [markup for markup in MARKUPS if not markup.only_forced]
+
+
+@pytest.mark.parametrize("markup", FREE_MARKUPS, ids=[f"{each.parser}-{i}" for i, each in enumerate(FREE_MARKUPS)])
 def test_a_call_or_the_json_in_every_markup(markup: ToolMarkup) -> None:
     spec = with_answer(ANSWER, TOOLS, markup=markup)
     assert admits("llguidance", "embedded", spec, '{"a": 12}')
     assert not admits("llguidance", "embedded", spec, "text")
-    one = markup.begin("plot") + '{"x": 1}' + markup.end + ("}]" if markup.is_list else "")
+    end = "}]" if markup.is_list else ""
+    one = markup.call("plot", {"x": 1}) + end
     assert admits("llguidance", "embedded", spec, one), one
-    assert not admits("llguidance", "embedded", spec, one.replace('"x": 1', '"x": 10'))
+    assert not admits("llguidance", "embedded", spec, markup.call("plot", {"x": 10}) + end)
     if not markup.is_list:
         assert admits("llguidance", "embedded", spec, one + markup.separator + one)
     single = with_answer(ANSWER, TOOLS, markup=markup, parallel_tool_calls=False)

@@ -27,7 +27,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     released, compile_toy = threading.Event(), ToyBackend._compile
 
     def compile_late(self: ToyBackend, spec: GrammarSpec) -> CompiledGrammar:
-        assert released.wait(30)
+        assert released.wait(300)
         return compile_toy(self, spec)
 
     monkeypatch.setattr(ToyBackend, "_compile", compile_late)

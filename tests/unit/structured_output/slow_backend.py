@@ -18,6 +18,6 @@ class SlowBackend:
         self.compiled: list[GrammarSpec] = []
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        assert self.gate.wait(timeout=30)
+        assert self.gate.wait(timeout=300)
         self.compiled.append(spec)
         return self._inner.compile(spec)

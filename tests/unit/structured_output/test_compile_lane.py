@@ -31,13 +31,13 @@ class Gates:
         def run() -> CompiledGrammar:
             self.started.append(name)
             has_started.set()
-            assert gate.wait(timeout=10)
+            assert gate.wait(timeout=300)
             return GRAMMAR
 
         return run
 
     def wait_for(self, name: str) -> None:
-        assert self._has_started[name].wait(timeout=10), f"{name} has not started; these have: {self.started}"
+        assert self._has_started[name].wait(timeout=300), f"{name} has not started; these have: {self.started}"
 
     def open(self, *names: str) -> None:
         for name in names or self._gates:

@@ -39,7 +39,7 @@ def test_the_least_recently_used_grammar_goes() -> None:
     grammars = cache(lambda: slow, max_count=2)
     try:
         for i in (0, 1, 0, 2, 0, 1):
-            grammars.get(choice(i)).result(timeout=30)
+            grammars.get(choice(i)).result(timeout=300)
         assert slow.compiled == [choice(0), choice(1), choice(2), choice(1)]
         assert len(grammars) == 2
     finally:
@@ -51,7 +51,7 @@ def test_the_cache_is_bounded_in_bytes() -> None:
     grammars = cache(lambda: GRAMMAR, max_bytes=4 * size)
     try:
         for i in range(20):
-            grammars.get(choice(i % 10)).result(timeout=30)
+            grammars.get(choice(i % 10)).result(timeout=300)
             assert 1 <= len(grammars) <= 4
         assert len(grammars) >= 2
     finally:
@@ -66,7 +66,7 @@ def test_what_is_being_compiled_is_not_evicted() -> None:
         assert [grammars.get(choice(i)) for i in range(3)] == futures
         slow.gate.set()
         for future in futures:
-            future.result(timeout=30)
+            future.result(timeout=300)
         assert sorted(spec.text for spec in slow.compiled) == sorted(choice(i).text for i in range(3))
     finally:
         slow.gate.set()
@@ -119,7 +119,7 @@ def test_many_threads_compile_and_match_at_once() -> None:
     def work(offset: int) -> None:
         for i in range(len(specs)):
             index = (i + offset) % len(specs)
-            matcher = grammars.get(specs[index]).result(timeout=30).matcher()
+            matcher = grammars.get(specs[index]).result(timeout=300).matcher()
             if walk(matcher, GRAMMAR, random.Random(1), 30) != alone[index]:
                 failures.append(f"thread {offset}, grammar {index}")
 
@@ -152,7 +152,7 @@ def test_the_backend_is_made_once() -> None:
     compile_grammar = grammars._compile
 
     def compile_together(spec: GrammarSpec) -> CompiledGrammar:
-        both_ask.wait(timeout=10)
+        both_ask.wait(timeout=300)
         return compile_grammar(spec)
 
     grammars._compile = compile_together  # type: ignore[method-assign]
@@ -233,9 +233,9 @@ def test_the_grammar_that_is_asked_for_stays_though_it_is_larger_than_the_cache(
     grammars = cache(lambda: slow, max_bytes=1)
     try:
         future = grammars.get(choice(0))
-        future.result(timeout=30)
+        future.result(timeout=300)
         assert grammars.get(choice(0)) is future
-        grammars.get(choice(1)).result(timeout=30)
+        grammars.get(choice(1)).result(timeout=300)
         assert len(grammars) == 1  # the other one went
     finally:
         grammars.close()

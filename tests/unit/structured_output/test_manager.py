@@ -45,7 +45,7 @@ def manager() -> Iterator[StructuredOutputManager]:
 def start(
     manager: StructuredOutputManager, request_id: str, params: StructuredOutputsParams, frame: AnswerFrame | None = None
 ) -> None:
-    manager.submit(request_id, params, frame=frame).exception(timeout=30)
+    manager.submit(request_id, params, frame=frame).exception(timeout=300)
 
 
 def advance(manager: StructuredOutputManager, request_id: str, token_ids: Sequence[int]) -> str:
@@ -70,7 +70,7 @@ def test_it_compiles_off_the_loop() -> None:
         futures[0].add_done_callback(lambda _: woken.set())
         manager.drop("c")
         slow.gate.set()
-        assert woken.wait(timeout=30)
+        assert woken.wait(timeout=300)
         assert all(future.done() for future in futures)
         assert [manager.failure(request_id) for request_id in "ab"] == [""] * 2
         assert len(slow.compiled) == 1
@@ -90,7 +90,7 @@ def test_a_grammar_that_only_dropped_requests_wanted_is_not_compiled() -> None:
         manager.drop("second child")
         assert futures[0].cancelled()
         slow.gate.set()
-        manager.submit("again", DIGITS).result(timeout=30)
+        manager.submit("again", DIGITS).result(timeout=300)
         assert len(slow.compiled) == 2
     finally:
         slow.gate.set()
@@ -397,13 +397,13 @@ def test_the_grammar_of_a_resumed_request_goes_on_after_its_emitted_tokens(
 ) -> None:
     emitted, token_ids = encode("123"), encode(text)
     for request_id in "ab":  # the second grammar is in the cache
-        manager.submit(request_id, DIGITS, frame=frame, emitted_token_ids=token_ids).result(timeout=30)
+        manager.submit(request_id, DIGITS, frame=frame, emitted_token_ids=token_ids).result(timeout=300)
         assert manager.failure(request_id) == ""
         assert (manager.fill([MaskRequest(request_id)]).masks[0] == expected_mask(DIGITS, emitted)).all()
 
 
 def test_a_resumed_request_whose_tokens_its_grammar_does_not_admit_fails(manager: StructuredOutputManager) -> None:
-    manager.submit("a", DIGITS, emitted_token_ids=encode("12x")).result(timeout=30)
+    manager.submit("a", DIGITS, emitted_token_ids=encode("12x")).result(timeout=300)
     assert "does not admit token" in manager.failure("a")
-    manager.submit("b", BLOW_UP, emitted_token_ids=encode("a")).result(timeout=30)
+    manager.submit("b", BLOW_UP, emitted_token_ids=encode("a")).result(timeout=300)
     assert TOO_COMPLEX in manager.failure("b")

@@ -58,7 +58,7 @@ def test_prepare_does_not_wait_for_the_step_before(folder: Path) -> None:
     execute = workers[0].runner.execute_model
 
     def held(*arguments: Any) -> Any:
-        go_on.wait(10)
+        go_on.wait(300)
         return execute(*arguments)
 
     workers[0].runner.execute_model = held  # type: ignore[method-assign]
@@ -82,7 +82,7 @@ def test_steps_run_on_while_their_answers_are_held_up(folder: Path) -> None:
     drain = worker.runner.drain
 
     def held(drawn: Any) -> Any:
-        go_on.wait(10)
+        go_on.wait(300)
         return drain(drawn)
 
     worker.runner.drain = held  # type: ignore[method-assign]

@@ -261,7 +261,7 @@ def generate(
     backend, held = grammars(name, kind), manager(name, kind)
     constraint = request.params.structured_outputs
     assert constraint is not None
-    held.submit("r", constraint, frame=request.answer_frame).result(timeout=30)
+    held.submit("r", constraint, frame=request.answer_frame).result(timeout=300)
     by_first_byte = tokens_by_first_byte(kind)
     emitted: list[int] = []
     try:
@@ -293,10 +293,10 @@ def check_replay(held: StructuredOutputManager, request: ValidatedRequest, emitt
     constraint = request.params.structured_outputs
     assert constraint is not None
     try:
-        held.submit("again", constraint, frame=request.answer_frame, emitted_token_ids=emitted).result(timeout=30)
+        held.submit("again", constraint, frame=request.answer_frame, emitted_token_ids=emitted).result(timeout=300)
         assert held.failure("again") == ""
         again = held.fill([MaskRequest("again")]).masks[0].copy()
-        held.submit("fresh", constraint, frame=request.answer_frame).result(timeout=30)
+        held.submit("fresh", constraint, frame=request.answer_frame).result(timeout=300)
         drafted = held.fill([MaskRequest("fresh", emitted)]).masks[-1]
         np.testing.assert_array_equal(drafted, again)
     finally:
@@ -317,7 +317,7 @@ def message_of(kind: str, request: ValidatedRequest, token_ids: list[int]) -> di
 CASES = [
     (kind, model, mode, constraint)
     for kind, model, mode, constraint in itertools.product(("tags", "text"), MODELS, MODES, CONSTRAINTS)
-    if not (constraint in NEEDS_MARKUP and model in ("coder", "gpt-oss"))
+    if (model, constraint) != ("gpt-oss", "strict")
 ]
 
 
@@ -328,6 +328,8 @@ def test_the_answer_satisfies_the_constraint(name: str, model: str) -> None:
     num_ended = num_answers = 0
     for case in [case for case in CASES if case[1] == model]:
         kind, constraint = case[0], case[3]
+        if name == "xgrammar" and constraint in NEEDS_MARKUP and model in ("coder", "gpt-oss"):
+            continue  # needs llguidance
         request = validated(*case)
         for habit in HABITS if FULL else rng.sample(HABITS, 1):
             token_ids, has_ended = generate(name, kind, request, script_for(habit, model), rng)

@@ -71,6 +71,19 @@ LENIENT = StructuredOutputsParams(json=SCHEMA, lenient=True)
             {"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"},
             StructuredOutputsParams(json=SCHEMA, whitespace_pattern=" ?"),
         ),
+        ({"response_format": {"type": "json_object"}}, StructuredOutputsParams(json_object=True)),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, LENIENT),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, LENIENT),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
+                }
+            },
+            StructuredOutputsParams(json=SCHEMA),
+        ),
+        ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json", "value": SCHEMA}}, LENIENT),
         ({"response_format": {"type": "regex", "value": "a+"}}, StructuredOutputsParams(regex="a+")),
         ({"response_format": {"type": "regex", "pattern": "a+"}}, StructuredOutputsParams(regex="a+")),
@@ -81,15 +94,19 @@ LENIENT = StructuredOutputsParams(json=SCHEMA, lenient=True)
         ({"guided_json_object": False}, None),
     ],
 )
-def test_constraints_in_the_words_of_other_engines(fields: dict[str, Any], expected: StructuredOutputsParams) -> None:
+def test_constraints_in_the_words_of_all_engines(fields: dict[str, Any], expected: StructuredOutputsParams) -> None:
     body = CompletionRequest.model_validate({"prompt": "x", **fields})
     params = body.sampling_params(SamplingParams(), max_tokens=9, logprobs=None, prompt_logprobs=None)
     assert params.structured_outputs == expected
 
 
-def test_a_format_of_another_engine_without_its_constraint() -> None:
-    with pytest.raises(FieldError, match="has no pattern"):
+def test_a_format_without_its_constraint() -> None:
+    with pytest.raises(FieldError, match="has no schema") as schema:
+        constraint({"type": "json_schema", "json_schema": {"name": "x"}})
+    assert schema.value.param == "response_format.json_schema.schema"
+    with pytest.raises(FieldError, match="has no pattern") as pattern:
         constraint({"type": "regex"})
+    assert pattern.value.param == "response_format.pattern"
     with pytest.raises(ValidationError, match="triggered_tags"):
         constraint({"type": "structural_tag", "format": {"type": "sequence", "triggers": ["<f"], "tags": TAGS}})
 

@@ -164,6 +164,9 @@ def test_cors_is_off_until_origins_are_named() -> None:
     preflight = {**origin, "Access-Control-Request-Method": "POST"}
     assert call(app, method="OPTIONS", headers=preflight)[0] == 200, "it carries no key"
     assert call(wrapped(api_keys=KEYS), method="OPTIONS", headers=preflight)[0] == 401
+    assert "access-control-allow-credentials" not in headers
+    with_cookies = wrapped(allowed_origins=("https://a.example",), allow_credentials=True)
+    assert call(with_cookies, headers=origin)[1]["access-control-allow-credentials"] == "true"
 
 
 @pytest.mark.parametrize("kind", ["text", "json"])

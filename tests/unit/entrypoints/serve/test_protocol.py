@@ -22,7 +22,7 @@ from inflight.entrypoints.serve.protocol import MAX_PIPELINED_BYTES, MAX_PIPELIN
 from inflight.entrypoints.serve.settings import ServerSettings
 from tests.virtual_time import VirtualTimeLoop
 
-SECONDS = 10.0
+SECONDS = 300.0
 GET = b"GET /next HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /wait HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi"
 

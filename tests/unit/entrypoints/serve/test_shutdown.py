@@ -20,7 +20,7 @@ import pytest
 from tests.python_process import PythonProcess
 
 SCRIPT = Path(__file__).with_name("stand_in.py")
-SECONDS = 20.0
+SECONDS = 300.0
 
 
 class ServerProcess:

@@ -1,0 +1,166 @@
+"""`TaggedObject`: writes the grammar of an object whose properties stand between tags, in llguidance's notation.
+
+    <parameter=city>
+    Paris
+    </parameter>
+
+The properties come in the order of the schema. An optional one may be missing, and no others are admitted. A value that may be
+a string is plain text up to the closing tag, any other value is JSON. The parsers of such calls read values in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from inflight.errors import InvalidRequestError
+from inflight.structured_output.references import moved, unescaped
+from inflight.structured_output.structural_tag import Tag
+
+Schema = Mapping[str, Any]  # Any: JSON
+_MAX_DEPTH = 16  # of references and branches inside each other
+_ROOT = "whole"  # the name of the whole schema among the definitions of a property's schema
+_NOT_IN_ROOT = (
+    "anyOf oneOf not if patternProperties propertyNames minProperties dependentRequired dependentSchemas".split()
+)
+_NOT_IN_STRING = ("pattern", "format", "not", "if")
+
+
+class TaggedObject:
+    """
+    Args:
+        name: makes the names of its rules different from others.
+        write_text: writes a text as a Lark sequence.
+        write_closed: writes a terminal and the text that closes it: (name of a rule that may be needed, terminal, text) -> the
+            sequence and the rules.
+        json_options: for values that are JSON.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tag: Tag,
+        write_text: Callable[[str], str],
+        write_closed: Callable[[str, str, str], tuple[str, list[str]]],
+        json_options: Mapping[str, Any],
+    ) -> None:
+        assert tag.arguments is not None
+        self.rules: list[str] = []
+        self._name = name
+        self._tags = tag.arguments
+        self._subject = tag.parts[0].name if tag.parts else "structural_tag"
+        self._is_strict = not tag.parts or tag.parts[0].is_strict
+        self._root: Schema = tag.schema if isinstance(tag.schema, Mapping) else {}
+        self._write_text = write_text
+        self._write_closed = write_closed
+        self._json_options = json_options
+        self._text = f"{name.upper()}_TEXT"
+
+    def write(self) -> str:
+        """Returns the sequence of all properties. Afterwards `rules` has the rules that it needs.
+
+        Raises:
+            InvalidRequestError: the object is strict, and has a keyword that this form cannot enforce.
+        """
+        any_text, tagged = f"{self._text}_ANY", f"{self._text}_TAGGED"
+        never = " | ".join(map(json.dumps, self._tags.not_in_value))
+        self.rules += [
+            f"{any_text}: /(.|\\n)*/",
+            f"{tagged}: {any_text} ({never}) {any_text}",
+            f"{self._text}: {any_text} & ~{tagged}",
+        ]
+        properties, required = self._properties(self._root, 0)
+        sequence = []
+        for key, schema in {**dict.fromkeys(required, True), **properties}.items():
+            if schema is False:
+                continue
+            opening = self._write_text(f"{self._tags.before_key}{key}{self._tags.after_key}")
+            whole = f"({opening} ({self._value(key, schema)}))"
+            sequence.append(whole if key in required else f"{whole}?")
+        return " ".join(sequence)
+
+    def _properties(self, node: Schema, depth: int) -> tuple[dict[str, Any], list[str]]:
+        """The properties of the object and the names of those that it must have."""
+        self._refuse(node, _NOT_IN_ROOT, "#")
+        properties = dict(_mapping(node.get("properties")))
+        required = [name for name in node.get("required", ()) if isinstance(name, str)]
+        parts = [self._target(node), *(part for part in node.get("allOf", ()) if isinstance(part, Mapping))]
+        for part in parts if depth < _MAX_DEPTH else ():
+            more, names = self._properties(part, depth + 1)
+            properties = {**more, **properties}
+            required += names
+        return properties, list(dict.fromkeys(required))
+
+    def _value(self, key: str, schema: Any) -> str:
+        """The value of a property and its closing tag. If it may be a plain string, JSON would be read as a string, too."""
+        strings, others = self._choices(schema, f"#/properties/{key}", 0)
+        return " | ".join(dict.fromkeys(strings or others))
+
+    def _choices(self, node: Any, where: str, depth: int) -> tuple[list[str], list[str]]:
+        """Returns the strings, and the values that are known or JSON."""
+        end = self._write_text(self._tags.after_value)
+        if not isinstance(node, Mapping):
+            return [self._string(self._text)], []
+        node = self._whole(node)
+        values = [node["const"]] if "const" in node else node.get("enum")
+        if isinstance(values, list):
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+            return [], [f"{self._write_text(text)} {end}" for text in texts]
+        branches = node.get("anyOf") or node.get("oneOf")
+        if isinstance(branches, list) and depth < _MAX_DEPTH:
+            rest = {key: value for key, value in node.items() if key not in ("anyOf", "oneOf")}
+            found = [self._choices({**rest, **_mapping(branch)}, where, depth + 1) for branch in branches]
+            return [each for strings, _ in found for each in strings], [each for _, some in found for each in some]
+        types = node.get("type")
+        if types == "string" or (isinstance(types, list) and "string" in types):
+            self._refuse(node, _NOT_IN_STRING, where)
+            return [self._string(self._limited_text(node))], []
+        json_schema = moved(node, f"#/$defs/{_ROOT}")
+        json_schema |= {"$defs": {_ROOT: moved(self._root, f"#/$defs/{_ROOT}")}, "x-guidance": self._json_options}
+        return [], [f"%json {json.dumps(json_schema)} {end}"]
+
+    def _whole(self, node: Schema) -> dict[str, Any]:
+        """The schema with what its "$ref" and "allOf" add."""
+        whole = dict(node)
+        for _ in range(_MAX_DEPTH):
+            parts = [self._target(whole), *(part for part in whole.pop("allOf", ()) if isinstance(part, Mapping))]
+            whole.pop("$ref", None)
+            for part in filter(None, parts):
+                whole = {**part, **whole}
+            if "$ref" not in whole and "allOf" not in whole:
+                break
+        return whole
+
+    def _limited_text(self, node: Schema) -> str:
+        least, most = node.get("minLength", 0), node.get("maxLength")
+        if not least and most is None:
+            return self._text
+        text = f"{self._text}_{len(self.rules)}"
+        repetition = f"{{{int(least)},{'' if most is None else int(most)}}}"
+        self.rules.append(f"{text}: /(.|\\n){repetition}/ & {self._text}")
+        return text
+
+    def _string(self, text: str) -> str:
+        sequence, rules = self._write_closed(f"{self._name}_{len(self.rules)}", text, self._tags.after_value)
+        self.rules += rules
+        return sequence
+
+    def _target(self, node: Schema) -> Schema:
+        reference = node.get("$ref")
+        target: Any = self._root if isinstance(reference, str) else {}
+        for key in unescaped(reference) if isinstance(reference, str) and reference.startswith("#/") else ():
+            target = target[int(key)] if isinstance(target, list) else _mapping(target).get(key)
+        return _mapping(target)
+
+    def _refuse(self, node: Schema, keywords: Sequence[str], where: str) -> None:
+        found = next((keyword for keyword in keywords if keyword in node), None)
+        if self._is_strict and found is not None:
+            raise InvalidRequestError(
+                f"{self._subject}: {where}/{found} is not supported in calls of this model, whose arguments are not JSON: "
+                "leave it out, or set strict to false"
+            )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
