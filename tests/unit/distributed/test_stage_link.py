@@ -52,6 +52,15 @@ def activations(step_id: int, num_tokens: int) -> IntermediateTensors:
     return IntermediateTensors(step_id * 1000 + elements, -step_id * 1000 - elements)
 
 
+def test_padded_tensors_begin_with_the_tokens() -> None:
+    tensors = activations(3, 2)
+    assert tensors.padded(2) is tensors
+    padded = tensors.padded(5)
+    assert padded.delta.shape == padded.residual.shape == (5, tensors.delta.shape[1])
+    first = padded.first(2)
+    assert torch.equal(first.delta, tensors.delta) and torch.equal(first.residual, tensors.residual)
+
+
 def no_delay(channel: Channel) -> Channel:
     return channel
 
