@@ -51,11 +51,13 @@ class Load:
         requests: of each client.
         sends_again: send a request again if its connection breaks, as OpenAI's clients do. Only for faults of a front end: a
             connection ends with the process that holds it.
+        max_sends: how often at most, then.
     """
 
     address: tuple[str, int]
     requests: Sequence[Sequence[LoadRequest]]
     sends_again: bool = False
+    max_sends: int = MAX_SENDS
     outcomes: list[Outcome] = field(default_factory=list)  # in the order in which the requests ended
 
     def run(self) -> list[Outcome]:
@@ -70,7 +72,7 @@ class Load:
     def _run_client(self, client: int) -> None:
         for request in self.requests[client]:
             outcome = Outcome(request, sent=time.monotonic())
-            while outcome.choices is None and outcome.num_sends < (MAX_SENDS if self.sends_again else 1):
+            while outcome.choices is None and outcome.num_sends < (self.max_sends if self.sends_again else 1):
                 if outcome.num_sends:
                     time.sleep(RETRY_SECONDS)
                 outcome.num_sends += 1

@@ -5,6 +5,7 @@
     python -m benchmarks.faults --all -- -tp 2
     python -m benchmarks.faults --fault none --oversubscribe 4 --seconds 1800 -- -tp 2
     python -m benchmarks.faults --compare-off -- -tp 2
+    python -m benchmarks.faults --chaos 600 --seed 1 -- -tp 2 --api-server-count 2
 
 Starts the server (the embedded model in float32; options after `--` are those of `inflight serve`) and measures its cold
 start. Then 8 clients send 100 requests each, of eight kinds, without faults: these answers are the truth. Then the clients
@@ -14,6 +15,9 @@ answered requests and a short delay. The next fault waits until the server has r
 Prints the requests that were lost, the answers that differ, the longest silence of a stream as a share of the cold start,
 how fast the server noticed a fault (the first line of its log after the fault), output tokens per second of a steady load
 in turns on this server after the faults and on a fresh one, and the recoveries that the server has counted.
+
+`--chaos` hits any process at any moment instead, also while the server starts, recovers and drains, and adds shortages: see
+fault_chaos.py. It also compares what the processes use before and after.
 
 Exit code 1: a request was lost, an answer differs, the server did not recover, a fault could not happen, or the server
 counted a recovery without a fault.
@@ -37,7 +41,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.fault_injection import FAULTS, TARGETS, CannotInject, Fault, Injected, Injector
+from benchmarks import fault_chaos
+from benchmarks.fault_injection import FAULTS, MAX_RECOVERY_SECONDS, TARGETS, CannotInject, Fault, Injected, Injector
 from benchmarks.fault_load import Load, Outcome, steady_tokens_per_second
 from benchmarks.fault_requests import Choice, LoadRequest, difference, draw_requests
 from benchmarks.fault_server import POLL_SECONDS, FaultServer
@@ -64,6 +69,7 @@ class Plan:
         options: of `inflight serve`, as a user writes them.
         max_tokens: most output tokens of a request that is not a chat.
         seconds: repeat the load at least for this time. Faults happen only in the first round.
+        is_chaos: whether any process is hit for `seconds`, instead of `faults`.
         oversubscribe: how many busy processes run per core meanwhile.
         steady_tokens: output tokens of each request of the steady load; 0 leaves it out.
     """
@@ -76,6 +82,7 @@ class Plan:
     seed: int = 0
     seconds: float = 0.0
     oversubscribe: int = 0
+    is_chaos: bool = False
     steady_tokens: int = 256
     steady_rounds: int = 5
 
@@ -124,7 +131,7 @@ class Result:
             for each in self.injected
             if each.recovered_seconds is None
         ]
-        if not plan.faults and self.num_recoveries:
+        if not plan.faults and not plan.is_chaos and self.num_recoveries:
             found.append(f"nothing was damaged, but the server counted recoveries: {dict(self.num_recoveries)}")
         return found
 
@@ -157,6 +164,68 @@ def run(plan: Plan) -> Result:
                 fresh = stack.enter_context(start_server(plan, Path(folder)))
                 result.speeds = _steady_in_turns("fresh, after the faults", fresh, server, plan)
     return result
+
+
+def run_chaos(plan: Plan) -> tuple[Result, fault_chaos.Chaos]:
+    """Damage a server at all moments of its life, for `plan.seconds`. Returns what was found."""
+    rng, chaos = random.Random(f"chaos {plan.seed}"), fault_chaos.Chaos()
+    arguments = [*plan.options]
+    if "--fault-tolerance-config" not in arguments:
+        arguments += ["--fault-tolerance-config", json.dumps({"max_recoveries": 60_000, "spare_workers": 1})]
+    options = {"dtype": "float32", "shutdown_timeout": fault_chaos.DRAIN_SECONDS}
+    requests = draw_requests(plan.seed, plan.num_clients, plan.num_requests, plan.max_tokens)
+    with tempfile.TemporaryDirectory(prefix="faults-") as name, fault_chaos.small_folder(Path(name)) as is_small:
+        folder = Path(name)
+        kinds = [kind for kind in fault_chaos.SHORTAGES if is_small or kind != "disk"]
+        server = fault_chaos.ChaosServer(rng, chaos, options, {"TMPDIR": name}, arguments=arguments)
+        with server:
+            result = Result(server.cold_start_seconds)
+            server.wait_until_recovered(MAX_RECOVERY_SECONDS)
+            truth = truth_of(Load(server.address, _salted(requests, "truth")), result)
+            before, files = server.usage(), set(os.listdir(folder))
+            bursts = threading.Thread(
+                target=fault_chaos.serve_bursts, args=(server, plan.seconds, rng, chaos, folder, kinds)
+            )
+            bursts.start()
+            for number in itertools.count():
+                was_hit = bursts.is_alive()
+                breaks = "--api-server-count" in plan.options
+                load = Load(server.address, _salted(requests, f"round {number}"), breaks, sys.maxsize)
+                load.run()
+                compare(truth, load.outcomes, result)
+                if not was_hit or server.has_ended:
+                    break
+            bursts.join()
+            if not server.has_ended:
+                fault_chaos.check_rest(server, before, chaos)
+                result.num_recoveries = server.num_recoveries()
+                chaos.problems += [f"a file is left: {each}" for each in sorted(set(os.listdir(folder)) - files)]
+                last = fault_chaos.drain_under_load(server, _salted(requests, "drain"), chaos)
+                compare(truth, [outcome for outcome in last.outcomes if outcome.choices is not None], result)
+        result.log = server.text_of_log()
+        chaos.problems += [f"a file is left at the end: {each}" for each in sorted(os.listdir(folder))]
+    return result, chaos
+
+
+def report_chaos(plan: Plan, result: Result, chaos: fault_chaos.Chaos) -> bool:
+    """Print what was found. Returns whether the server has survived everything."""
+    for text in (problems := [*result.problems(plan), *chaos.problems])[:NUM_SHOWN]:
+        print(text[:1000])
+    emit(
+        benchmark="chaos", options=list(plan.options), requests=len(result.outcomes), lost=len(result.lost),
+        differing=len(result.differences), sent_again=result.num_sent_again, faults=dict(chaos.counts),
+        problems=len(problems), recoveries=dict(result.num_recoveries),
+    )  # fmt: skip
+    rows: list[Sequence[object]] = [
+        ["requests lost", f"{len(result.lost)} of {len(result.outcomes)}", "0", verdict(not result.lost)],
+        ["answers that differ", len(result.differences), "0", verdict(not result.differences)],
+        ["other problems", len(chaos.problems), "0", verdict(not chaos.problems)],
+        ["requests sent again after front ends were hit", result.num_sent_again, "", ""],
+        ["recoveries counted by the server", json.dumps(dict(result.num_recoveries)), "", ""],
+        *([name, count, "", ""] for name, count in sorted(chaos.counts.items())),
+    ]
+    print_table(["what", "value", "goal", ""], rows)
+    return not problems
 
 
 def start_server(plan: Plan, orders: Path, **options: bool) -> FaultServer:
@@ -330,6 +399,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100, help="requests of each client [%(default)s]")
     parser.add_argument("--max-tokens", type=int, default=64, help="most output tokens of a request [%(default)s]")
     parser.add_argument("--seconds", type=float, default=0.0, help="repeat the load for this time")
+    parser.add_argument("--chaos", type=float, metavar="SECONDS", help="hit any process for this time")
     parser.add_argument("--oversubscribe", type=int, default=0, help="busy processes per core [%(default)s]")
     parser.add_argument(
         "--steady-tokens", type=int, default=256, help="output tokens of a steady request; 0: none [%(default)s]"
@@ -346,13 +416,18 @@ def main() -> None:
     random.Random(args.seed).shuffle(faults)
     plan = Plan(
         faults=faults, options=args.options, num_clients=args.clients, num_requests=args.requests, max_tokens=args.max_tokens,
-        seed=args.seed, seconds=args.seconds, oversubscribe=args.oversubscribe, steady_tokens=args.steady_tokens,
-        steady_rounds=args.rounds,
+        seed=args.seed, seconds=args.chaos or args.seconds, is_chaos=args.chaos is not None, oversubscribe=args.oversubscribe,
+        steady_tokens=args.steady_tokens, steady_rounds=args.rounds,
     )  # fmt: skip
     if args.compare_off:
         row = compare_off(plan)
         print_table(["tokens/s", "off", "on", f"on / off, goal {SPEED_GOAL_ON}"], [row])
         return
+    if plan.is_chaos:
+        result, chaos = run_chaos(plan)
+        if args.log:
+            print(result.log)
+        sys.exit(not report_chaos(plan, result, chaos))
     result = run(plan)
     if args.log:
         print(result.log)

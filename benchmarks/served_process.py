@@ -60,12 +60,16 @@ class ServedProcess:
         )
         self.pid = self._process.pid
         try:
+            self._begun()
             self._wait_until_ready()
         except BaseException:
             self._process.kill()
             self._process.wait()
             raise
         self.cold_start_seconds = time.monotonic() - start
+
+    def _begun(self) -> None:
+        """Called when the process runs, before it is ready."""
 
     def _wait_until_ready(self) -> None:
         end = time.monotonic() + START_SECONDS

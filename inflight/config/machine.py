@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from inflight import envs
+from inflight.config import openmp
 from inflight.config.control_groups import cpu_quota
 from inflight.config.cpu_binding import AUTO
 from inflight.config.cuda_driver import CudaFacts, Gpu, Version, read_cuda_facts, to_version
@@ -58,6 +59,7 @@ def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cu
             if device == "cuda":
                 raise ConfigError(f"device='cuda', but {error}") from error
             logger.debug("device='auto' is the CPU: %s", error)
+    openmp.tell_ignored()
     # float16 is left out, because processors without float16 arithmetic emulate it slowly
     return Machine(
         device="cpu",
@@ -102,13 +104,13 @@ def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
 
 
 def _num_cores(usable: Sequence[int]) -> int:
-    """How many threads can run at once: the number of `usable` cores, or less if a quota of processor time or
-    OMP_NUM_THREADS is lower. A quota of 2.5 cores allows two threads: the system would stop a third thread for half of each
+    """How many threads can run at once: the number of `usable` cores, or less if a quota of processor time or the variables
+    of OpenMP allow less. A quota of 2.5 cores allows two threads: the system would stop a third thread for half of each
     period, and the other threads would wait for it."""
-    quota, wanted = cpu_quota(), os.environ.get("OMP_NUM_THREADS", "")
+    quota, wanted = cpu_quota(), openmp.max_threads()
     limits = [len(usable)]
     if quota is not None:
         limits.append(max(1, int(quota)))
-    if wanted.isdecimal() and int(wanted) > 0:
-        limits.append(int(wanted))
+    if wanted is not None:
+        limits.append(wanted)
     return min(limits)

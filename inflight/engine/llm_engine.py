@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 from inflight.config.engine_args import EngineArgs
+from inflight.config.openmp import placement_hidden
 from inflight.engine.core import EngineCore
 from inflight.engine.front_end import make_grammars, make_input_processor, resolve_config
 from inflight.engine.input_processor import ChatOptions, InputProcessor, RequestOptions
@@ -61,7 +62,8 @@ class LLMEngine:
         config = resolve_config(args)
         input_processor = make_input_processor(args, config)
         tokenizer = input_processor.tokenizer
-        executor = Executor.get_class(config)(config)
+        with placement_hidden():  # this may import torch, in a thread of the user's program
+            executor = Executor.get_class(config)(config)
         try:
             grammars = None if tokenizer is None else make_grammars(config, lambda: tokenizer)
             core = EngineCore(config, executor, grammars)

@@ -1,12 +1,20 @@
-"""`LLM`: generates text for many prompts at once, in this process. Most Python users start with this class."""
+"""`LLM`: generates text for many prompts at once, in this process. Most Python users start with this class.
+
+Each call of `generate` or `chat` runs the engine in a thread of its own. Python raises KeyboardInterrupt, and exceptions of the
+program's other signal handlers, only in the thread that calls. So they come in no line of the engine. The thread of an
+interrupted call ends its requests after the present step.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Self, Unpack, cast
 
 from tqdm import tqdm
@@ -36,7 +44,7 @@ class LLM:
     The arguments are those of `EngineArgs`. If a value is None or "auto", the engine chooses the value. `model` is a folder in
     the Hugging Face layout, a GGUF file, a hub id, a GGUF file on the hub ("org/name:FILE.gguf"), or None for the small model
     that Inflight contains. The defaults of `target_inter_token_latency` and `max_step_time` are "none" here: `generate` returns
-    only whole completions, so long steps delay no reader.
+    only whole completions, so long steps delay no reader. Any thread may call any method: calls are run one after another.
 
     Raises:
         ConfigError: an argument is unknown, or it does not fit the model or the machine.
@@ -44,6 +52,7 @@ class LLM:
 
     def __init__(self, model: str | None = None, **engine_args: Any) -> None:  # Any: EngineArgs checks every value
         self._request_ids = itertools.count()
+        self._turn = threading.Lock()  # held by the call that uses the engine
         self.llm_engine = LLMEngine.from_args(EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **engine_args}))
 
     def generate(
@@ -69,6 +78,7 @@ class LLM:
             EngineError: a step failed, and all requests of this call are aborted. The engine can be used again only if it has
                 one rank and this rank can still compute.
             EngineDeadError: the engine failed permanently in an earlier call. The message names the cause.
+            KeyboardInterrupt: all requests of this call are aborted. The engine can be used again.
         """
         _refuse_others("generate", others, ())
         given = _as_prompts(prompts)
@@ -130,7 +140,8 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget the KV blocks of earlier prompts, so that no later prompt uses them."""
-        self.llm_engine.core.reset_prefix_cache()
+        with self._turn:
+            self.llm_engine.core.reset_prefix_cache()
 
     def collective_rpc(
         self,
@@ -141,12 +152,14 @@ class LLM:
         timeout: float | None = None,
     ) -> list[Any]:
         """Call a method of every worker. Returns the results, one for each rank."""
-        return self.llm_engine.core.collective_rpc(method, args, kwargs, timeout=timeout)
+        with self._turn:
+            return self.llm_engine.core.collective_rpc(method, args, kwargs, timeout=timeout)
 
     def timeline_events(self) -> dict[str, list[Event]]:
         """The phases of the last steps, with their times. The keys are "engine" and the names of the ranks on this machine
         ("rank 0", ...)."""
-        return self.llm_engine.timeline_events()
+        with self._turn:
+            return self.llm_engine.timeline_events()
 
     def write_trace(self, path: str | Path) -> None:
         """Write `timeline_events` as a Chrome trace (JSON), for https://ui.perfetto.dev or chrome://tracing."""
@@ -173,20 +186,70 @@ class LLM:
         options: Sequence[RequestOptions],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        engine, finished = self.llm_engine, dict[str, RequestOutput]()
         request_ids = [str(next(self._request_ids)) for _ in prompts]
+        call = _Call(self.llm_engine, self._turn, list(zip(request_ids, prompts, params, options, strict=True)))
         try:
-            for request_id, prompt, each, more in zip(request_ids, prompts, params, options, strict=True):
-                engine.add_request(request_id, prompt, each, **more)
+            call.start()
             with tqdm(total=len(request_ids), disable=not use_tqdm, unit="request", dynamic_ncols=True) as bar:
-                while len(finished) < len(request_ids):
-                    done = {output.request_id: output for output in engine.step() if output.finished}
-                    finished |= done
-                    bar.update(len(done))
-        except BaseException:  # a wrong request, a failed step or an interrupt ends all requests of this call
-            engine.abort_requests(request_ids)
+                for num_done in iter(call.progress.get, 0):
+                    bar.update(num_done)
+        except BaseException:  # an interrupt; another one ends the wait
+            call.is_interrupted = True
+            if call.is_alive():
+                call.join()
             raise
-        return [finished[request_id] for request_id in request_ids]
+        return call.outputs.result()
+
+
+class _Call(threading.Thread):
+    """Runs the requests of one call.
+
+    Attributes:
+        is_interrupted: set to True to end the requests after the present step.
+        progress: how many more requests have ended; 0 when the call has ended.
+        outputs: in the order of the requests; or the error that has ended the call.
+    """
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        turn: threading.Lock,
+        requests: Sequence[tuple[str, Prompt, SamplingParams | None, RequestOptions]],
+    ) -> None:
+        super().__init__(name="inflight-call", daemon=True)
+        self._engine, self._turn, self._requests = engine, turn, requests
+        self.is_interrupted = False
+        self.progress: SimpleQueue[int] = SimpleQueue()
+        self.outputs: Future[list[RequestOutput]] = Future()
+
+    def run(self) -> None:
+        try:
+            with self._turn:
+                self.outputs.set_result(self._outputs())
+        except BaseException as error:  # the caller raises it
+            self.outputs.set_exception(error)
+        self.progress.put(0)
+
+    def _outputs(self) -> list[RequestOutput]:
+        engine, finished = self._engine, dict[str, RequestOutput]()
+        try:
+            for request_id, prompt, params, options in self._requests:
+                engine.add_request(request_id, prompt, params, **options)
+                self._raise_if_interrupted()
+            while len(finished) < len(self._requests):
+                done = {output.request_id: output for output in engine.step() if output.finished}
+                finished |= done
+                if done:
+                    self.progress.put(len(done))
+                self._raise_if_interrupted()
+        except BaseException:  # a wrong request, a failed step or an interrupt ends all requests of this call
+            engine.abort_requests([request_id for request_id, *_ in self._requests])
+            raise
+        return [finished[request_id] for request_id, *_ in self._requests]
+
+    def _raise_if_interrupted(self) -> None:
+        if self.is_interrupted:
+            raise KeyboardInterrupt
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -45,6 +45,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from typing import NoReturn
 
+from inflight.config.openmp import without_placement
 from inflight.executor.command_line import show_command
 from inflight.executor.parent import PR_SET_PDEATHSIG, die_with_parent
 from inflight.executor.working_folder import working_folder
@@ -150,7 +151,7 @@ class ForkServer:
         Call it in the main thread: the kernel kills the server when the thread that started it ends.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = dict(os.environ if environment is None else environment)
+        environment = without_placement(os.environ if environment is None else environment)
         command = [
             sys.executable,
             "-P",

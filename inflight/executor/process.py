@@ -19,6 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from inflight import envs
+from inflight.config.openmp import without_placement
 from inflight.config.ranks import RankLayout
 from inflight.executor.fork_server import ForkedProcess, current_fork_server
 from inflight.executor.working_folder import working_folder
@@ -244,9 +245,10 @@ def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> N
 
 
 def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> dict[str, str]:
-    """Returns the environment of the child: without API keys, but with the import path and the log level of this process."""
+    """Returns the environment of the child: without API keys and without OpenMP's
+    placement of threads, but with the import path and the log level of this process."""
     path = os.pathsep.join(entry or working_folder() for entry in import_path)
-    result = {**environment, "PYTHONPATH": path}
+    result = {**without_placement(environment), "PYTHONPATH": path}
     for name in envs.API_KEY_VARIABLES:
         result.pop(name, None)
     level = logging.getLogger("inflight").level

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from functools import partial
@@ -15,6 +16,8 @@ from inflight.distributed.world import LoneWorld, World
 from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 from inflight.kernels.cpu.library import bind_threads, load_kernels
+
+logger = logging.getLogger(__name__)
 
 
 def start_threads(config: EngineConfig, rank: int, device: Device) -> None:
@@ -36,7 +39,13 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> None:
     )
     kernels = load_kernels()
     if cores is not None and kernels is not None:
-        device.submit(partial(bind_threads, kernels, cores)).result()
+        try:
+            device.submit(partial(bind_threads, kernels, cores)).result()
+        except ConfigError as error:
+            if options.threads_bind != AUTO:
+                raise
+            logger.warning("%s", error)
+            device.submit(partial(os.sched_setaffinity, 0, cores)).result()  # it may have been bound to the first core
     elif cores is not None and options.threads_bind != AUTO:
         raise ConfigError(
             f"cpu_threads_bind={options.threads_bind!r} needs the C++ kernels, which are not installed: give 'off' or 'auto'"

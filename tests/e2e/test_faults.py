@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fault_chaos import MAX_BURST
 from benchmarks.fault_injection import FAULTS, Fault
 from benchmarks.fault_load import Load, Outcome
 from benchmarks.fault_requests import LoadRequest
 from benchmarks.fault_server import FaultServer
-from benchmarks.faults import Plan, Result, run
+from benchmarks.faults import Plan, Result, run, run_chaos
 from tests.e2e.faulty_executor import UNLUCKY
 from tests.e2e.faulty_executor import __name__ as faulty
 
@@ -99,6 +100,26 @@ def test_a_fault_of_a_rank_twenty_times(fault: Fault, layout: str) -> None:
 @pytest.mark.parametrize("fault", PROCESS_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_of_another_process_twenty_times(fault: Fault) -> None:
     assert_nothing_lost(long(fault, (*FRONT_ENDS_AND_SPARE, *LAYOUTS["tp2"])))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "options", [(*LAYOUTS["tp2"], "--api-server-count", "2"), (*LAYOUTS["pp2"], *DRAFTS)], ids=["tp2", "pp2"]
+)
+def test_any_process_at_any_moment(options: tuple[str, ...]) -> None:
+    plan = Plan(
+        faults=(),
+        options=[*options, *SMALL_CACHE],
+        num_clients=4,
+        num_requests=16,
+        max_tokens=48,
+        is_chaos=True,
+        seconds=60.0,
+    )
+    result, chaos = run_chaos(plan)
+    problems = [*result.problems(plan), *chaos.problems]
+    assert not problems, "\n".join([*problems, result.log[-20_000:]])
+    assert sum(chaos.counts.values()) > MAX_BURST  # more than in the start
 
 
 def test_no_rank_is_killed_because_the_cores_are_busy() -> None:

@@ -15,6 +15,7 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import warnings
@@ -360,3 +361,29 @@ def test_the_engine_leaves_the_settings_as_they_were(folders: dict[str, Path], c
         generate(llm, case)
         assert settings() == before
     assert settings() == before
+
+
+_OPENMP = """
+import os, subprocess, sys
+from inflight import LLM
+def cores(task): return os.sched_getaffinity(int(task))
+before = {task: cores(task) for task in os.listdir("/proc/self/task")}
+with LLM(num_threads=len(os.sched_getaffinity(0)), kv_cache_memory_bytes=1 << 24) as llm:
+    assert {task: cores(task) for task in before} == before
+    threads = [cores(task) for task in os.listdir("/proc/self/task") if task not in before]
+    assert set().union(*threads) == os.sched_getaffinity(0), threads
+child = subprocess.run([sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"], capture_output=True)
+assert int(child.stdout) == len(os.sched_getaffinity(0))
+assert os.environ["OMP_PLACES"] == "cores"
+"""
+
+
+def test_openmp_places_no_thread_of_the_program() -> None:
+    """With these variables OpenMP would bind the thread that imports torch, and so all later threads and processes."""
+    placed = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "GOMP_CPU_AFFINITY": "0", "OMP_DYNAMIC": "true"}
+    limits = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", _OPENMP], env={**limits, **placed}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY, OMP_DYNAMIC: ignored") == 1, done.stderr

@@ -317,10 +317,13 @@ def test_a_step_that_fails_is_the_servers_fault(caplog: pytest.LogCaptureFixture
 
 
 def test_a_request_with_too_many_sequences_is_refused_before_they_are_made(client: httpx.Client) -> None:
-    start = time.monotonic()
-    error = error_of(client.post(TEXT, json={"prompt": ["x"] * 256, "n": 128, "max_tokens": 1}), 400)
-    assert "32768 sequences (prompts times n) in one request; at most 1024 are allowed" in error["message"]
-    assert time.monotonic() - start < 2.0
+    def is_quick() -> bool:
+        start = time.monotonic()
+        error = error_of(client.post(TEXT, json={"prompt": ["x"] * 256, "n": 128, "max_tokens": 1}), 400)
+        assert "32768 sequences (prompts times n) in one request; at most 1024 are allowed" in error["message"]
+        return time.monotonic() - start < 2.0
+
+    assert any(is_quick() for _ in range(10))  # other programs may use the machine
 
 
 def test_a_full_queue_is_a_503_at_once() -> None:

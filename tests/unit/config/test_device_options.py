@@ -11,6 +11,7 @@ import pytest
 
 from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.cuda_driver import Gpu
+from inflight.config.device_options import MAX_DEVICE_STATE, check_device_state, check_token_ids
 from inflight.config.engine import DeviceConfig, EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
@@ -218,3 +219,13 @@ def test_slots_of_more_tokens_than_a_gpu_can_find_are_refused() -> None:
     assert len(conflicts) == 1 and "max_model_len=65536" in conflicts[0]
     assert resolve_on(gpus(H200), replace(many, max_model_len=32_768)).scheduler.max_num_seqs == 32_767
     assert resolve_on(CPU, many).scheduler.max_num_seqs == 32_767
+
+
+def test_as_many_numbers_as_are_allowed() -> None:
+    sizes = {"max_num_seqs": 2**16, "max_model_len": 2**16}
+    check_token_ids(**sizes)
+    check_device_state(MAX_DEVICE_STATE, **sizes)
+    with pytest.raises(ConfigError, match="more token ids"):
+        check_token_ids(max_num_seqs=2**16 + 1, max_model_len=2**16)
+    with pytest.raises(ConfigError, match="2147483648 numbers"):
+        check_device_state(MAX_DEVICE_STATE + 1, **sizes)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from inflight import envs
+from inflight.config.openmp import PLACEMENT
 from inflight.config.ranks import RankLayout
 from inflight.executor import process as process_module
 from inflight.executor.process import (
@@ -91,7 +92,7 @@ def test_a_process_that_went_on_between_two_looks_is_not_stopped_for_long(
 
 
 def test_only_some_processes_get_secrets(started: list[Started], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*envs.API_KEY_VARIABLES, "INFLIGHT_CLUSTER_TOKEN"):
+    for name in (*envs.API_KEY_VARIABLES, "INFLIGHT_CLUSTER_TOKEN", *PLACEMENT):
         monkeypatch.setenv(name, "secret")
     child()
     child(keeps_secrets=True, variables={"SOME_VARIABLE": "1"})

@@ -163,6 +163,7 @@ def test_a_long_message_keeps_its_end() -> None:
     assert message.startswith("aaa")
     assert message.endswith(" is nested too deep")
     assert "…" in message
+    assert json.loads(ApiError(400, "a" * 1000).body())["error"]["message"] == "a" * 1000
 
 
 @pytest.mark.parametrize("prompt", ["x", [5]])

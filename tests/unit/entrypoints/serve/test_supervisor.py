@@ -80,6 +80,7 @@ class Scene:
         self.started: list[FrontEnd] = []
         self.pauses: list[float] = []
         self._num_deaths = num_deaths
+        self.num_awaited = 1  # when so many are ready again, the scene ends
         monkeypatch.setattr(supervisor, "pause_seconds", self._pause)
 
     async def _run_engine(self, clock: object) -> None:
@@ -90,16 +91,18 @@ class Scene:
         return 0.0
 
     def _start(self, index: int, *, is_replacement: bool) -> FrontEnd:
-        assert (index, is_replacement) == (1, True)
+        assert is_replacement
         if self.errors:
             raise self.errors.pop()
         assert len(self.started) < 30, "it is replaced for ever"
         dies = len(self.started) < self._num_deaths
-        self.started.append(FrontEnd(1, has_ended=dies, has_died=dies))
+        self.started.append(FrontEnd(index, has_ended=dies, has_died=dies))
         self.started[-1].is_replacement = True
         if not dies:
             self.started[-1].ready.set_result("a model")
-            asyncio.get_running_loop().call_soon(self.shutdown.begun.set)
+            self.num_awaited -= 1
+            if not self.num_awaited:
+                asyncio.get_running_loop().call_soon(self.shutdown.begun.set)
         return self.started[-1]
 
     async def serve(self, *front_ends: FrontEnd) -> None:
@@ -158,6 +161,19 @@ def test_each_front_end_that_was_ready_counts(monkeypatch: pytest.MonkeyPatch) -
         scene = Scene(monkeypatch, 0, max_recoveries=0)
         await scene.serve(FrontEnd(0), FrontEnd(1, has_ended=True, has_died=True, was_ready=True))
         assert not scene.started
+
+    play(test)
+
+
+def test_two_that_die_at_once_are_both_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scene = Scene(monkeypatch, 1)  # the first replacement dies, too
+        scene.num_awaited = 2
+        dead = [FrontEnd(index, has_ended=True, has_died=True, was_ready=True) for index in (0, 1)]
+        await scene.serve(*dead)
+        assert [each.index for each in scene.started] == [0, 1, 0]
+        assert [each.index for each in scene.supervisor.front_ends] == [0, 1]
+        assert all(each.is_closed for each in dead) and len(scene.supervisor._limits.times) == 2
 
     play(test)
 

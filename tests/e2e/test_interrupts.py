@@ -1,0 +1,172 @@
+"""Ctrl-C at any moment of `LLM.generate` and `LLM.chat` leaves an `LLM` that answers rightly afterwards.
+
+Python raises KeyboardInterrupt only in the main thread, between any two of its instructions.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+import inflight
+from inflight import LLM, SamplingParams
+from inflight.outputs import RequestOutput
+from inflight.sampling_params import StructuredOutputsParams
+from tests.model_zoo import write_model
+from tests.unit.structured_output.grammar_case import MODEL, PERSON, tokenizer
+
+NUM_MOMENTS = 500 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 8
+HOME = str(Path(inflight.__file__).parent)
+Line = tuple[str, int]  # a file, and the number of a line in it
+
+COMMON: dict[str, Any] = {"temperature": 0.8, "max_tokens": 10, "ignore_eos": True}
+PERSON_GRAMMAR = StructuredOutputsParams(json=PERSON, disable_any_whitespace=True)
+PROMPTS = ["Tell me a story about a fox. " * 3, "Once upon a time", "Mia is 34. As JSON:", "a b a b a b a b"]
+PARAMS = [
+    SamplingParams(**COMMON, seed=1, n=2, logprobs=2),
+    SamplingParams(**COMMON, seed=2, stop=["~"], prompt_logprobs=1),
+    SamplingParams(**{**COMMON, "ignore_eos": False, "max_tokens": 40}, seed=3, structured_outputs=PERSON_GRAMMAR),
+    SamplingParams(**{**COMMON, "temperature": 0.0}),
+]
+ENGINES: dict[str, dict[str, Any]] = {
+    "one rank": {"max_num_batched_tokens": 48},
+    "two processes": {
+        "pipeline_parallel_size": 2,
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = LlamaConfig(
+        vocab_size=tokenizer("embedded").vocab_size,
+        hidden_size=64,
+        intermediate_size=112,
+        num_hidden_layers=2,
+        max_position_embeddings=256,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        bos_token_id=None,
+        eos_token_id=2,
+    )
+    made = write_model(config, tmp_path_factory.mktemp("interrupts") / "model", seed=0)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / name, made / name)
+    return made
+
+
+def start(folder: Path, case: str) -> LLM:
+    fixed: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 20, "generation_config": "none"}
+    return LLM(str(folder), **fixed, **ENGINES[case])
+
+
+@pytest.mark.parametrize("case", ENGINES)
+def test_an_interrupt_at_any_moment_leaves_an_engine_that_answers_rightly(folder: Path, case: str) -> None:
+    """Some interrupts come in pairs: the second one meets the end of the first one."""
+    rng = random.Random(0)
+    num_raised = 0
+    with start(folder, case) as llm:
+        truth = generate(llm)
+        began = time.monotonic()
+        generate(llm)
+        seconds = time.monotonic() - began
+        for moment in range(NUM_MOMENTS):
+            delays = [rng.uniform(0.0, seconds) for _ in range(1 + moment % 2)]
+            num_raised += interrupted_after(delays, lambda: generate(llm))
+            assert generate(llm) == truth, moment
+            check_rest(llm)
+        assert num_raised > 0
+
+
+def test_an_interrupt_in_any_line_of_the_caller_leaves_an_engine_that_answers_rightly(folder: Path) -> None:
+    with start(folder, "one rank") as llm:
+        truth = chat(llm)
+        counts: Counter[Line] = Counter()
+        with seeing_lines(counts):
+            chat(llm)
+        for line in counts:
+            with pytest.raises(KeyboardInterrupt), seeing_lines(Counter(), line):
+                chat(llm)
+            assert chat(llm) == truth, line
+            check_rest(llm)
+
+
+def generate(llm: LLM) -> list[Any]:
+    return results(llm.generate(PROMPTS, PARAMS))
+
+
+def chat(llm: LLM) -> list[Any]:
+    return results(llm.chat([{"role": "user", "content": "Who are you?"}], PARAMS[0]))
+
+
+def results(outputs: list[RequestOutput]) -> list[Any]:
+    return [[(each.token_ids, each.text) for each in output.outputs] for output in outputs]
+
+
+def check_rest(llm: LLM) -> None:
+    scheduler = llm.llm_engine.core.scheduler
+    scheduler.check_integrity()
+    assert not scheduler.has_unfinished_requests() and not llm.llm_engine.has_unfinished_requests()
+
+
+def interrupted_after(delays: list[float], call: Callable[[], object]) -> bool:
+    """Returns whether an interrupt has ended the call."""
+    is_running = True
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if is_running:
+            raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, handle)
+    timers = [
+        threading.Timer(delay, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]) for delay in delays
+    ]
+    try:
+        for timer in timers:
+            timer.start()
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        is_running = False
+        for timer in timers:
+            timer.join()
+        signal.signal(signal.SIGINT, previous)
+    return False
+
+
+@contextmanager
+def seeing_lines(counts: Counter[Line], wanted: Line | None = None) -> Iterator[None]:
+    """Count the lines of inflight/ that this thread runs. When it comes to the line `wanted`, raise KeyboardInterrupt there."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if not frame.f_code.co_filename.startswith(HOME):
+            return None
+        if event == "line":
+            line = frame.f_code.co_filename, frame.f_lineno
+            counts[line] += 1
+            if line == wanted:
+                raise KeyboardInterrupt
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(previous)

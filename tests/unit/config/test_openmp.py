@@ -1,0 +1,50 @@
+"""OpenMP's variables: which limits count, and which placements are hidden and told."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from inflight.config.openmp import PLACEMENT, max_threads, placement_hidden, tell_ignored
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "limit", "expected"),
+    [("", "", None), ("3", "", 3), ("4,2", "", 4), ("8", "2", 2), ("", "5", 5), ("0", "x", None), (" 6 ", "", 6)],
+)
+def test_the_smallest_limit_counts(
+    monkeypatch: pytest.MonkeyPatch, num_threads: str, limit: str, expected: int | None
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", num_threads)
+    monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
+    assert max_threads() == expected
+
+
+def test_placements_are_hidden_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_PLACES", "cores")
+    before = dict(os.environ)
+    with placement_hidden():
+        assert not os.environ.keys() & set(PLACEMENT)
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({}, []),
+        ({"OMP_PROC_BIND": "False", "KMP_AFFINITY": "disabled"}, []),
+        ({"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}, ["OMP_PROC_BIND, OMP_PLACES: torch was imported before"]),
+    ],
+)
+def test_what_does_not_count_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variables: dict[str, str], told: list[str]
+) -> None:
+    for name in PLACEMENT:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "torch", object())
+    tell_ignored()
+    assert [line[: len(start)] for line, start in zip(caplog.messages, told, strict=True)] == told
