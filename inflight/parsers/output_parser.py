@@ -58,10 +58,6 @@ class OutputParser:
         next(self._steps)  # runs until it waits for text
 
     @property
-    def num_tool_calls(self) -> int:
-        return self._writer.num_tool_calls
-
-    @property
     def is_reasoning(self) -> bool:
         """Whether the text so far ends inside the reasoning."""
         return self._writer.is_reasoning
