@@ -500,5 +500,5 @@ def test_choices_that_cannot_be(tools: Any, choice: Any, message: str) -> None:
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"name": "plot"}])
 def test_a_model_that_writes_calls_in_no_known_way_is_refused(choice: ToolChoice) -> None:
-    with pytest.raises(InvalidRequestError, match="needs a model whose chat template writes calls in a known way"):
+    with pytest.raises(InvalidRequestError, match="needs a model whose calls a grammar can describe"):
         constraint(TOOLS, choice, markup=None)
