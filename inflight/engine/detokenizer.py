@@ -23,7 +23,8 @@ class Detokenizer:
     """If there is no tokenizer, or with detokenize=False, the text is empty.
 
     Attributes:
-        num_reasoning_tokens: how many tokens were reasoning; its tags do not count. Without a parser it is 0.
+        num_reasoning_tokens: how many tokens were reasoning. The token that completes a tag does not count. Without a parser it
+            is 0.
     """
 
     def __init__(

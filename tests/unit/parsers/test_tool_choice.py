@@ -382,7 +382,7 @@ def test_a_call_that_must_come_comes_whatever_else_is_wanted() -> None:
         assert with_answer(ANY_ANSWER, TOOLS, choice) == spec_of(TOOLS, choice)
 
 
-def test_json_stands_alone_where_calls_are_not_known_to_the_character() -> None:
+def test_json_stands_alone_where_no_grammar_describes_calls() -> None:
     params = SamplingParams(structured_outputs=ANSWER)
     assert constrain_tools(params, [tool()], markup=None) is params
     assert constrain_tools(params, TOOLS, "none", markup=HERMES) is params
