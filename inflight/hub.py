@@ -15,10 +15,12 @@ EMBEDDED_MODEL = Path(__file__).parent / "demo" / "model"
 
 GGUF_SUFFIX = ".gguf"
 LIST_SECONDS = 10.0  # how long the hub may take to list the files of a repository
-# Only these files are downloaded. Pickled weights (*.bin, *.pt) are never downloaded, and code only if the user asks for it.
+# Only these files and the weights in safetensors are downloaded. Pickled weights (*.bin, *.pt) are never downloaded, and code
+# only if the user asks for it.
 _TOKENIZER_PATTERNS = ["*.json", "*.jinja"]
 _INDEX = "model.safetensors.index.json"
-# Some repositories have the model twice: in the form of its authors (consolidated.safetensors, original/), as ONNX, ...
+# These are left out. Some repositories have the same model in other forms too: that of its authors (consolidated.safetensors,
+# original/), ONNX, ...
 _OTHER_CONFIGS, _OTHER_WEIGHTS = ["*/*.json"], ["*/*", "consolidated*"]
 _CODE_PATTERNS = ["*.py"]
 _PART_OF_A_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
@@ -74,10 +76,10 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
 
 
 def check_model_name(model: str | None) -> None:
-    """Refuse at once, without the hub, what names neither a file nor a model of the hub.
+    """Refuse a model that does not exist on this machine and whose name has not the form of a hub id. The hub is not asked.
 
     Raises:
-        ModelNotFoundError: there is no such folder or file.
+        ModelNotFoundError: the model is refused.
     """
     if model is not None and not Path(model).expanduser().exists() and not _is_hub_id(model.partition(":")[0]):
         _resolve(model, None, [])
@@ -148,7 +150,7 @@ def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str]
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """Patterns for the files of weights that are loaded: those that the index names, if there is one."""
+    """Patterns for the files of weights: those that the index names, or all safetensors if there is no index."""
     listed = read_json(folder / _INDEX).get("weight_map") if (folder / _INDEX).is_file() else None
     files = listed.values() if isinstance(listed, dict) else ()
     return sorted({glob.escape(name) for name in files if isinstance(name, str)}) or ["*.safetensors"]

@@ -62,7 +62,7 @@ class LLMEngine:
         config = resolve_config(args)
         input_processor = make_input_processor(args, config)
         tokenizer = input_processor.tokenizer
-        with placement_hidden():  # this may import torch, in a thread of the user's program
+        with placement_hidden():  # the executor may import torch here, in a thread of the user's program
             executor = Executor.get_class(config)(config)
         try:
             grammars = None if tokenizer is None else make_grammars(config, lambda: tokenizer)

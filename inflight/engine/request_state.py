@@ -188,10 +188,10 @@ class Completion:
         self._is_parsed = parser is not None
         self._detokenizer = Detokenizer(tokenizer, params, request.prompt_token_ids, stop_strings, parser)
         self._text = ""
-        self._all_events: list[Event] = []  # that outputs had, unless these are DELTA outputs
+        self._all_events: list[Event] = []  # all events so far; empty if outputs are DELTA outputs
         self._token_ids: list[int] = []
         self._num_taken = 0  # how many tokens were in DELTA outputs
-        self._num_reasoning_taken = 0  # of these, how many were reasoning
+        self._num_reasoning_taken = 0  # how many reasoning tokens were in DELTA outputs
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
 
@@ -257,7 +257,7 @@ class Completion:
         )
 
     def _take_parsed(self, *, is_delta: bool) -> tuple[list[Event], int]:
-        """Returns the events and the number of tokens of the reasoning, as `output` shows them."""
+        """Returns the events and the number of reasoning tokens: all of them, or with `is_delta` only the new ones."""
         new, count = self._detokenizer.take_events(), self._detokenizer.num_reasoning_tokens
         if not is_delta:
             self._all_events = join_deltas([*self._all_events, *new])

@@ -1,8 +1,8 @@
 """`LLM`: generates text for many prompts at once, in this process. Most Python users start with this class.
 
-Each call of `generate` or `chat` runs the engine in a thread of its own. Python raises KeyboardInterrupt, and exceptions of the
-program's other signal handlers, only in the thread that calls. So they come in no line of the engine. The thread of an
-interrupted call ends its requests after the present step.
+Each call of `generate` or `chat` runs the engine in a thread of its own. Python raises KeyboardInterrupt, and the exceptions of
+other signal handlers, only in the main thread. So they never interrupt the engine in the middle of a step. If a call is
+interrupted, its thread ends the requests of this call after the present step.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class LLM:
 
         Raises: as `generate`, and TokenizerError if the model has no chat template.
         """
-        given: dict[str, Any] = {**chat_options}  # the type says what is allowed, but not what a program gives
+        given: dict[str, Any] = {**chat_options}  # a program may also give names that the type does not allow
         names = ChatOptions.__annotations__
         _refuse_others("chat", {name: value for name, value in given.items() if name not in names}, names)
         chat_options = cast("ChatOptions", {name: value for name, value in given.items() if name in names})
@@ -193,7 +193,7 @@ class LLM:
             with tqdm(total=len(request_ids), disable=not use_tqdm, unit="request", dynamic_ncols=True) as bar:
                 for num_done in iter(call.progress.get, 0):
                     bar.update(num_done)
-        except BaseException:  # an interrupt; another one ends the wait
+        except BaseException:  # an interrupt; a second interrupt ends `join`
             call.is_interrupted = True
             if call.is_alive():
                 call.join()
@@ -206,8 +206,8 @@ class _Call(threading.Thread):
 
     Attributes:
         is_interrupted: set to True to end the requests after the present step.
-        progress: how many more requests have ended; 0 when the call has ended.
-        outputs: in the order of the requests; or the error that has ended the call.
+        progress: gets a number whenever requests have ended: how many. A 0 says that the call has ended.
+        outputs: the outputs in the order of the requests, or the error that has ended the call.
     """
 
     def __init__(
@@ -276,7 +276,11 @@ def _priorities(given: Sequence[int] | None, count: int) -> Sequence[int]:
 
 
 def _refuse_others(method: str, given: Mapping[str, object], more: Iterable[str]) -> None:
-    """Refuse arguments that `method` does not have. Without a value they mean nothing, and programs for vLLM pass some."""
+    """Refuse arguments that `method` does not have. If an argument is None, it is ignored: programs for vLLM pass some so.
+
+    Args:
+        more: the arguments that `method` has besides the common ones.
+    """
     for name, value in given.items():
         if value is not None:
             names = ", ".join(["sampling_params", "use_tqdm", "priority", *more])

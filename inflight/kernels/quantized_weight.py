@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-GROUP_SIZE_MULTIPLE = {4: 32, 8: 16}  # of the weight's bits
+GROUP_SIZE_MULTIPLE = {4: 32, 8: 16}  # bits of a weight -> the size of its groups is a multiple of this
 # Sizes of the ranges that are tried for a group, relative to the range from the group's smallest to its largest weight.
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
 _AT_ONCE = 2**24  # number of weights that are quantized at once; each temporary tensor then has 64 MB
@@ -76,7 +76,8 @@ class QuantizedWeight:
 
 
 def fitting_group_size(in_features: int, group_size: int) -> int | None:
-    """The first of `group_size`, half of it, a quarter, ... that divides `in_features`. None if 4 bits do not support it."""
+    """The first of `group_size`, half of it, a quarter, ... that divides `in_features`. None if it is less than 32, the
+    smallest size with 4 bits."""
     while in_features % group_size != 0:
         group_size //= 2
         if group_size < GROUP_SIZE_MULTIPLE[4]:

@@ -8,8 +8,8 @@ A message has a header, the tag `<|message|>`, and a body. (There are no line br
 `<|start|>assistant`, because the prompt ends with it. The receiver `to=...` may also stand before `<|channel|>`.
 
 If the receiver is a function and the request has tools, the body is a call. Otherwise the body is reasoning in the channel
-"analysis" and content in all other channels. The first tags of a header may be missing, and "functions." before the name of a
-known tool. No header is content. If the text ends within a header, the header is dropped.
+"analysis" and content in all other channels. The first tags of a header may be missing, as may "functions." before the name of
+a known tool. A header is never content. If the text ends within a header, the header is dropped.
 """
 
 from __future__ import annotations

@@ -273,18 +273,20 @@ def _required_property(node: Mapping[str, Any], name: str) -> object:
 
 
 def _differ(sets: Sequence[set[str] | None]) -> bool:
+    """Whether all sets are known and no two of them have a common element."""
     known = [each for each in sets if each is not None]
     return len(known) == len(sets) and sum(map(len, known)) == len(set[str]().union(*known))
 
 
 def _values(node: object) -> set[str] | None:
-    """The JSON of the only values that satisfy a schema; None if others may."""
+    """The JSON of the values that a schema lists with "const" or "enum"; None if it lists none."""
     if not isinstance(node, Mapping) or not ("const" in node or isinstance(node.get("enum"), list)):
         return None
     return {json.dumps(value) for value in ([node["const"]] if "const" in node else node["enum"])}
 
 
 def _types(node: Mapping[str, Any]) -> set[str] | None:
+    """The type of a schema, where an integer is a number; None if it does not have exactly one."""
     types = node.get("type")
     return {"number" if types == "integer" else types} if isinstance(types, str) else None
 

@@ -11,7 +11,11 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class UserTokenizer:
-    """Has all that `Tokenizer` has, too. `chat_template`: None if the model has none."""
+    """It also has the attributes of `Tokenizer`, and those of the special tokens, such as `eos_token`.
+
+    Args:
+        chat_template: None if the model has none.
+    """
 
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
@@ -25,7 +29,7 @@ class UserTokenizer:
         return self._tokenizer.vocab_size
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        """`input_ids` and `attention_mask`, as lists; a list of them for each text if `text` is a list."""
+        """Returns `input_ids` and `attention_mask`. Each is a list; if `text` is a list, each has a list for every text."""
         if isinstance(text, str):
             ids = self._tokenizer.encode(text, add_special_tokens)
             return {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -43,7 +47,7 @@ class UserTokenizer:
         return [self._tokenizer.decode(ids, skip_special_tokens) for ids in rows]
 
     def get_vocab(self) -> dict[str, int]:
-        """Token, as the vocabulary spells it -> its id. Added tokens are included."""
+        """Each token as the vocabulary spells it -> its id. Added tokens are included."""
         return self._tokenizer.vocabulary()
 
     def tokenize(self, text: str) -> list[str]:
@@ -69,7 +73,7 @@ class UserTokenizer:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> Any:  # Any: a list of ids, or the text without `tokenize`
-        """Render a conversation. `variables`: further ones for the template.
+        """Render a conversation. `variables`: further variables for the template.
 
         Raises: as `ChatTemplate.render`.
         """

@@ -187,7 +187,7 @@ def test_bad_parameters(llm: LLM) -> None:
         tokens(llm, bad_words=["no"])
 
 
-def test_arguments_of_other_engines_are_told_in_our_words(llm: LLM) -> None:
+def test_changed_parameters_and_unknown_arguments(llm: LLM) -> None:
     message = [{"role": "user", "content": "x"}]
     params = SamplingParams(max_tokens=2)
     params.max_tokens = 3

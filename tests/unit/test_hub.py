@@ -56,7 +56,9 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert hub.resolve_model_folder(str(_model(tmp_path / "m")), None) == tmp_path / "m"
 
 
-def test_what_can_be_no_model_is_refused_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_can_be_no_model_is_refused_without_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before a server listens."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "_download", lambda *_args, **_options: pytest.fail("the hub was asked"))

@@ -38,12 +38,12 @@ _ALLOWED = {"a valid integer": "an integer", "a valid number": "a number", "a va
 HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 GENERAL = "Options"
 
-# a command of other programs -> what to do instead
+# a command that other programs have -> what to use instead
 _INSTEAD = {
     "pull": "`inflight serve ORG/NAME` downloads a model of the hub",
     "download": "`inflight serve ORG/NAME` downloads a model of the hub",
-    "list": "models are folders and the hub's cache (`hf cache ls`)",
-    "ls": "models are folders and the hub's cache (`hf cache ls`)",
+    "list": "a model is a folder, a GGUF file or a hub id; `hf cache ls` lists the downloaded ones",
+    "ls": "a model is a folder, a GGUF file or a hub id; `hf cache ls` lists the downloaded ones",
     "ps": "each `inflight serve` serves one model; /v1/models names it",
     "run": "use `inflight chat` or `inflight generate`",
     "complete": "use `inflight generate`",
@@ -59,7 +59,7 @@ Verbose = Annotated[
 
 
 class Commands(TyperGroup):
-    """The commands. An unknown one is answered with what to use instead."""
+    """The group of all commands. For an unknown command, the error says what to use instead."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: typer's copy of click has no types
         name = args[0]

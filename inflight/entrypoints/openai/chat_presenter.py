@@ -32,7 +32,8 @@ class ChatPresenter(Presenter):
         self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
         super().__init__(answer_id, request, fingerprint, tokenizer)
-        self._has_calls: dict[int, bool] = {}  # by choice index; from the choice's first output on
+        # choice index -> whether a call has begun; set at the choice's first output
+        self._has_calls: dict[int, bool] = {}
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         self._usage.add(prompt_index, output)
@@ -101,13 +102,12 @@ class ChatPresenter(Presenter):
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
         events = [ContentDelta(choice.text)] if choice.events is None else choice.events
+        finish_reason = cast("FinishReason", _finish_reason(choice, _has_call(events)))  # never None for a whole answer
         found: ChatChoice = {
             "index": choice.index,
             "message": _message(events),
             "logprobs": self._logprobs(choice.logprobs or ()),
-            "finish_reason": cast(
-                "FinishReason", _finish_reason(choice, _has_call(events))
-            ),  # never None for a whole answer
+            "finish_reason": finish_reason,
             "stop_reason": choice.stop_reason,
         }
         if self._presentation.return_token_ids:

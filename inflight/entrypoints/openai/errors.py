@@ -61,7 +61,7 @@ _INSTEAD_OF_TYPES = {
 _CHATS = ": use /v1/chat/completions"
 _ONLY_TEXT = ": this server only generates text (/v1/chat/completions, /v1/completions)"
 _MODELS = ": /v1/models lists the models"
-# The beginning of a path of another API, without /v1 -> what the server has instead. The first that fits counts.
+# The beginning of a path of another API, without /v1 -> what to use instead. The first that fits counts.
 _INSTEAD = {
     "/responses": _CHATS,  # OpenAI
     "/messages": _CHATS,  # Anthropic
@@ -215,7 +215,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if request.method == "OPTIONS" and error.status_code == 405:  # without CORS: which methods the path has
+        if request.method == "OPTIONS" and error.status_code == 405:  # say which methods the path has
             return Response(status_code=204, headers={"Allow": f"{(error.headers or {}).get('Allow', '')}, OPTIONS"})
         return (error if isinstance(error, ApiError) else _http_error(request, error)).response()
 
@@ -241,7 +241,7 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
 
 
 def _instead_of(path: str) -> str:
-    """What to use instead of a path of another API."""
+    """What to use instead of a path of another API; "" for an unknown path."""
     path = path.rstrip("/").removeprefix("/v1")
     return next((text for begin, text in _INSTEAD.items() if path == begin or path.startswith(f"{begin}/")), "")
 

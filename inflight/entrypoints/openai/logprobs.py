@@ -54,7 +54,7 @@ class CompletionLogprobs:
         self._offset = 0
         self._tokenizer = tokenizer
         self._as_ids = as_ids
-        self._characters = codecs.getincrementaldecoder("utf-8")("replace")  # a character may have several tokens
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")  # a character may consist of several tokens
 
     def columns(self, rows: Sequence[Row | None], first: tuple[int, str] = (0, "")) -> LogprobColumns:
         """The columns of the next tokens. The row of the prompt's first token is None, so `first` gives its id and text."""

@@ -16,7 +16,7 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # without this header nginx would hold events back
 ]
-_COMMENT = b": keep-alive\n"  # without a blank line: some clients take the blank line for the end of an empty event
+_COMMENT = b": keep-alive\n"  # no blank line: some clients take it for the end of an empty event
 
 
 class WorkResponse(Response):

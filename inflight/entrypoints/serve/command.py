@@ -39,7 +39,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
         # Until a handler is installed, SIGHUP must not end the process. Front ends inherit that it is ignored.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     clock = StartUpClock()
-    check_model_name(args.model)  # before anything starts
+    check_model_name(args.model)  # first, so that a wrong name is an error before anything starts
     ssl_context = make_ssl_context(settings)
     listener = Listener(settings)
     try:

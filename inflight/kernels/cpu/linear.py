@@ -215,7 +215,8 @@ def pack_integers(
 
 def _with_zero_in_the_middle(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None]:
     """Returns values and offsets. The kernel needs no offsets if the zero point of all groups is 2 ** (bits - 1). If all groups
-    have another zero point, and the values can be moved so that it becomes this number, they are moved."""
+    share another zero point, all values are shifted so that the zero point becomes 2 ** (bits - 1), unless a shifted value
+    would be outside of [0, 2 ** bits)."""
     values, scales, offsets = weight.values, weight.scales, weight.offsets
     if offsets is None:
         return values, None

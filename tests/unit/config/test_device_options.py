@@ -221,7 +221,7 @@ def test_slots_of_more_tokens_than_a_gpu_can_find_are_refused() -> None:
     assert resolve_on(CPU, many).scheduler.max_num_seqs == 32_767
 
 
-def test_as_many_numbers_as_are_allowed() -> None:
+def test_the_largest_state_of_a_device_that_is_allowed() -> None:
     sizes = {"max_num_seqs": 2**16, "max_model_len": 2**16}
     check_token_ids(**sizes)
     check_device_state(MAX_DEVICE_STATE, **sizes)

@@ -1,5 +1,5 @@
-"""Calls as models write them where they leave the format: tags and brackets that are missing, values in another notation, text
-at places where none belongs. The text has ended by itself in all of these cases."""
+"""Calls that leave the format as models do: tags and brackets are missing, values have another notation, or text stands where
+none belongs. In all of these cases the model has ended the text, and not a limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def called(tool: str, text: str, *arguments: str) -> Case:
 
 
 def typed(schema: dict[str, Any], *pairs: tuple[str, str]) -> list[Case]:
-    """What becomes of a text that is the value of an argument with this schema."""
+    """Cases of an argument with this schema. `pairs`: the text of the argument, and the JSON that it becomes."""
     return [_typed(schema, text, value) for text, value in pairs]
 
 
