@@ -217,15 +217,19 @@ class EngineKeeper:
         fault_time = time.monotonic()
         deadline = self._note_fault(process)
         num_failed = 0
+        share = 2  # the first start that hangs leaves half of the time for another one
         while True:
             process = await self._replace(process, fault_time, deadline)
             begun = time.monotonic()
-            # a start that hangs leaves time for another one, but a start as slow as the first one is no hang
-            allowed = max((deadline - begun) / 2, 2 * self._start_seconds)
+            allowed = max(
+                (deadline - begun) / share, 2 * self._start_seconds
+            )  # one as slow as the first start is no hang
             await self._follow(process, until_ready=True, deadline=min(begun + allowed, deadline))
             now = time.monotonic()
             if process.is_ready:  # if it has ended since, that is another fault
                 return process
+            if now - begun >= allowed:
+                share = 1  # perhaps the machine is slow, and then shorter and shorter starts would help nobody
             if process.was_lost and now - begun >= OTHER_FAULT_SECONDS:
                 deadline = self._note_fault(process)
             num_failed += 1

@@ -62,7 +62,10 @@ def test_a_start_that_hangs_is_killed_and_tried_again_within_the_time_allowed(mo
         assert not second.was_killed
         scene.now += 2.0  # half of the time has passed
         third = await scene.next_process(2)
-        assert second.was_killed and second.is_closed and not third.was_killed
+        assert second.was_killed and second.is_closed
+        scene.now += 45.0  # it gets all of the time that is left: perhaps the machine is slow
+        await scene.looks()
+        assert not third.was_killed
         third.becomes_ready()
         await scene.looks()
         assert not any(front_end.errors for front_end in scene.front_ends)
