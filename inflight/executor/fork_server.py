@@ -60,9 +60,8 @@ READ_BY_IMPORTS = (
     *("PYTHON", "ATEN_", "GOMP_", "HF_", "HUGGINGFACE_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
     *("PROMETHEUS_", "TOKENIZERS_", "TORCH_", "TORCHINDUCTOR_", "TRANSFORMERS_", "TRITON_"),
 )
-NOT_COMPARED = frozenset(
-    {"PYTHONPATH", "PYTHONUNBUFFERED"}
-)  # a request has the import path; `_become` opens the streams
+# not compared, because a request has the import path, and `_become` opens the streams
+NOT_COMPARED = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED"})
 
 
 @dataclass(frozen=True)
