@@ -434,8 +434,7 @@ def _end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from inflight.executor import (
-        fork_server,
-    )  # this file runs as `__main__`; other modules see the `_Current` of this name
+    # this file runs as `__main__`; other modules see the `_Current` of this name
+    from inflight.executor import fork_server
 
     fork_server.main()
