@@ -7,8 +7,8 @@ KERNELS := setup.py inflight/kernels/cpu/compile_flags.py $(wildcard inflight/ke
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 # Twice as many processes as cores, with one compute thread in each: half of the tests' time is waiting for processes. With worksteal
-# a test that crashes its process costs no other test (tests/conftest.py). Compiled test files are kept: each process would compile
-# all of them for 8 seconds.
+# a test that crashes its process costs no other test (tests/conftest.py). Compiled test files are kept
+# (PYTHONDONTWRITEBYTECODE is empty). Otherwise each process would compile all of them, which takes 8 seconds.
 PYTEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 

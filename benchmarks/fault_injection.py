@@ -13,12 +13,8 @@ from benchmarks.fault_server import POLL_SECONDS, FaultServer
 from benchmarks.faulty_worker import ORDERS, give_order
 
 FAULTS = ("sigkill", "sigstop", *ORDERS, "two-ranks", "during-recovery")
-TARGETS = {
-    "rank": "worker tp",
-    "engine": "engine",
-    "front-end": "front end",
-    "spare": "worker spare",
-}  # how a title begins
+# name of a target -> how the titles of its processes begin
+TARGETS = {"rank": "worker tp", "engine": "engine", "front-end": "front end", "spare": "worker spare"}
 MAX_NOTICE_SECONDS = 60.0
 MAX_RECOVERY_SECONDS = 120.0
 MAX_TARGET_SECONDS = 20.0

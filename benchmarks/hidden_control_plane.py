@@ -229,9 +229,8 @@ def measure(case: Case, folder: Path, depth: int, num_steps: int) -> Measured:
         assert core.scheduler.num_running == NUM_RUNNING, "requests were preempted: this is no steady state"
         plans, submit_us = executor.plans[: first + num_steps], executor.submit_us[first : first + num_steps]
         load.abort()
-        while (
-            core.has_unfinished_requests()
-        ):  # a call of the worker's waits for steps in flight, and they for their masks
+        # a call of the worker waits for the steps in flight, and these wait for their masks
+        while core.has_unfinished_requests():
             core.step()
         events = {
             process: [event for event in found if event.step_id <= plans[-1].step_id]

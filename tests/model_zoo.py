@@ -192,9 +192,8 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     "qwen3_5": [
         _qwen3_5(),
         _qwen3_5(tie_word_embeddings=True, linear_num_value_heads=2, linear_conv_kernel_dim=2, num_key_value_heads=1),
-        _qwen3_5(
-            linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"] * 2
-        ),  # not for the kernel
+        # not for the kernel
+        _qwen3_5(linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"] * 2),
     ],
     "qwen3_next": [
         _hybrid(Qwen3NextConfig, num_experts=0),
@@ -210,16 +209,16 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
             hidden_size=96,
             num_attention_heads=6,
         ),
-        _lfm2(
-            full_attn_idxs=[0], hidden_size=72, num_attention_heads=6, block_auto_adjust_ff_dim=False
-        ),  # not for the kernel
+        # not for the kernel
+        _lfm2(full_attn_idxs=[0], hidden_size=72, num_attention_heads=6, block_auto_adjust_ff_dim=False),
     ],
     "ministral3": [
+        # queries beyond 16 tokens are scaled
         Ministral3Config(
             **_COMMON,
             head_dim=16,
             rope_parameters={**_YARN_ROPE, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
-        ),  # queries beyond 16 tokens are scaled
+        ),
         Ministral3Config(**_COMMON, head_dim=40, sliding_window=9),
     ],
     "gemma2": [
@@ -289,9 +288,10 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         DeepseekV2Config(
             **_LATENT, q_lora_rank=24, first_k_dense_replace=9, attention_bias=True, rope_parameters=_MSCALE_ROPE
         ),
+        # not for the kernel
         DeepseekV2Config(
             **{**_LATENT, "kv_lora_rank": 20, "qk_nope_head_dim": 6}, q_lora_rank=None, first_k_dense_replace=9
-        ),  # not for the kernel
+        ),
     ],
     "deepseek_v3": [
         DeepseekV3Config(**_LATENT, q_lora_rank=24, first_k_dense_replace=9, rope_parameters=_MSCALE_ROPE),

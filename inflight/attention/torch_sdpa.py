@@ -78,9 +78,8 @@ class TorchSdpaBackend(AttentionBackend):
         sliding_window = params.sliding_window
         output = query.new_empty((*query.shape[:2], params.value_dim or query.shape[2]))
         for row in metadata.rows:
-            gathered = (
-                kv_cache[row.block_ids].permute(1, 2, 0, 3, 4).flatten(2, 3)
-            )  # [2 (or 1), num_kv_heads, num_keys, head_dim]
+            # [2 (or 1), num_kv_heads, num_keys, head_dim]
+            gathered = kv_cache[row.block_ids].permute(1, 2, 0, 3, 4).flatten(2, 3)
             for start in range(row.num_computed, row.seq_len, PIECE_TOKENS):
                 end = min(start + PIECE_TOKENS, row.seq_len)
                 tokens = slice(row.first_token + start - row.num_computed, row.first_token + end - row.num_computed)

@@ -90,9 +90,8 @@ class TritonPagedBackend(AttentionBackend):
 
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:
         copied = torch.from_numpy(np.array(array, dtype=np.int32))
-        pinned = (
-            copied.pin_memory() if self._device.type == "cuda" else copied
-        )  # torch.tensor cannot pin an array of numpy
+        # `torch.tensor` cannot pin an array of numpy
+        pinned = copied.pin_memory() if self._device.type == "cuda" else copied
         return pinned.to(self._device, non_blocking=True)
 
     def forward(

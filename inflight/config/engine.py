@@ -46,9 +46,8 @@ class ModelConfig:
     quantization: QuantizationConfig = QuantizationConfig()
     batch_invariant: bool = False  # refuse to start if a result could depend on other requests of its batch
     generation_overrides: dict[str, Any] = field(default_factory=dict)  # for generation_config.json; Any: JSON
-    config_overrides: dict[str, Any] = field(
-        default_factory=dict
-    )  # for config.json, as transformers reads it; Any: JSON
+    # for config.json, as transformers reads it; Any: JSON
+    config_overrides: dict[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False  # transformers may run Python files of the model's folder
 
 

@@ -342,9 +342,8 @@ def _resolve_step_time(args: EngineArgs) -> tuple[float | None, float]:
 def _check_device_state(args: EngineArgs, max_model_len: int, machine: Machine) -> None:
     max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS
     check_token_ids(max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-    if (
-        machine.device == "cuda" and args.speculative_config is None
-    ):  # with speculation the tokens of the requests are kept on the host, where no such limit holds
+    # with speculation the tokens of the requests are kept on the host, where no such limit holds
+    if machine.device == "cuda" and args.speculative_config is None:
         num_slots = max_num_seqs + 1
         num_numbers = num_slots * (max_model_len + -(-max_model_len // (args.block_size or DEFAULT_BLOCK_SIZE)))
         check_device_state(num_numbers, max_num_seqs=num_slots - 1, max_model_len=max_model_len)

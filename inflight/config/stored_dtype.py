@@ -12,12 +12,8 @@ from inflight.errors import CheckpointError
 
 _NAMES = ("dtype", "torch_dtype")
 _AUTO = "auto"
-_STORED = {
-    "BF16": "bfloat16",
-    "F16": "float16",
-    "F32": "float32",
-    "F64": "float64",
-}  # name in safetensors -> in config.json
+# name in safetensors -> name in config.json
+_STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
 def with_stored_dtype(config: Mapping[str, object], folder: Path) -> dict[str, object]:

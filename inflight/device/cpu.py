@@ -71,9 +71,8 @@ class CpuDevice(Device):
         return self._compute.submit(stage)
 
     def drain(self, work: Callable[[], T]) -> Future[T]:
-        return self._drain.submit(
-            work
-        )  # without a copy: on a CPU, the results of the stages are in host memory already
+        # without a copy: on a CPU, the results of the stages are in host memory already
+        return self._drain.submit(work)
 
     def set_num_threads(self, num_threads: int) -> None:
         self.drain(lambda: _use_threads(1)).result()

@@ -54,9 +54,8 @@ class ControlSocket:
         None if the owner is gone."""
         while not self._arrived:
             try:
-                received, fds, _, _ = socket.recv_fds(
-                    self._socket, 4096, 1
-                )  # one read returns at most one message with a socket
+                # one read returns at most one message with a socket
+                received, fds, _, _ = socket.recv_fds(self._socket, 4096, 1)
             except OSError:
                 return None
             if not received:

@@ -37,9 +37,8 @@ class BrokenLinks:
     def __init__(self, local_ranks: Collection[int]) -> None:
         self.replaced: set[int] = set()
         self._local_ranks = local_ranks
-        self._since: float | None = (
-            None  # the first meeting that failed because of a broken link; None if a rank was new then
-        )
+        # when the first meeting failed because of a broken link; None if a rank was new then
+        self._since: float | None = None
 
     def ranks_to_replace(self, meeting: Meeting, *, has_new_ranks: bool) -> set[int]:
         """Call this after each failed meeting. `has_new_ranks`: whether a rank was replaced in this meeting."""

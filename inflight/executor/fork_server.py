@@ -60,9 +60,8 @@ READ_BY_IMPORTS = (
     *("PYTHON", "ATEN_", "GOMP_", "HF_", "HUGGINGFACE_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
     *("PROMETHEUS_", "TOKENIZERS_", "TORCH_", "TORCHINDUCTOR_", "TRANSFORMERS_", "TRITON_"),
 )
-NOT_COMPARED = frozenset(
-    {"PYTHONPATH", "PYTHONUNBUFFERED"}
-)  # a request has the import path; `_become` opens the streams
+# not compared, because a request has the import path, and `_become` opens the streams
+NOT_COMPARED = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED"})
 
 
 @dataclass(frozen=True)
@@ -435,8 +434,7 @@ def _end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from inflight.executor import (
-        fork_server,
-    )  # this file runs as `__main__`; other modules see the `_Current` of this name
+    # this file runs as `__main__`; other modules see the `_Current` of this name
+    from inflight.executor import fork_server
 
     fork_server.main()

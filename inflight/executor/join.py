@@ -33,9 +33,8 @@ MAX_HELLO_SECONDS = 10.0
 # rank sends its `Hello` at once.
 MAX_STRANGERS = 256
 RETRY_SECONDS = 0.5
-CONNECT_SECONDS = (
-    2.0  # the kernel waits longer and longer between the packets of one try; so a new try is made after this time
-)
+# The kernel waits longer and longer between the packets of one try. So a new try is made after this time.
+CONNECT_SECONDS = 2.0
 
 
 class Listener:

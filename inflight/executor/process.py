@@ -30,13 +30,8 @@ SIGTERM_SECONDS = 0.5
 SIGKILL_SECONDS = 5.0  # the kernel may need time to free much memory
 STOPPED_LOOK_SECONDS = 0.25  # the time between two calls of `stays_stopped`
 MAX_STOPPED_LOOKS = 3  # more than 2, so that Ctrl-Z and `fg`, which reach all processes, do not end any
-PAUSES = (
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-)  # seconds before the second try to start a process, the third, ...; the last one repeats
+# Seconds before the second try to start a process, the third, and so on. The last number repeats.
+PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 SPARE_TITLE = "inflight: worker spare"
 WAITING_TITLE = "inflight: spare engine worker"  # a rank of an engine core that waits
 _PR_SET_NAME = 15

@@ -26,9 +26,8 @@ logger = logging.getLogger(__name__)
 MAX_BUFFERS_PER_CALL = 512  # for one call of sendmsg; the kernel allows 1024
 # A TCP link that is silent for this long is broken. If the time allowed for a step is shorter, it is used instead.
 MAX_LINK_SILENCE_SECONDS = 60.0
-REPLACED_LINK_SILENCE_SECONDS = (
-    15.0  # if a lost rank is replaced: a new connection comes sooner than the old one repeats packets
-)
+# The same if a lost rank is replaced: a new connection comes sooner than the old one repeats packets.
+REPLACED_LINK_SILENCE_SECONDS = 15.0
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER for no time
 EXIT_STREAM_ENDED = 3  # exit code of a worker whose executor is gone
 

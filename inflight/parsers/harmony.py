@@ -27,8 +27,6 @@ _PLAIN = re.compile(r"[^<\n]+")
 _FUNCTION = re.compile(r"to=(functions\.)?([^\s<]+)")
 _WORDS = ("assistant", "analysis", "commentary", "final")
 _AFTER_WORD = ("<|channel|>", "<|constrain|>", "<|message|>", "to=")
-
-
 _RECEIVER = "to=functions."
 
 # Reasoning may come before the answer, and each message but the first begins with `<|start|>assistant`.

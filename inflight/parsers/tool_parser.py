@@ -39,8 +39,8 @@ class ToolParser:
 
     Attributes:
         marker: the text with which every call, or list of calls, begins. It is not used if a subclass overrides `run`.
-        second_marker: the text with which a call begins if the model has left out `marker`. Then only a call of one of the
-            request's tools counts.
+        second_marker: the text with which a call begins if the model has left out `marker`. If other text may contain this
+            marker, the subclass accepts only calls of the request's tools.
         ends: texts that end the arguments of a call, even if brackets are open.
         after_marker: in a call, one of these texts follows `marker`. So reasoning that only mentions `marker` is no call.
     """
@@ -56,8 +56,11 @@ class ToolParser:
         return (cls.marker,) if cls.marker else ()
 
     def __init__(
-        self, reader: TextReader, writer: EventWriter, tools: Sequence[Mapping[str, Any]]
-    ) -> None:  # Any: JSON
+        self,
+        reader: TextReader,
+        writer: EventWriter,
+        tools: Sequence[Mapping[str, Any]],  # Any: JSON
+    ) -> None:
         self._reader = reader
         self._writer = writer
         self._tools = tools

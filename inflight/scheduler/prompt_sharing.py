@@ -41,9 +41,8 @@ class PromptSharing:
         if request.sampling.params.prompt_logprobs is not None:
             last = min(last, request.num_prompt_logprobs_done - 1)
         if (leader := self.leader(request)) is not None and leader.status is RequestStatus.RUNNING:
-            last_shared = min(
-                last, request.num_prompt_tokens - 1
-            )  # the emitted tokens of a resumed request are its own
+            # the emitted tokens of a resumed request are its own
+            last_shared = min(last, request.num_prompt_tokens - 1)
             shared = self._kv_cache.share_prompt(
                 request.blocks, leader.blocks, last_shared // self._kv_cache.block_size
             )

@@ -60,9 +60,8 @@ _GROUPS = {
     ("gpt-2", "olmo", "mellum", "trillion", "granite-docling", "a.x-4.0"): Split(patterns=(_GPT2,)),
     ("refact", "smollm", "starcoder", "minerva-7b"): Split(patterns=(r"\p{N}", _GPT2)),
     ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "midm-2.0"): _LLAMA_3,
-    ("smaug-bpe",): Split(
-        patterns=_LLAMA_3.patterns, has_whole_words=True
-    ),  # Llama 3's vocabulary, and no BOS (SmolLM3)
+    # Llama 3's vocabulary, and no BOS (SmolLM3)
+    ("smaug-bpe",): Split(patterns=_LLAMA_3.patterns, has_whole_words=True),
     ("dbrx", "glm4", "chatglm-bpe"): Split(patterns=_LLAMA_3.patterns),
     ("qwen2", "deepseek-r1-qwen", "megrez"): Split(patterns=(_cl100k(1),), is_nfc=True),
     ("qwen35",): Split(

@@ -3,7 +3,7 @@
 It is an Aho-Corasick automaton (Aho and Corasick 1975). The state is the longest suffix of the text that is a prefix of one of
 the strings. A stream must hold this suffix back, because it may become a stop string. Earlier text is not needed any more.
 If several strings match, the match that ends first counts. If several matches end at the same character, the longest counts.
-So the result does not depend on how the text is divided into pieces.
+So the result does not depend on how the text is divided into pieces. `StopSearch` holds back what a stream must not show yet.
 """
 
 from __future__ import annotations

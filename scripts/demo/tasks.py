@@ -356,7 +356,6 @@ KINDS: dict[str, Callable[[Random], Sample]] = {
     "tools": tools,
     "chat": chat,
 }
-MULTI_TURN = (
-    "multi-turn"  # two to four questions of TURN_KINDS in one conversation, all of the same side; asked: the last
-)
+# Two to four questions of TURN_KINDS in one conversation, all of the same side. The last one is asked.
+MULTI_TURN = "multi-turn"
 TURN_KINDS = ("arithmetic", "extraction", "lists", "facts", "chat")

@@ -24,9 +24,8 @@ from tests.e2e.identity import MARGIN, PLAIN, Engines, Event, Features, referenc
 from tests.fakes_tokenizer import save_folder, trained
 from tests.model_zoo import FAMILY_CONFIGS, write_model
 
-NUM_EXAMPLES = (
-    60 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 3
-)  # the first of hypothesis is always the plainest
+# the first example of hypothesis is always the plainest
+NUM_EXAMPLES = 60 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 3
 NUM_PROCESS_EXAMPLES = 20 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 3
 TOKENIZER = "byte_level"
 MAX_MODEL_LEN, MAX_PROMPT, MAX_TOKENS = 128, 80, 24

@@ -57,9 +57,8 @@ def test_every_shape_is_a_model_whose_vocabulary_holds_the_prompts() -> None:
 
 def test_gaps_and_the_gap_between_steps() -> None:
     kernels = []
-    for step in range(
-        10
-    ):  # 3 kernels of 10 us, 1 us apart; a copy beside the second; 7 us until the next step, once 57
+    # 3 kernels of 10 us, 1 us apart; a copy beside the second; 7 us until the next step, once 57
+    for step in range(10):
         start = 40.0 * step + (50.0 if step >= 5 else 0.0)
         kernels += [Kernel("a", start, 10.0), Kernel("b", start + 11, 10.0), Kernel("beside", start + 12, 2.0)]
         kernels += [Kernel("c", start + 22, 11.0)]

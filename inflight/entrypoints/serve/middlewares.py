@@ -71,9 +71,8 @@ def wrap(
     app = SizeLimits(app, settings)
     app = AccessLog(app, settings.access_log, observe, lines)
     app = Spellings(RequestIds(app), settings.root_path)
-    return cast(
-        "ASGIApp", ProxyHeadersMiddleware(cast("Any", app), settings.trusted_proxies)
-    )  # Any: uvicorn's own types
+    # Any: uvicorn's own types
+    return cast("ASGIApp", ProxyHeadersMiddleware(cast("Any", app), settings.trusted_proxies))
 
 
 class Spellings:

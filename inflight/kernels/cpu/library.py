@@ -190,7 +190,7 @@ SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
     "inflight_short_conv": [*_ROWS, c_void_p, c_void_p, POINTER(AttentionStep), POINTER(ShortConv)],
 }
 
-
+# the other functions return nothing
 _RESULTS = {
     "inflight_bind_threads": c_int32,
     "inflight_attention_scratch_bytes": c_int64,
@@ -199,7 +199,7 @@ _RESULTS = {
     "inflight_all_gather": c_int32,
     "inflight_broadcast": c_int32,
     "inflight_replay": c_int32,
-}  # the other functions return nothing
+}
 
 
 class Taped(NamedTuple):

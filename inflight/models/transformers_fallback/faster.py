@@ -19,11 +19,8 @@ from inflight.layers.context import LayerContext
 from inflight.models.decoder import GatedMLP
 from inflight.models.transformers_fallback.adapters import Adapter, NormAdapter, replace_module
 
-_WIDTHS = {
-    "gate_proj": (8, 16),
-    "up_proj": (8, 16),
-    "down_proj": (16, 8),
-}  # (in_features, out_features) of the linear layers in the trial copy
+# (in_features, out_features) of the linear layers in the trial copy
+_WIDTHS = {"gate_proj": (8, 16), "up_proj": (8, 16), "down_proj": (16, 8)}
 
 
 def replace_norms(model: PreTrainedModel, context: LayerContext) -> None:

@@ -227,10 +227,8 @@ class Truth:
                 now.plain = self._run_plain(layer, plain_calls, now.routings)
             self._units[number][1].free()
 
-        with (
-            ExitStack() as open_routing,
-            hooked(self._layers, before, after),
-        ):  # a layer that fails closes its `Routing`, too
+        # a layer that fails closes its `Routing`, too
+        with ExitStack() as open_routing, hooked(self._layers, before, after):
             yield
 
     def _run_plain(

@@ -91,11 +91,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize(
     ("order", "depth", "engine_args"),
     [
-        (
-            COPY_OUT_FIRST,
-            4,
-            {"cuda_graph_max_tokens": 8},
-        ),  # mixed batches of up to 8 tokens are graphs, larger ones are not
+        # mixed batches of up to 8 tokens are graphs, larger ones are not
+        (COPY_OUT_FIRST, 4, {"cuda_graph_max_tokens": 8}),
         (COMPUTE_FIRST, 2, {"enforce_eager": True}),
         *([(COMPUTE_FIRST, 3, {"cuda_graph_max_tokens": 16}), (COPY_OUT_FIRST, 1, {})] if FULL_GPU else []),
     ],
