@@ -8,14 +8,13 @@ types and `nullable`.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from inflight.parsers.held_value import HeldValue, as_json
-from inflight.structured_output.references import unescaped, with_local_references
+from inflight.structured_output.patterns import pattern_search
+from inflight.structured_output.references import is_index, unescaped, with_local_references
 
 _ALL = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 NULLS = ("null", "None")
@@ -32,6 +31,8 @@ class ArgumentSchema:
 
     node: Any = None  # Any: JSON
     root: Any = None
+    # the types that were found before, by the id of the schema: a schema may be reached in very many ways
+    _known_types: dict[int, frozenset[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of_tool(cls, name: str, tools: Sequence[Mapping[str, Any]]) -> ArgumentSchema:  # Any: JSON
@@ -53,8 +54,7 @@ class ArgumentSchema:
             properties, patterns = _mapping(part.get("properties")), _mapping(part.get("patternProperties"))
             if name in properties:
                 found.append(properties[name])
-            with suppress(re.error):
-                found += [schema for pattern, schema in patterns.items() if re.search(pattern, name)]
+            found += [schema for pattern, schema in patterns.items() if pattern_search(pattern)(name)]
             if not found and isinstance(part.get("additionalProperties"), Mapping):
                 found.append(part["additionalProperties"])
         if not found:
@@ -86,7 +86,7 @@ class ArgumentSchema:
             return self.read_word(text)
         if "null" in types and text in NULLS:
             return "null"
-        if not self._fits(self.node, text, 0) and self._admits(other := as_json(text)):
+        if not self._fits(self.node, text, 0, {}) and self._admits(other := as_json(text)):
             return other
         return json.dumps(text, ensure_ascii=False)
 
@@ -103,15 +103,19 @@ class ArgumentSchema:
         return json.dumps(text, ensure_ascii=False) if "string" in self.types else word
 
     def _admits(self, value: str) -> bool:
-        return self._fits(self.node, json.loads(value), 0)
+        return self._fits(self.node, json.loads(value), 0, {})
 
-    def _parts(self, node: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-        """The schema, and the schemas that its "$ref", "allOf", "anyOf" and "oneOf" add."""
-        if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
-            return
-        yield node
-        for other in (self._target(node), *(each for key in ("allOf", "anyOf", "oneOf") for each in _list(node, key))):
-            yield from self._parts(other, depth + 1)
+    def _parts(self, node: Any) -> Iterator[Mapping[str, Any]]:
+        """The schema, and the schemas that its "$ref", "allOf", "anyOf" and "oneOf" add, each once."""
+        seen: set[int] = set()
+        stack = [node]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, Mapping) and id(node) not in seen:
+                seen.add(id(node))
+                yield node
+                others = (each for key in ("allOf", "anyOf", "oneOf") for each in _list(node, key))
+                stack += reversed([self._target(node), *others])
 
     def _target(self, node: Mapping[str, Any]) -> Any:
         """The schema that "$ref" refers to; None if there is no reference, or if it leads nowhere."""
@@ -120,7 +124,7 @@ class ArgumentSchema:
             return None
         target = self.root
         for key in unescaped(reference) if reference.startswith("#/") else ():
-            if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            if isinstance(target, list) and is_index(key) and int(key) < len(target):
                 target = target[int(key)]
             else:
                 target = _mapping(target).get(key)
@@ -129,8 +133,16 @@ class ArgumentSchema:
     def _types(self, node: Any, depth: int) -> frozenset[str]:
         if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
             return _ALL
+        if id(node) not in self._known_types:
+            self._known_types[id(node)] = _ALL  # where it refers to itself
+            self._known_types[id(node)] = self._find_types(node, depth)
+        return self._known_types[id(node)]
+
+    def _find_types(self, node: Mapping[str, Any], depth: int) -> frozenset[str]:
         declared = node.get("type")
-        names = {declared} if isinstance(declared, str) else set(declared) if isinstance(declared, list) else set(_ALL)
+        names = {declared} if isinstance(declared, str) else set(_ALL)
+        if isinstance(declared, list):
+            names = {name for name in declared if isinstance(name, str)}
         found = frozenset(names | {"integer"} if "number" in names else names) & _ALL
         for values in ([node["const"]] if "const" in node else [], _list(node, "enum")):
             if values:
@@ -142,20 +154,30 @@ class ArgumentSchema:
                 found &= frozenset().union(*(self._types(branch, depth + 1) for branch in branches))
         return (found | {"null"} if node.get("nullable") is True else found) or _ALL
 
-    def _fits(self, node: Any, value: Any, depth: int) -> bool:
-        """Whether the schema admits the value, as far as types, `const` and `enum` say."""
+    def _fits(self, node: Any, value: Any, depth: int, known: dict[int, bool]) -> bool:
+        """Whether the schema admits the value, as far as types, `const` and `enum` say.
+
+        Args:
+            known: what was found before for this value, by the id of the schema.
+        """
         if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
             return True
+        if id(node) not in known:
+            known[id(node)] = True  # where it refers to itself
+            known[id(node)] = self._find_fit(node, value, depth, known)
+        return known[id(node)]
+
+    def _find_fit(self, node: Mapping[str, Any], value: Any, depth: int, known: dict[int, bool]) -> bool:
         if value is None and node.get("nullable") is True:
             return True
         if not _type_names(value) & self._types(node, depth):
             return False
         if ("const" in node and node["const"] != value) or (_list(node, "enum") and value not in _list(node, "enum")):
             return False
-        if not all(self._fits(part, value, depth + 1) for part in (self._target(node), *_list(node, "allOf"))):
+        if not all(self._fits(part, value, depth + 1, known) for part in (self._target(node), *_list(node, "allOf"))):
             return False
         branches = [_list(node, key) for key in ("anyOf", "oneOf")]
-        return all(any(self._fits(each, value, depth + 1) for each in some) for some in branches if some)
+        return all(any(self._fits(each, value, depth + 1, known) for each in some) for some in branches if some)
 
 
 def _type_names(value: Any) -> frozenset[str]:

@@ -5,7 +5,8 @@ Valid JSON is written unchanged. Otherwise as little as possible is added and le
 - In a string, line breaks and other control characters are escaped. So is a backslash that begins no escape, and a quote that
   cannot be the end of the string, because no comma, colon or bracket follows it.
 - Strings in single quotes, and the words `True`, `False` and `None`, become JSON. Other words without quotes become strings.
-- A missing comma, colon, value or bracket is added; one that is too much is left out.
+- A missing comma, colon, value or bracket is added; one that is too much is left out. So is white space that JSON does not
+  know, such as a no-break space.
 
 All of this is done while the text arrives. Only a word without quotes, a comma and the end of a string are held back.
 """
@@ -95,6 +96,8 @@ class ArgumentsReader:
                 break
             if char in _BLANKS:
                 self._blanks((yield from self._reader.piece(BLANKS)))
+            elif char.isspace():  # not white space in JSON
+                self._reader.take(1)
             elif char in "{[":
                 self._reader.take(1)
                 level = self._levels[-1]
@@ -274,7 +277,7 @@ class ArgumentsReader:
             nonlocal key
             word = text.strip()
             key = json.dumps(word, ensure_ascii=False)
-            blanks = "" if self._quote else text[len(text.rstrip()) :]
+            blanks = "" if self._quote else "".join(char for char in text[len(text.rstrip()) :] if char in _BLANKS)
             return (key if is_key else level.value_schema.read_word(word)) + blanks
 
         text = yield from self._reader.piece(self._run)

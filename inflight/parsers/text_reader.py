@@ -9,7 +9,7 @@ a part of a literal (a fixed text, such as `<tool_call>`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -101,7 +101,7 @@ class TextReader:
         """If the text has ended and the rest of it is the beginning of a literal, consume and return the rest, which may be
         empty. Otherwise return None.
         """
-        rest = self._text[self._position :]
+        rest = _beginning(self._text, self._position, literals)
         is_cut = self._is_finished and any(literal.startswith(rest) for literal in literals)
         return self.take(len(rest)) if is_cut else None
 
@@ -142,4 +142,10 @@ def _matches(text: str, position: int, following: Following) -> bool | None:
     for literal, after in following.items():
         if text.startswith(literal, start):
             return after is None or _matches(text, start + len(literal), after)
-    return None if any(literal.startswith(text[start:]) for literal in following) else False
+    rest = _beginning(text, start, following)
+    return None if any(literal.startswith(rest) for literal in following) else False
+
+
+def _beginning(text: str, start: int, literals: Iterable[str]) -> str:
+    """The text from `start`, or as much of it as is longer than each literal: the rest of a long text is not copied."""
+    return text[start : start + max(map(len, literals), default=0) + 1]

@@ -28,6 +28,7 @@ from inflight.parsers.text_reader import BLANKS, Steps, TextReader
 _PLAIN_JSON = re.compile(r'[^{}\[\]",]+')
 _IN_STRING = {quote: re.compile(rf"[^{quote}\\]+") for quote in "\"'"}
 _LANGUAGE = re.compile(r"[A-Za-z_]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character, which cannot be sent
 _IGNORED_KEYS = ("id", "type")  # keys of a call that are not used
 
 
@@ -209,7 +210,7 @@ class ToolParser:
         if char == "{":
             return repaired((yield from self._hold_value()))
         if char == '"':
-            text = (yield from self._string()).strip() or "{}"
+            text = _SURROGATE.sub(_escape, (yield from self._string()).strip()) or "{}"
         else:
             yield from self._expect(*NULLS)
             text = "{}"
@@ -258,3 +259,7 @@ class ToolParser:
         except json.JSONDecodeError as error:
             raise MalformedCallError from error
         return value
+
+
+def _escape(surrogate: re.Match[str]) -> str:
+    return f"\\u{ord(surrogate.group()):04x}"

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inflight.errors import InvalidRequestError
-from inflight.structured_output.references import unescaped
+from inflight.structured_output.references import is_index, unescaped
 from inflight.structured_output.spec import SchemaPart
 
 MAX_DEPTH = 100  # how deep subschemas may be nested; there is a limit because the compilers recurse
@@ -238,7 +238,7 @@ class _Walk:
         for key in unescaped(reference):
             if isinstance(target, Mapping) and key in target:
                 target = target[key]
-            elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            elif isinstance(target, list) and is_index(key) and int(key) < len(target):
                 target = target[int(key)]
             else:
                 raise self._refusal(path, f"{reference!r} does not exist")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from inflight.structured_output.backend import (
     one_line,
 )
 from inflight.structured_output.json_schema import SchemaSupport, name_place, subschemas
+from inflight.structured_output.patterns import pattern_search
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_output.structural_tag import Tag, parse_structural_tag
 from inflight.structured_output.tagged_object import TaggedObject
@@ -94,9 +94,8 @@ def _find_unenforced(schema: Mapping[str, Any]) -> list[tuple[str, str]]:  # Any
     patterns, own = schema.get("patternProperties"), schema.get("properties")
     if isinstance(patterns, Mapping) and isinstance(own, Mapping):
         for pattern in patterns:
-            with suppress(re.error):
-                if name := next((name for name in own if re.search(pattern, name)), None):
-                    found.append(("patternProperties", f"is not supported: {pattern!r} matches the property {name!r}"))
+            if name := next(filter(pattern_search(pattern), own), None):
+                found.append(("patternProperties", f"is not supported: {pattern!r} matches the property {name!r}"))
     least, required = schema.get("minProperties"), schema.get("required")
     num_certain = len(set(required)) if isinstance(required, list) else 0
     is_open = schema.get("additionalProperties") is not False or bool(patterns)

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
 _DATA = frozenset({"const", "enum", "default", "examples"})  # these keywords hold values, not schemas
+_MAX_BASE = 2000  # characters of a "$id"; each reference is joined to it
 
 
 def with_local_references(schema: Any) -> Any:  # Any: JSON
@@ -35,6 +36,11 @@ def with_local_references(schema: Any) -> Any:  # Any: JSON
     return copy
 
 
+def is_index(key: str) -> bool:
+    """Whether a key of a reference may be the index of an item of a list."""
+    return key.isdecimal() and len(key) < 10  # Python refuses to read very long numbers
+
+
 def unescaped(reference: str) -> list[str]:
     """The keys of a reference such as "#/$defs/a~1b%20c": ["$defs", "a/b c"]."""
     return [unquote(part).replace("~1", "/").replace("~0", "~") for part in reference[2:].split("/")]
@@ -56,16 +62,28 @@ def moved(node: Any, root: str) -> Any:  # Any: JSON
 
 def _localize(reference: str, base: str, places: Mapping[str, str]) -> str | None:
     """The path from the root, or None if the reference does not refer to a part of the schema."""
-    # `urljoin` cannot join a fragment to a URN
-    whole = f"{base}{reference}" if reference.startswith("#") else urljoin(base, reference)
+    try:
+        # `urljoin` cannot join a fragment to a URN
+        whole = f"{base}{reference}" if reference.startswith("#") else urljoin(base, reference)
+        resource, fragment = urldefrag(whole)
+    except ValueError:  # it is no URI
+        return None
     if whole in places:
         return places[whole]
-    resource, fragment = urldefrag(whole)
     root = places.get(resource)
     if root is None or (fragment and not fragment.startswith("/")):
         return None
     # one spelling, as the library needs it
     return root + "".join(f"/{quote(unquote(part), safe='~$')}" for part in fragment.split("/")[1:])
+
+
+def _base(base: str, own: str) -> str:
+    """The URI that references are relative to in a schema with this "$id". One that is no URI, or too long, means nothing."""
+    try:
+        joined = urldefrag(urljoin(base, own)).url if len(own) <= _MAX_BASE else base
+    except ValueError:
+        return base
+    return joined if len(joined) <= _MAX_BASE else base
 
 
 def _subschemas(node: Any, path: str, base: str) -> Iterator[tuple[dict[str, Any], str, str]]:  # Any: JSON
@@ -75,7 +93,7 @@ def _subschemas(node: Any, path: str, base: str) -> Iterator[tuple[dict[str, Any
         node, path, base = stack.pop()
         if isinstance(node, dict):
             if isinstance(node.get("$id"), str):
-                base = urldefrag(urljoin(base, node["$id"])).url
+                base = _base(base, node["$id"])
             yield node, path, base
             for key, value in node.items():
                 if key not in _DATA:

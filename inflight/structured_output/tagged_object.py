@@ -21,6 +21,7 @@ from inflight.structured_output.structural_tag import Tag
 
 Schema = Mapping[str, Any]  # Any: JSON
 _MAX_DEPTH = 16  # of references and branches inside each other
+_MAX_PARTS = 4000  # of one object: each reference is followed anew, so a small schema may have very many
 _ROOT = "whole"  # the name of the whole schema among the definitions of a property's schema
 _NOT_IN_ROOT = (
     "anyOf oneOf not if patternProperties propertyNames minProperties dependentRequired dependentSchemas".split()
@@ -57,6 +58,7 @@ class TaggedObject:
         self._write_closed = write_closed
         self._json_options = json_options
         self._text = f"{name.upper()}_TEXT"
+        self._num_parts = 0
 
     def write(self) -> str:
         """Returns the Lark sequence of all properties. The rules that it needs are in `rules` afterwards.
@@ -84,6 +86,7 @@ class TaggedObject:
     def _properties(self, node: Schema, depth: int) -> tuple[dict[str, Any], list[str]]:
         """The properties of the object and the names of those that it must have."""
         self._refuse(node, _NOT_IN_ROOT, "#")
+        self._count()
         properties = dict(_mapping(node.get("properties")))
         required = [name for name in node.get("required", ()) if isinstance(name, str)]
         parts = [self._target(node), *(part for part in node.get("allOf", ()) if isinstance(part, Mapping))]
@@ -102,6 +105,7 @@ class TaggedObject:
     def _choices(self, node: Any, where: str, depth: int) -> tuple[list[str], list[str]]:
         """The alternatives for a value, each with the closing tag: those that are free text, and those that are constants or
         JSON."""
+        self._count()
         end = self._write_text(self._tags.after_value)
         if not isinstance(node, Mapping):
             return [self._string(self._text)], []
@@ -155,6 +159,14 @@ class TaggedObject:
         for key in unescaped(reference) if isinstance(reference, str) and reference.startswith("#/") else ():
             target = target[int(key)] if isinstance(target, list) else _mapping(target).get(key)
         return _mapping(target)
+
+    def _count(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > _MAX_PARTS:
+            raise InvalidRequestError(
+                f"{self._subject}: its anyOf, oneOf and allOf, with the targets of their $ref, are more than {_MAX_PARTS} "
+                "parts; at most so many are supported in calls of this model, whose arguments are not JSON"
+            )
 
     def _refuse(self, node: Schema, keywords: Sequence[str], where: str) -> None:
         found = next((keyword for keyword in keywords if keyword in node), None)

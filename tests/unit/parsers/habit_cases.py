@@ -33,7 +33,8 @@ def _typed(schema: dict[str, Any], text: str, value: str) -> Case:
     return Case("glm45", body, calls(("f", f'{{"x": {value}}}')), None, {"tools": tools})
 
 
-LOOP = {"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "integer"}]}
+LOOP = {"anyOf": [*[{"$ref": "#/$defs/loop"}] * 20, {"type": "integer"}]}  # 20 ways for each level
+SLOW = "a" * 40 + "!"  # Python's `re` would need hours to find that "^(a+)+$" does not match
 TYPES: Sequence[Case] = [
     *typed(
         {"anyOf": [{"type": "string"}, {"type": "null"}]}, ("10001", '"10001"'), ("true", '"true"'), ("null", "null")
@@ -47,6 +48,15 @@ TYPES: Sequence[Case] = [
     *typed({"allOf": [{"$ref": "#/$defs/s"}, {"maxLength": 9}]}, ("3", '"3"')),
     *typed({"$ref": "#/$defs/loop"}, ("3", "3")),
     *typed({"$ref": "#/$defs/none"}, ("3", "3")),
+    *typed({"allOf": [{}], "$ref": "#/properties/x/allOf/" + "9" * 5000}, ("3", "3")),
+    *typed({"type": ["string", {}]}, ("3", '"3"')),
+    Case(
+        "glm45",
+        f"<tool_call>f<arg_key>{SLOW}</arg_key><arg_value>1</arg_value></tool_call>",
+        calls(("f", f'{{"{SLOW}": "1"}}')),
+        None,
+        {"tools": [{"function": {"name": "f", "parameters": {"patternProperties": {"^(a+)+$": {"type": "integer"}}}}}]},
+    ),
     *typed({"oneOf": [{"enum": ["a", "b"]}, {"type": "integer"}]}, ("3", "3"), ("a", '"a"'), ("c", '"c"')),
     *typed({"type": ["integer", "string"]}, ("3", '"3"')),
     *typed({"type": "boolean"}, ("True", "true"), ("FALSE", "false"), ("yes", '"yes"')),
@@ -144,6 +154,7 @@ JSON: Sequence[Case] = [
     called("openai", "<|channel|>commentary to=functions.f<|message|><|call|>", "{}"),
     called("openai", "commentary to=functions.f <|constrain|>json<|message|>{}<|call|>", "{}"),
     called("openai", "<|channel|>commentary to=f <|constrain|>json<|message|>{}<|call|>", "{}"),
+    called("mistral", r'[TOOL_CALLS] [{"name": "f", "arguments": "{\"a\": \"\ud800\"}"}]', r'{"a": "\ud800"}'),
     Case("openai", "analysis<|message|>a<|end|>assistant<|channel|>final<|message|>b", [*thought("a"), *content("b")]),
     *(Case("openai", text, content(text)) for text in ("final", "final <", "analysis of a<|end", "assistants")),
 ]
@@ -159,6 +170,7 @@ ARGUMENT_TEXTS = [
     ('{"a": 1 "b": 2, "c", "d":, : 3}', '{"a": 1 , "b": 2, "c": null, "d":null, "": 3}'),
     ('{"a": [1, {"b": 2}, "c": (3)}', '{"a": [1, {"b": 2}, "c" , "(3)"]}'),
     ('{"a": {"b": 1]}, "c": ]2}', '{"a": {"b": 1}, "c": 2}'),
+    ('{\u00a0"a":\u00a0"x\u00a0",\u3000b\u3000: 1\u00a0\n}', '{"a":"x\u00a0","b": 1\n}'),
     ('{"a": "b', '{"a": "b"}'),
     ('{"a": "b\\', '{"a": "b\\\\"}'),
     ('{"a": [tru', '{"a": ["tru"]}'),

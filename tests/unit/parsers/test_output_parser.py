@@ -237,6 +237,7 @@ def seconds_for(case: Case, pieces: list[str]) -> float:
         ("hermes", None, "", '<tool_call>{"name": "f", "arguments": {'),
         ("hermes", None, '<tool_call>{"arguments": {"a": "', "\\\\"),
         ("hermes", None, '<tool_call>{"name": "f", "arguments": {"a": ', "["),
+        ("hermes", None, '<tool_call>{"name": "f", "arguments": {"a": "🙂', '"'),
         ("llama3_json", None, '{"name": "', "a"),
         ("mistral", None, "[TOOL_CALLS]", "[TOOL_CALLS]f"),
         ("qwen3_coder", None, "<tool_call><function=f><parameter=s>", "\n</param"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inflight.structured_output.references import unescaped, with_local_references
+from inflight.structured_output.references import is_index, unescaped, with_local_references
 
 URL, URN = "https://a.example/s/root", "urn:example:root"
 
@@ -75,6 +75,14 @@ def test_a_reference_is_relative_to_the_nearest_id() -> None:
         assert local(reference, {"$id": URL}, **{"$id": URN}) == "#/properties/p"
 
 
+def test_what_is_no_uri_or_too_long_means_nothing() -> None:
+    assert local("http://[", {"$id": URL}) == "http://["
+    assert local("#/not", {"$id": "http://["}) == "#/not"
+    long = f"{URL}{'a/' * 2000}"
+    assert local(f"{long}#/not", {"$id": long}) == f"{long}#/not"
+    assert local("#/not", {"$id": long}) == "#/not"
+
+
 def test_values_are_no_schemas() -> None:
     schema = {"const": {"$ref": "#a"}, "enum": [{"$id": "x"}], "items": {"$anchor": "a"}}
     assert with_local_references(schema) is schema
@@ -87,4 +95,5 @@ def test_values_are_no_schemas() -> None:
 
 
 def test_the_keys_of_a_reference() -> None:
+    assert is_index("12") and not is_index("a") and not is_index("9" * 5000)
     assert unescaped("#/$defs/a~1b%20c~01") == ["$defs", "a/b c~1"]
