@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ EMBEDDED_MODEL = Path(__file__).parent / "demo" / "model"
 
 GGUF_SUFFIX = ".gguf"
 LIST_SECONDS = 10.0  # how long the hub may take to list the files of a repository
-# Only these files are downloaded. Pickled weights (*.bin, *.pt) are never downloaded, and code only if the user asks for it.
+# Only these files and the weights in safetensors are downloaded. Pickled weights (*.bin, *.pt) are never downloaded, and code
+# only if the user asks for it.
 _TOKENIZER_PATTERNS = ["*.json", "*.jinja"]
-_WEIGHTS_PATTERNS = ["*.safetensors"]
+_INDEX = "model.safetensors.index.json"
+# These are left out. Some repositories have the same model in other forms too: that of its authors (consolidated.safetensors,
+# original/), ONNX, ...
+_OTHER_CONFIGS, _OTHER_WEIGHTS = ["*/*.json"], ["*/*", "consolidated*"]
 _CODE_PATTERNS = ["*.py"]
 _PART_OF_A_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
@@ -32,7 +37,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
     Raises:
         ModelNotFoundError: there is no such folder, file or hub id, or it contains neither a config.json nor one GGUF file.
     """
-    patterns = _TOKENIZER_PATTERNS + _WEIGHTS_PATTERNS + (_CODE_PATTERNS if with_code else [])
+    patterns = _TOKENIZER_PATTERNS + (_CODE_PATTERNS if with_code else [])
     if model is None:
         folder, what = EMBEDDED_MODEL, "the embedded model (its files are missing from this installation)"
     elif (file := Path(model).expanduser()).suffix == GGUF_SUFFIX and file.is_file():
@@ -41,6 +46,8 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
         return _resolve_gguf_of_hub(model, revision)
     else:
         folder, what = _resolve(model, revision, patterns), f"model={model!r}"
+        if not Path(model).expanduser().exists():
+            _download(model, revision, _weight_files(folder), ignored=_OTHER_WEIGHTS)
     # a file mmproj*.gguf beside the model is for images
     gguf_files = sorted(file for file in folder.glob(f"*{GGUF_SUFFIX}") if not file.name.startswith("mmproj"))
     if gguf_files and not any(folder.glob("*.safetensors")):
@@ -68,6 +75,16 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
     return folder
 
 
+def check_model_name(model: str | None) -> None:
+    """Refuse a model that does not exist on this machine and whose name has not the form of a hub id. The hub is not asked.
+
+    Raises:
+        ModelNotFoundError: the model is refused.
+    """
+    if model is not None and not Path(model).expanduser().exists() and not _is_hub_id(model.partition(":")[0]):
+        _resolve(model, None, [])
+
+
 def resolve_tokenizer_folder(tokenizer: str, revision: str | None = None) -> Path:
     """Returns the folder of a tokenizer: an existing folder, or the downloaded files of a hub id without its weights. The
     folder needs no config.json."""
@@ -85,7 +102,7 @@ def _resolve(name: str, revision: str | None, patterns: list[str]) -> Path:
             f"there is no folder {name!r}; give an existing one, a hub id like 'org/name' (with ':FILE.gguf' for one of its "
             "GGUF files), or leave model out for the embedded model"
         )
-    return _download(name, revision, patterns)
+    return _download(name, revision, patterns, ignored=_OTHER_CONFIGS)
 
 
 def _is_hub_id(model: str) -> bool:
@@ -132,7 +149,14 @@ def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str]
     return sorted(name for name in names if name.endswith(GGUF_SUFFIX)), where
 
 
-def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
+def _weight_files(folder: Path) -> list[str]:
+    """Patterns for the files of weights: those that the index names, or all safetensors if there is no index."""
+    listed = read_json(folder / _INDEX).get("weight_map") if (folder / _INDEX).is_file() else None
+    files = listed.values() if isinstance(listed, dict) else ()
+    return sorted({glob.escape(name) for name in files if isinstance(name, str)}) or ["*.safetensors"]
+
+
+def _download(model: str, revision: str | None, patterns: list[str], *, ignored: Sequence[str] = ()) -> Path:
     from huggingface_hub import snapshot_download  # optional at run time: a local folder needs no hub
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -145,7 +169,7 @@ def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
     which = repr(model) + (f" at revision {revision!r}" if revision else "")
     # `from None`: the hub library's own chain of errors says nothing more, but is long
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns, ignore_patterns=[*ignored]))
     except HFValidationError:
         raise ModelNotFoundError(f"{model!r} is neither an existing folder nor a valid hub id") from None
     except GatedRepoError:

@@ -39,8 +39,8 @@ class CompletionOutput:
     string or the stop token id that ended the completion; None if something else ended it, such as the model's own end token.
     `logprobs` has one dict per token: token id -> `Logprob`. It is None if the request wants none.
 
-    If the request has a parser (the server's chats have one), `events` is the text taken apart into content, reasoning and tool
-    calls, `num_reasoning_tokens` counts the tokens of the reasoning, and `text` is empty.
+    If the request has a parser (the server's chats may have one), `events` are the content, the reasoning and the tool calls in
+    the text, `num_reasoning_tokens` counts the tokens of the reasoning, and `text` is empty. Otherwise `events` is None.
     """
 
     index: int

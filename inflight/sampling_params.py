@@ -132,9 +132,11 @@ _COUNT = {"bounds": (0, 2**31 - 1)}
 _LOGPROBS = {"bounds": (0, MAX_LOGPROBS)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SamplingParams:
     """How to sample. The names are those of the OpenAI API and vLLM. Most fields are also options of `inflight generate`.
+
+    Fields may be changed later. A request gets a copy, whose values are checked again.
 
     Raises:
         InvalidRequestError: a value is out of bounds, or contradicts another value.
@@ -248,8 +250,6 @@ class SamplingParams:
             raise InvalidRequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
         if self.stop_strings and not self.detokenize:
             raise InvalidRequestError("stop strings need the text: leave out stop, or do not set detokenize to false")
-        if self.greedy and self.n > 1:
-            raise InvalidRequestError(f"n={self.n} with temperature=0 would give {self.n} equal completions; use n=1")
         if self.structured_outputs is not None and self.ignore_eos:
             raise InvalidRequestError(
                 "ignore_eos has no meaning with structured_outputs: no token may follow when the constraint is complete"

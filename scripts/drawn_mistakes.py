@@ -1,4 +1,4 @@
-"""The mistakes that can be made in the package's source, and the draw. `scripts/mistakes.py` tries them."""
+"""Finds the mistakes that can be made in the package's source, and draws some of them. `scripts/mistakes.py` tries them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Mistake:
     end: int
     before: str
     after: str
-    code: str  # the line
+    code: str  # the text of the line
 
     @property
     def room(self) -> str:
@@ -55,7 +55,7 @@ class Mistake:
 
 
 class Places:
-    """The edits that make a mistake in a file."""
+    """Finds all edits of a file. Each edit makes one mistake."""
 
     def __init__(self, source: bytes) -> None:
         self.source = source
@@ -218,7 +218,7 @@ def compiles(source: bytes) -> bool:
 
 
 def draw(root: Path, seed: int) -> Iterator[Mistake]:
-    """All mistakes of a seed, in their order. The same source and the same seed give the same mistakes."""
+    """All mistakes of a seed, in the order of their numbers. The same source and seed always give the same mistakes."""
     by_line: dict[tuple[str, int], list[Edit]] = defaultdict(list)
     sources: dict[str, bytes] = {}
     for file in Package(root / PACKAGE).files:

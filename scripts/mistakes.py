@@ -2,13 +2,13 @@
 """Puts mistakes that are drawn by chance into copies of the source, and prints which of them the tests find.
 
     scripts/mistakes.py                     60 mistakes; takes an hour or two
-    scripts/mistakes.py --seed 7            other 60 mistakes
+    scripts/mistakes.py --seed 7            60 other mistakes
     scripts/mistakes.py --only 3,7          only these numbers, tried once more
     scripts/mistakes.py --harmless 12,31    a reader saw that these two change nothing: the next two numbers take their places
     scripts/mistakes.py --list              only prints the mistakes
 
-A line is drawn, with the same chance for each line in which one of the mistakes below can be made, then one of the mistakes
-of this line. What `ruff` or `mypy --strict` refuses is no mistake that a test has to find; the next number takes its place.
+First a line is drawn: each line in which one of the mistakes below can be made has the same chance. Then one of the mistakes of
+this line is drawn. If `ruff` or `mypy --strict` refuses a mistake, no test has to find it, and the next number takes its place.
 The tests run in a copy of the working tree, in stages: "mirror", the tests that are named after the file; "room", the other
 unit tests of its room; "near", other tests that import the file, and those of files that import it, as far as they fit into
 a minute; "whole", tests of whole engines and servers that are about its room. A test that hangs has found the mistake.
@@ -78,7 +78,8 @@ class Copy:
 
     @contextlib.contextmanager
     def with_mistake(self, mistake: Mistake) -> Iterator[None]:
-        """The file has another time with each mistake, because Python goes by it when it takes compiled code from its cache."""
+        """Each mistake gives the file another modification time, because Python compares this time to know whether the compiled
+        code in its cache is still valid."""
         path = self.root / mistake.path
         source, seconds = path.read_bytes(), path.stat().st_mtime
         path.write_bytes(apply(source, mistake))
@@ -161,7 +162,7 @@ class Search:
         return ""
 
     def fail_without_mistakes(self, rows: list[Row]) -> list[str]:
-        """Those of the tests that found mistakes that fail without any, too: what they found has to be tried once more."""
+        """Returns the tests that have found a mistake, but also fail without one. Their mistakes have to be tried once more."""
         tests = sorted({result["by"] for _, result in rows if result["by"].startswith("tests/")})
         return self._copy.run(tests, self._durations)[1] if tests else []
 
@@ -220,7 +221,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
             if sum(result["stage"] != "refused" for _, result in rows) == options.count:
                 break
         for test in search.fail_without_mistakes(rows):
-            print(f"{test} fails without a mistake, too: try what it found once more")
+            print(f"{test} also fails without a mistake: try the mistakes that it found once more")
     print(sums(rows))
     return 0
 

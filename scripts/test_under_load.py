@@ -50,12 +50,12 @@ def main() -> int:
             done = subprocess.run(
                 command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
             )
-            names = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-            failed.update(names)
+            failures = re.findall(r"^(?:FAILED|ERROR) ((\S+).*)", done.stdout, re.MULTILINE)
+            failed.update(name for _, name in failures)
             last = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "")
             sys.stdout.write(f"run {number} of {count}, {time.monotonic() - start:.0f} s: {last.strip('= ')}\n")
-            for name in names:
-                sys.stdout.write(f"    {name}\n")
+            for reason, _ in failures:
+                sys.stdout.write(f"    {reason}\n")
             sys.stdout.flush()
     finally:
         for process in busy:

@@ -101,7 +101,7 @@ class Durations:
 def pytest_configure(config: pytest.Config) -> None:
     if XDIST_WORKER:
         config.stash[_STDERR] = os.dup(2)  # not captured at this moment
-        gc.disable()  # until all tests are collected: modules are no garbage
+        gc.disable()  # until all tests are collected: imported modules stay, so there is little to collect
         return
     config.pluginmanager.register(EveryRunEnds())
     if path := os.environ.get("INFLIGHT_TEST_DURATIONS"):
@@ -124,8 +124,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Each process imports its share of the test files before it collects all of them. So each file is compiled by one of them,
-    and the others read what that one has written. Errors are shown when the file is collected."""
+    """Each process imports its share of the test files before it collects all of them. So each file is compiled by one process,
+    and the others read the compiled code from the cache. Errors are shown when the file is collected."""
     if not XDIST_WORKER:
         return
     number, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from inflight.config.cpu_binding import AUTO, OFF, cores_of_rank, parse_core_lists
 from inflight.config.cuda_driver import to_version
 from inflight.config.engine import DeviceConfig, QuantizationConfig
@@ -9,6 +11,8 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
 from inflight.config.weight_format import GPTQ, GPTQ_V2, PLAIN, STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 MAX_TOKEN_IDS = 2**32  # that a rank keeps for all requests: 16 GB of addresses, of which only the used ones take memory
 MAX_DEVICE_STATE = 2**31 - 1  # integers that a GPU can keep for all requests: kernels index them with 32 bits
@@ -30,8 +34,10 @@ def resolve_device(
     """
     if machine.device == "cuda":
         return _resolve_cuda(args, num_local_ranks, machine, max_num_batched_tokens)
-    for name, neutral in (("enforce_eager", False), ("attention_backend", "auto"), ("cuda_graph_max_tokens", None)):
-        if getattr(args, name) != neutral:
+    if args.enforce_eager:
+        logger.info("enforce_eager has no effect on a CPU, which never uses CUDA graphs")
+    for name, neutral in (("attention_backend", ("auto",)), ("cuda_graph_max_tokens", (None, 0))):
+        if getattr(args, name) not in neutral:
             raise ConfigError(
                 f"{name}={getattr(args, name)!r} is for GPUs, and this engine runs on the CPU; leave it out"
             )

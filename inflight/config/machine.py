@@ -104,8 +104,8 @@ def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
 
 
 def _num_cores(usable: Sequence[int]) -> int:
-    """How many threads can run at once: the number of `usable` cores, or less if a quota of processor time or the variables
-    of OpenMP allow less. A quota of 2.5 cores allows two threads: the system would stop a third thread for half of each
+    """How many threads can run at once: the number of `usable` cores, or fewer if a quota of processor time or the variables
+    of OpenMP allow fewer. A quota of 2.5 cores allows two threads: the system would stop a third thread for half of each
     period, and the other threads would wait for it."""
     quota, wanted = cpu_quota(), openmp.max_threads()
     limits = [len(usable)]

@@ -112,7 +112,7 @@ class AsyncLLM(AsyncFrontEnd):
         """
         begin = time.perf_counter()
         config = await asyncio.to_thread(resolve_config, args)
-        logger.info("the configuration was resolved in %.2f s", time.perf_counter() - begin)
+        logger.debug("the configuration was resolved in %.2f s", time.perf_counter() - begin)
         keeper, sockets = EngineKeeper(args, config), EngineSockets()
         keeper.add(sockets)
         keeper.start()
@@ -122,7 +122,7 @@ class AsyncLLM(AsyncFrontEnd):
             await keeper.close()
             raise
         engine._keeper = keeper
-        logger.info("%s is ready after %.2f s", config.model.name, time.perf_counter() - begin)
+        logger.debug("%s is ready after %.2f s", config.model.name, time.perf_counter() - begin)
         return engine
 
     @classmethod
@@ -154,7 +154,7 @@ class AsyncLLM(AsyncFrontEnd):
         try:
             begin = time.perf_counter()
             input_processor = await asyncio.to_thread(make_input_processor, args, config)
-            logger.info("the tokenizer was read in %.2f s", time.perf_counter() - begin)
+            logger.debug("the tokenizer was read in %.2f s", time.perf_counter() - begin)
             connection = EngineConnection(sockets, config.fault_tolerance)
             ready = await connection.open()
         except BaseException:

@@ -371,7 +371,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # collections skip libraries and the model, which would make them slow
     gc.disable()  # `CoreServer` collects between steps
-    logger.info("the engine is ready %.2f s after its process began", time.perf_counter() - start)
+    logger.debug("the engine is ready %.2f s after its process began", time.perf_counter() - start)
     try:
         server.run(core, executor)
     except Exception as error:
@@ -401,7 +401,7 @@ def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, Eng
     else:
         wait()  # first, so that the front ends hear of every failure
         executor = Executor.get_class(config)(config)
-    logger.info("libraries were imported and the weights were loaded in %.2f s", time.perf_counter() - begin)
+    logger.debug("libraries were imported and the weights were loaded in %.2f s", time.perf_counter() - begin)
     try:
         grammars = None
         if not start_engine.skip_tokenizer_init:

@@ -3,8 +3,9 @@
     tokens -> IncrementalDecoder -> text -> StopSearch -> [ released | held back: may be the beginning of a stop string ]
                                          -> OutputParser -> events: content, reasoning and tool calls
 
-Released text never changes, so it can be streamed. The cost is linear in the length of the text. If there is a parser, the text
-goes to it instead, and it searches for stop strings in the content only, because a client knows no other text.
+Released text never changes, so it can be streamed. The cost is linear in the length of the text. If there is a parser, all text
+goes to the parser. It searches for stop strings in the content only: in the reasoning, a stop string would end the request
+before the answer, and in a call it would cut the arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Detokenizer:
     """If there is no tokenizer, or with detokenize=False, the text is empty.
 
     Attributes:
-        num_reasoning_tokens: how many tokens were reasoning. Without a parser it is 0.
+        num_reasoning_tokens: how many tokens were reasoning. The token that completes a tag does not count. Without a parser it
+            is 0.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Detokenizer:
         Args:
             end_token_id: the token that ended the request, if `push` was not called with it. If `include_stop_str_in_output` is
                 set, the text of this token is added. No stop string is searched for in this text.
-            is_cut: whether a limit has ended the request.
+            is_cut: whether something else than the model or a stop string has ended the request: a limit or an abort.
         """
         if self._decoder is not None and self.stop_string is None:
             if end_token_id is not None and self._includes_stop:
@@ -97,10 +99,8 @@ class Detokenizer:
         self._pieces.clear()
         return text
 
-    def take_events(self) -> list[Event] | None:
-        """Returns the events since the last call; None if there is no parser."""
-        if self._parser is None:
-            return None
+    def take_events(self) -> list[Event]:
+        """Returns the events of the parser since the last call."""
         events, self._events = self._events, []
         return join_deltas(events)
 

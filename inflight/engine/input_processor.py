@@ -48,8 +48,8 @@ class RequestOptions(TypedDict, total=False):
         answer_frame: what the model may write around the text that the grammar constrains. It is used if the engine has no
             `reasoning_end`. Default: None, nothing.
         trace_headers: the W3C trace headers of the request, in lower case. Observers of the engine get them.
-        make_parser: makes a parser for the text of one sequence. Outputs then have `events`, and stop strings end the content
-            only. Default: None, no parser.
+        make_parser: makes a parser for the text of one sequence. Outputs then have `events`, and stop strings are searched for
+            in the content only. Default: None, no parser.
     """
 
     arrival_time: float
@@ -175,7 +175,8 @@ class InputProcessor:
             )
         text, token_ids, cache_salt = self._read_prompt(prompt, options)
         room = self._max_model_len - len(token_ids)
-        params = self.default_params if params is None else params
+        # a copy, because the caller may change its object later
+        params = dataclasses.replace(self.default_params if params is None else params)
         check_text_parameters(params, self.tokenizer, self.eos_token_ids)
         unenforced = unenforced_places(params, self.config.structured_outputs.backend)
         check_num_logprobs(params, self._vocab_size)

@@ -38,6 +38,6 @@ def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig
     sized = time.perf_counter()
     logger.info("%s", describe_size(kv_cache_configs[0], config.cache, config.scheduler))
     executor.initialize_from_config(kv_cache_configs)
-    logger.info("the free memory was measured in %.2f s", sized - start)
-    logger.info("the KV cache was allocated, and a first step was run, in %.2f s", time.perf_counter() - sized)
+    logger.debug("the free memory was measured in %.2f s", sized - start)
+    logger.debug("the KV cache was allocated, and a first step was run, in %.2f s", time.perf_counter() - sized)
     return kv_cache_configs[0]

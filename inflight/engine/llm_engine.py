@@ -44,6 +44,7 @@ class LLMEngine:
         self.core = core
         self.executor = executor
         self.tokenizer = input_processor.tokenizer
+        self.chat_template = input_processor.chat_template
         self.default_params = input_processor.default_params
         self._input_processor = input_processor
         self._output_processor = OutputProcessor(input_processor.tokenizer)
@@ -61,7 +62,7 @@ class LLMEngine:
         config = resolve_config(args)
         input_processor = make_input_processor(args, config)
         tokenizer = input_processor.tokenizer
-        with placement_hidden():  # this may import torch, in a thread of the user's program
+        with placement_hidden():  # the executor may import torch here, in a thread of the user's program
             executor = Executor.get_class(config)(config)
         try:
             grammars = None if tokenizer is None else make_grammars(config, lambda: tokenizer)

@@ -185,12 +185,13 @@ class Completion:
         self._tokenizer = tokenizer
         self._num_logprobs = params.logprobs or 0
         parser = None if request.make_parser is None else request.make_parser()
+        self._is_parsed = parser is not None
         self._detokenizer = Detokenizer(tokenizer, params, request.prompt_token_ids, stop_strings, parser)
         self._text = ""
-        self._all_events: list[Event] = []  # that outputs had, unless these are DELTA outputs
+        self._all_events: list[Event] = []  # all events so far; empty if outputs are DELTA outputs
         self._token_ids: list[int] = []
         self._num_taken = 0  # how many tokens were in DELTA outputs
-        self._num_reasoning_taken = 0  # of these, how many were reasoning
+        self._num_reasoning_taken = 0  # how many reasoning tokens were in DELTA outputs
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
 
@@ -242,6 +243,7 @@ class Completion:
             self._text, self._num_taken, self._logprobs = "", self.num_tokens, None if logprobs is None else []
         else:
             logprobs = None if logprobs is None else list(logprobs)
+        events, num_reasoning = self._take_parsed(is_delta=is_delta) if self._is_parsed else (None, 0)
         return CompletionOutput(
             index=self.index,
             text=text,
@@ -250,23 +252,18 @@ class Completion:
             logprobs=logprobs,
             finish_reason=None if self.finish_reason is None else self.finish_reason.value,
             stop_reason=self._stop_reason,
-            events=self._events(is_delta=is_delta),
-            num_reasoning_tokens=self._num_reasoning_tokens(is_delta=is_delta),
+            events=events,
+            num_reasoning_tokens=num_reasoning,
         )
 
-    def _num_reasoning_tokens(self, *, is_delta: bool) -> int:
-        count = self._detokenizer.num_reasoning_tokens
+    def _take_parsed(self, *, is_delta: bool) -> tuple[list[Event], int]:
+        """Returns the events and the number of reasoning tokens: all of them, or with `is_delta` only the new ones."""
+        new, count = self._detokenizer.take_events(), self._detokenizer.num_reasoning_tokens
         if not is_delta:
-            return count
+            self._all_events = join_deltas([*self._all_events, *new])
+            return self._all_events, count
         before, self._num_reasoning_taken = self._num_reasoning_taken, count
-        return count - before
-
-    def _events(self, *, is_delta: bool) -> list[Event] | None:
-        new = self._detokenizer.take_events()
-        if new is None or is_delta:
-            return new
-        self._all_events = join_deltas([*self._all_events, *new])
-        return self._all_events
+        return new, count - before
 
     def _append(self, token_ids: Sequence[int], columns: LogprobsColumns | None) -> None:
         self._token_ids += token_ids

@@ -42,7 +42,7 @@ def measured_step_times(
     for num_tokens in (1, 1, few, many):  # the first time is not used: the first step is slower
         seconds.append(_measure(num_tokens, config, executor, kv_cache_config, step_id))
         step_id += 1
-    logger.info(
+    logger.debug(
         "step times: 1 token takes %.1f ms, %d take %.1f ms, %d take %.1f ms (measured in %.2f s)",
         seconds[1] * 1e3, few, seconds[2] * 1e3, many, seconds[3] * 1e3, time.perf_counter() - start,
     )  # fmt: skip

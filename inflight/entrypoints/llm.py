@@ -1,8 +1,8 @@
 """`LLM`: generates text for many prompts at once, in this process. Most Python users start with this class.
 
-Each call of `generate` or `chat` runs the engine in a thread of its own. Python raises KeyboardInterrupt, and exceptions of the
-program's other signal handlers, only in the thread that calls. So they come in no line of the engine. The thread of an
-interrupted call ends its requests after the present step.
+Each call of `generate` or `chat` runs the engine in a thread of its own. Python raises KeyboardInterrupt, and the exceptions of
+other signal handlers, only in the main thread. So they never interrupt the engine in the middle of a step. If a call is
+interrupted, its thread ends the requests of this call after the present step.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self, Unpack, cast
@@ -27,7 +28,7 @@ from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event, chrome_trace
-from inflight.tokenizer.tokenizer import Tokenizer
+from inflight.tokenizer.user_tokenizer import UserTokenizer
 
 Message = Mapping[str, Any]  # Any: JSON, checked by the chat template
 NO_TIME_LIMITS = {"target_inter_token_latency": "none", "max_step_time": "none"}
@@ -61,6 +62,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        **others: object,
     ) -> list[RequestOutput]:
         """Complete every prompt. The outputs are in the order of the prompts.
 
@@ -78,14 +80,10 @@ class LLM:
             EngineDeadError: the engine failed permanently in an earlier call. The message names the cause.
             KeyboardInterrupt: all requests of this call are aborted. The engine can be used again.
         """
+        _refuse_others("generate", others, ())
         given = _as_prompts(prompts)
         params = _one_each(sampling_params, len(given))
-        priorities = [0] * len(given) if priority is None else priority
-        if len(priorities) != len(given):
-            raise InvalidRequestError(
-                f"priority has {len(priorities)} numbers for {len(given)} prompts; give one number for each prompt"
-            )
-        options = [RequestOptions(priority=each) for each in priorities]
+        options = [RequestOptions(priority=each) for each in _priorities(priority, len(given))]
         return self._run(given, params, options, use_tqdm)
 
     def chat(
@@ -94,6 +92,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
         **chat_options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or several. The model's chat template makes the prompts.
@@ -105,9 +104,14 @@ class LLM:
             add_generation_prompt: whether the prompt ends with the beginning of an assistant's message; True by default.
             continue_final_message: whether the model continues the last message, instead of a new one; False by default.
             chat_template_kwargs: further variables for the chat template.
+            priority: one number for each conversation, as in `generate`.
 
         Raises: as `generate`, and TokenizerError if the model has no chat template.
         """
+        given: dict[str, Any] = {**chat_options}  # a program may also give names that the type does not allow
+        names = ChatOptions.__annotations__
+        _refuse_others("chat", {name: value for name, value in given.items() if name not in names}, names)
+        chat_options = cast("ChatOptions", {name: value for name, value in given.items() if name in names})
         if not messages:
             raise InvalidRequestError("messages is empty; give at least one message")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
@@ -118,17 +122,21 @@ class LLM:
         tools = chat_options.get("tools")
         params = [self.llm_engine.with_strict_tools(each, tools) for each in _one_each(sampling_params, len(prompts))]
         thinks_first = not chat_options.get("continue_final_message", False)
-        options = RequestOptions(add_special_tokens=False, thinks_first=thinks_first)
-        return self._run(prompts, params, [options] * len(prompts), use_tqdm)
+        options = [
+            RequestOptions(add_special_tokens=False, thinks_first=thinks_first, priority=each)
+            for each in _priorities(priority, len(prompts))
+        ]
+        return self._run(prompts, params, options, use_tqdm)
 
-    def get_tokenizer(self) -> Tokenizer | None:
+    def get_tokenizer(self) -> UserTokenizer | None:
         """The tokenizer. It is None if skip_tokenizer_init is set."""
-        return self.llm_engine.tokenizer
+        tokenizer = self.llm_engine.tokenizer
+        return None if tokenizer is None else UserTokenizer(tokenizer, self.llm_engine.chat_template)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a request without sampling parameters: `SamplingParams()` with the values of
         generation_config.json."""
-        return self.llm_engine.default_params
+        return replace(self.llm_engine.default_params)
 
     def reset_prefix_cache(self) -> None:
         """Forget the KV blocks of earlier prompts, so that no later prompt uses them."""
@@ -185,7 +193,7 @@ class LLM:
             with tqdm(total=len(request_ids), disable=not use_tqdm, unit="request", dynamic_ncols=True) as bar:
                 for num_done in iter(call.progress.get, 0):
                     bar.update(num_done)
-        except BaseException:  # an interrupt; another one ends the wait
+        except BaseException:  # an interrupt; a second interrupt ends `join`
             call.is_interrupted = True
             if call.is_alive():
                 call.join()
@@ -198,8 +206,8 @@ class _Call(threading.Thread):
 
     Attributes:
         is_interrupted: set to True to end the requests after the present step.
-        progress: how many more requests have ended; 0 when the call has ended.
-        outputs: in the order of the requests; or the error that has ended the call.
+        progress: gets a number whenever requests have ended: how many. A 0 says that the call has ended.
+        outputs: the outputs in the order of the requests, or the error that has ended the call.
     """
 
     def __init__(
@@ -253,6 +261,30 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if len(prompts) and isinstance(prompts[0], int):
         return [cast("Prompt", prompts)]
     return [cast("Prompt", prompt) for prompt in prompts]
+
+
+def _priorities(given: Sequence[int] | None, count: int) -> Sequence[int]:
+    if given is None:
+        return [0] * count
+    if not isinstance(given, list | tuple | range):
+        raise InvalidRequestError(f"priority={given!r} is not a list; give one number for each prompt")
+    if len(given) != count:
+        raise InvalidRequestError(
+            f"priority has {len(given)} numbers for {count} prompts; give one number for each prompt"
+        )
+    return given
+
+
+def _refuse_others(method: str, given: Mapping[str, object], more: Iterable[str]) -> None:
+    """Refuse arguments that `method` does not have. If an argument is None, it is ignored: programs for vLLM pass some so.
+
+    Args:
+        more: the arguments that `method` has besides the common ones.
+    """
+    for name, value in given.items():
+        if value is not None:
+            names = ", ".join(["sampling_params", "use_tqdm", "priority", *more])
+            raise InvalidRequestError(f"{method} has no argument {name!r} (given: {value!r:.100}); it has {names}")
 
 
 def _one_each(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:

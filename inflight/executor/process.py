@@ -245,8 +245,8 @@ def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> N
 
 
 def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> dict[str, str]:
-    """Returns the environment of the child: without API keys and without OpenMP's
-    placement of threads, but with the import path and the log level of this process."""
+    """Returns the environment of the child: with the import path and the log level of this process, without API keys, and
+    without the variables with which OpenMP places threads."""
     path = os.pathsep.join(entry or working_folder() for entry in import_path)
     result = {**without_placement(environment), "PYTHONPATH": path}
     for name in envs.API_KEY_VARIABLES:

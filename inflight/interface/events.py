@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -42,8 +41,10 @@ Delta = ContentDelta | ReasoningDelta | ToolArgumentsDelta
 Event = Delta | ToolCallStart
 
 
-def join_deltas(events: Iterable[Event]) -> list[Event]:
+def join_deltas(events: list[Event]) -> list[Event]:
     """Returns the same events, but joins successive deltas of one kind. Deltas of different calls are not joined."""
+    if len(events) < 2:  # as after most tokens
+        return events
     joined: list[Event] = []
     for _, group in groupby(events, lambda event: (type(event), getattr(event, "index", 0))):
         first, *others = group

@@ -34,7 +34,8 @@ class AnswerFrame:
         begin: the tag that opens the reasoning, if the text begins with it; "" if the model cannot open it.
         end: the tag that closes the reasoning; "" if there is no reasoning.
         is_open: whether the reasoning is open at the beginning of the text, because the prompt has opened it.
-        answer: the header of the answer, in a family that divides its text into messages; "" if the constrained text has one.
+        answer: the header of the answer, in a family that divides its text into messages. It is "" in other families, and if
+            the constrained text itself begins with a header.
         next_message: in such a family, the text between two messages.
         calls: texts with which a call begins. A call may come instead of the constrained text.
         not_in_reasoning: texts that must not be in the reasoning, because they begin another message.

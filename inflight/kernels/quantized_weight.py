@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-GROUP_SIZE_MULTIPLE = 32
+GROUP_SIZE_MULTIPLE = {4: 32, 8: 16}  # bits of a weight -> the size of its groups is a multiple of this
 # Sizes of the ranges that are tried for a group, relative to the range from the group's smallest to its largest weight.
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
 _AT_ONCE = 2**24  # number of weights that are quantized at once; each temporary tensor then has 64 MB
@@ -21,8 +21,8 @@ class QuantizedWeight:
     A group is `group_size` neighbouring weights of a row. There are two kinds of weights, and each has its own kernels:
 
     - symmetric, with one group per row: `values` are int8, `offsets` is None, `bits` is 8.
-    - with offsets: `values` are uint8 in [0, 2**bits), `bits` is 4 or 8, and the group size is a multiple of 32 that divides
-      in_features. For a format with integer zero points z, offsets = scales * z.
+    - with offsets: `values` are uint8 in [0, 2**bits), `bits` is 4 or 8, and the group size divides in_features and is a
+      multiple of 32, or of 16 with 8 bits. For a format with integer zero points z, offsets = scales * z.
 
     Attributes:
         values: [out_features, in_features], one byte each, contiguous.
@@ -42,7 +42,7 @@ class QuantizedWeight:
             assert self.scales.shape[1] == 1 and self.bits == 8, (self.scales.shape, self.bits)
         else:
             assert self.offsets.shape == self.scales.shape and self.values.shape[1] % self.scales.shape[1] == 0
-            assert self.group_size % GROUP_SIZE_MULTIPLE == 0 and self.bits in (4, 8), (self.group_size, self.bits)
+            assert self.group_size % GROUP_SIZE_MULTIPLE[self.bits] == 0, (self.group_size, self.bits)
 
     @property
     def shape(self) -> torch.Size:
@@ -76,10 +76,11 @@ class QuantizedWeight:
 
 
 def fitting_group_size(in_features: int, group_size: int) -> int | None:
-    """The first of `group_size`, half of it, a quarter, ... that divides `in_features`. None if it is less than 32."""
+    """The first of `group_size`, half of it, a quarter, ... that divides `in_features`. None if it is less than 32, the
+    smallest size with 4 bits."""
     while in_features % group_size != 0:
         group_size //= 2
-        if group_size < GROUP_SIZE_MULTIPLE:
+        if group_size < GROUP_SIZE_MULTIPLE[4]:
             return None
     return group_size
 
@@ -95,10 +96,10 @@ def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
 
 def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
     """Returns one weight with the rows of all `weights`. If their formats differ, the result has 8 bits, so that nothing is
-    lost, and its group size divides the group size of every weight. None if no such group size is a multiple of 32."""
+    lost, and its group size divides the group size of every weight. None if no such group size is a multiple of 16."""
     if len({weight.format for weight in weights}) > 1:
         group_size = math.gcd(*(weight.group_size for weight in weights))
-        if group_size % GROUP_SIZE_MULTIPLE != 0:
+        if group_size % GROUP_SIZE_MULTIPLE[8] != 0:
             return None
         weights = [split_groups(_as_bytes(weight), group_size) for weight in weights]
     offsets = [weight.offsets for weight in weights if weight.offsets is not None]

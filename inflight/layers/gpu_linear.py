@@ -201,6 +201,12 @@ class GpuLinear(LinearMethod):
 
     def _integers(self, weight: QuantizedWeight) -> GpuWeight:
         if not can_pack(weight.shape[1], weight.group_size):
+            logger.warning(
+                "a weight of %dx%d in groups of %d becomes floats: GPU kernels need groups whose size is a multiple of %d",
+                *weight.shape,
+                weight.group_size,
+                GROUP_SIZES[-1],
+            )
             return FloatWeight(weight.dequantize().to(self._dtype))
         return IntegerWeight(pack_integers(weight, dtype=self._dtype))
 

@@ -1,9 +1,10 @@
-"""Unpacks the block types of GGUF: `weight = scale * value - offset`, in groups of 32 neighbouring weights.
+"""Unpacks the block types of GGUF: `weight = scale * value - offset`, in groups of 32 or 16 neighbouring weights.
 
 Source: the structs block_q4_0 ... block_q6_K of https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h and
 `dequantize_row_*` in ggml-quants.c. A row consists of blocks. A block of Q4_0 to Q8_0 has 32 weights. A block of Q4_K to Q6_K
-(a super-block) has 256 weights, which are 8 groups of 32 weights. The table shows the parts of a block in the file's order: d,
-m and dmin are float16 numbers, and a number is a part of this many bytes. q is the integer that is stored for a weight.
+(a super-block) has 256 weights, which are 8 groups of 32 weights, or with Q6_K 16 groups of 16 weights. The table shows the
+parts of a block in the file's order: d, m and dmin are float16 numbers, and a number is a part of this many bytes. q is the
+integer that is stored for a weight.
 
           parts               weight
     Q4_0  d 16                d * (q - 8)             q: unsigned, 4 bits
@@ -40,8 +41,7 @@ _GROUP = 32
 def unpack_blocks(type_name: str, rows: Tensor) -> QuantizedWeight | Tensor:
     """uint8 [num_rows, bytes of a row] -> the weight, [num_rows, in_features].
 
-    For F32, F16 and BF16 the result has floats of the stored dtype. For Q6_K it has float32, because no kernel supports groups
-    of 16. For the other types it is a `QuantizedWeight`.
+    For F32, F16 and BF16 the result has floats of the stored dtype. For the other types it is a `QuantizedWeight`.
     """
     if type_name in _FLOATS:
         return rows.view(_FLOATS[type_name])
@@ -136,25 +136,23 @@ def _q5_k(blocks: Tensor) -> QuantizedWeight:
     return _weight(values | fifth, scales, offsets, 8)
 
 
-def _q6_k(blocks: Tensor) -> Tensor:
-    """A block consists of two halves of four groups. Each half has 64 of the 128 bytes with the low 4 bits of q, and 32 of the
-    64 bytes with the high 2 bits.
+def _q6_k(blocks: Tensor) -> QuantizedWeight:
+    """A block consists of two halves of four parts, each of 32 weights. Each half has 64 of the 128 bytes with the low 4 bits
+    of q, and 32 of the 64 bytes with the high 2 bits.
 
-    The 64 bytes hold group 0 in the low halves of bytes 0-31, group 1 in the low halves of bytes 32-63, group 2 in the high
-    halves of bytes 0-31, and group 3 in the high halves of bytes 32-63. Byte i of the 32 bytes has the two high bits of weight
-    i of all four groups, those of group 0 in its lowest bits.
+    The 64 bytes hold part 0 in the low halves of bytes 0-31, part 1 in the low halves of bytes 32-63, part 2 in the high halves
+    of bytes 0-31, and part 3 in the high halves of bytes 32-63. Byte i of the 32 bytes has the two high bits of weight i of all
+    four parts, those of part 0 in its lowest bits.
     """
     low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)).view(*blocks.shape[:2], 2, 4, _GROUP)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device="cpu")[:, None]
     high = (blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, _GROUP) >> shifts) & 3
-    values = (low | high << 4).float().sub_(32).view(*blocks.shape[:2], 16, 16)
     scales = blocks[..., 192:208].contiguous().view(torch.int8) * _halves(blocks, 208, 1)
-    weight: Tensor = values.mul_(scales[..., None])
-    return weight.flatten(1)
+    return _weight(low | high << 4, scales, scales * 32, 8)
 
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_BLOCKS: Mapping[str, tuple[int, Callable[[Tensor], QuantizedWeight | Tensor]]] = {
+_BLOCKS: Mapping[str, tuple[int, Callable[[Tensor], QuantizedWeight]]] = {
     "Q4_0": (18, _q4_0),
     "Q4_1": (20, _q4_1),
     "Q5_0": (22, _q5_0),

@@ -151,8 +151,8 @@ def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> 
         return
     with_them = sum(module.num_dequantized for module in model.modules() if isinstance(module, Linear))
     logger.warning(
-        "%d quantized weights are held as %s, because no kernel supports their groups (act-order, Q6_K, or a size that "
-        "is no multiple of 32): %s%s",
+        "%d quantized weights are held as %s, because no kernel supports their groups (act-order, or a size that is no "
+        "multiple of 32, or of 16 with 8 bits): %s%s",
         len(not_kept) + with_them,
         held_as,
         list_names(not_kept),

@@ -82,7 +82,7 @@ def make_weight(
     """Makes weight[n, k] = scales[n, g] * (values[n, k] - zero_points[n, g]), where g is column k's group.
 
     The result is in floats if a `QuantizedWeight` cannot hold the groups: the columns of a group are not neighbours, or the
-    size of the groups is not a multiple of 32.
+    size of the groups is not a multiple of 32, or of 16 with 8 bits.
 
     Args:
         values: uint8 [out_features, in_features], below 2**bits.
@@ -110,7 +110,7 @@ def make_weight(
     group_size = num_columns // num_groups
     if in_order and num_groups == 1:
         group_size = next((size for size in _ROW_GROUP_SIZES if num_columns % size == 0), group_size)
-    if in_order and group_size % GROUP_SIZE_MULTIPLE == 0:
+    if in_order and group_size % GROUP_SIZE_MULTIPLE[bits] == 0:
         return split_groups(QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits), group_size)
     group_index = group_index.long()
     return (values * scales[:, group_index]).sub_(offsets[:, group_index])
@@ -121,7 +121,7 @@ def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) ->
     split into smaller ones.
 
     Raises:
-        CheckpointError: the size of the smaller groups would not be a multiple of 32.
+        CheckpointError: the size of the smaller groups would not be a multiple of 32, or of 16 with 8 bits.
     """
     total = weight.shape[1] if isinstance(weight, Tensor) else weight.values.shape[1]
     start, stop, _ = columns.indices(total)
@@ -133,11 +133,12 @@ def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) ->
     if weight.offsets is None:
         return replace(weight, values=values)
     group_size = math.gcd(weight.group_size, start, stop)
-    if group_size % GROUP_SIZE_MULTIPLE:
-        sizes = [str(n) for n in range(1, 65) if total % (n * GROUP_SIZE_MULTIPLE) == 0]
+    multiple = GROUP_SIZE_MULTIPLE[weight.bits]
+    if group_size % multiple:
+        sizes = [str(n) for n in range(1, 65) if total % (n * multiple) == 0]
         raise CheckpointError(
             f"{name} has {total} columns in groups of {weight.group_size}, and a rank's part of {stop - start} is no multiple "
-            f"of {GROUP_SIZE_MULTIPLE}: use a tensor_parallel_size of {' or '.join(sizes) or '1'}, or the plain checkpoint"
+            f"of {multiple}: use a tensor_parallel_size of {' or '.join(sizes) or '1'}, or the plain checkpoint"
         )
     weight = split_groups(weight, group_size)
     assert weight.offsets is not None

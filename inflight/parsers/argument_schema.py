@@ -19,7 +19,7 @@ from inflight.structured_output.references import unescaped, with_local_referenc
 
 _ALL = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 NULLS = ("null", "None")
-_MAX_DEPTH = 16  # of references and branches inside each other; what is deeper is not looked at
+_MAX_DEPTH = 16  # of references and branches inside each other; deeper ones are ignored
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ArgumentSchema:
     """
     Attributes:
         node: the schema of the argument; None if the tool has no such argument.
-        root: the schema to whose parts "$ref" refers.
+        root: the schema of all arguments of the tool. A "$ref" is a path in it.
     """
 
     node: Any = None  # Any: JSON
@@ -68,17 +68,19 @@ class ArgumentSchema:
 
     @property
     def types(self) -> frozenset[str]:
-        """The types that are allowed. If the tool has no such argument, it is a string."""
+        """The types that are allowed: only "string" if the tool has no such argument, all types if the schema names none."""
         return self._types(self.node, 0) if isinstance(self.node, Mapping) else frozenset({"string"})
 
     def held_value(self, pass_on: Callable[[str], None]) -> HeldValue:
-        """Gets the text of the argument, and passes its JSON on."""
+        """Returns an object that gets the text of the argument, and writes its JSON to `pass_on`."""
         types = self.types
         is_string = "string" in types and types <= {"string", "null"}
         return HeldValue(pass_on, self.read_text, is_string=is_string, unless=NULLS if "null" in types else ())
 
     def read_text(self, text: str) -> str:
-        """The JSON of a value that stands in the text without quotes, so that it may be a string."""
+        """The JSON of a value that the family writes as plain text, also if it is a string. It is a string if the schema allows
+        strings, except for null and for values that only another type of the schema admits. If the schema names no types, the
+        value is read as by `read_word`."""
         types = self.types
         if "string" not in types or types == _ALL:
             return self.read_word(text)
@@ -89,7 +91,8 @@ class ArgumentSchema:
         return json.dumps(text, ensure_ascii=False)
 
     def read_word(self, text: str) -> str:
-        """The JSON of a value that is a string only if the schema allows nothing else."""
+        """The JSON of a value without quotes, in a family that puts quotes around strings. It is a string only if the schema
+        admits no other reading of it."""
         if not isinstance(self.node, Mapping):
             return as_json(text)
         if self.types == {"boolean"} and text.strip().lower() in ("true", "false"):
@@ -103,7 +106,7 @@ class ArgumentSchema:
         return self._fits(self.node, json.loads(value), 0)
 
     def _parts(self, node: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-        """The schema, and those that it is put together from."""
+        """The schema, and the schemas that its "$ref", "allOf", "anyOf" and "oneOf" add."""
         if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
             return
         yield node
@@ -111,7 +114,7 @@ class ArgumentSchema:
             yield from self._parts(other, depth + 1)
 
     def _target(self, node: Mapping[str, Any]) -> Any:
-        """What "$ref" refers to; None if there is no reference, or nothing at its place."""
+        """The schema that "$ref" refers to; None if there is no reference, or if it leads nowhere."""
         reference = node.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None

@@ -2,12 +2,12 @@
 
 Valid JSON is written unchanged. Otherwise as little as possible is added and left out, so that the result is valid:
 
-- Line breaks and other control characters in a string are escaped, also a backslash that begins no escape, and a quote that
-  cannot be the end, because no comma, colon or bracket follows it.
+- In a string, line breaks and other control characters are escaped. So is a backslash that begins no escape, and a quote that
+  cannot be the end of the string, because no comma, colon or bracket follows it.
 - Strings in single quotes, and the words `True`, `False` and `None`, become JSON. Other words without quotes become strings.
 - A missing comma, colon, value or bracket is added; one that is too much is left out.
 
-All of this is done while the text arrives. What is held back is a word without quotes, a comma, and the end of a string.
+All of this is done while the text arrives. Only a word without quotes, a comma and the end of a string are held back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEX = re.compile(r"[0-9a-fA-F]+")
 _ESCAPES = {**{char: f"\\{char}" for char in '"\\/bfnrt'}, "'": "'"}
 _MAX_KEY = 1000  # characters of a key that are kept, to find its schema
 _NUM_HEX = {"u": 4, "x": 2}
-_MAX_COMMA = 1000  # of a comma and the white space after it; more white space is left out
+_MAX_COMMA = 1000  # characters of a comma and the white space after it; further white space is left out
 _BLANKS = " \t\r\n"
 _AFTER_WORD = (",", "}", "]")
 _CLOSING = {"{": "}", "[": "]"}
@@ -49,16 +49,16 @@ class _Level:
     opening: str
     next: _Next
     schema: ArgumentSchema  # of the object or the list
-    value_schema: ArgumentSchema
+    value_schema: ArgumentSchema  # of the next value in it
 
 
 class ArgumentsReader:
     """
     Args:
         stops: texts that end the arguments, even if brackets are open. In a string they do not count.
-        quote: another quote, around strings without escapes. If there is one, the text is not JSON: white space outside strings
-            has no meaning, and words without quotes may have spaces.
-        schema: of the arguments; it decides the types of values if there is a `quote`.
+        quote: the family's own quote, around strings without escapes; "" if there is none. With such a quote the text is not
+            JSON: white space outside strings has no meaning, and words without quotes may have spaces.
+        schema: the schema of the arguments. It decides the types of values, but only if there is a `quote`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ArgumentsReader:
         self._stops = stops
         self._quotes = (quote, *_PLAIN) if quote else tuple(_PLAIN)
         self._quote = quote
-        self._ends = (*stops, quote) if quote else stops  # of a word
+        self._ends = (*stops, quote) if quote else stops  # texts that end a word without quotes
         self._first = {end[0] for end in self._ends}
         self._quote_starts = {quote[0] for quote in self._quotes}
         first = "".join(map(re.escape, sorted(self._first)))
@@ -87,7 +87,7 @@ class ArgumentsReader:
         self._schema = schema or ArgumentSchema()
 
     def read(self) -> Steps[None]:
-        """Read an object, whose brace comes next. If the text was cut by a limit, it stays as it is."""
+        """Read an object, whose brace comes next. If a limit has cut the text, the object is not completed."""
         self._open(self._reader.take(1), self._schema)
         while self._levels:
             char = yield from self._reader.peek()
@@ -98,7 +98,7 @@ class ArgumentsReader:
             elif char in "{[":
                 self._reader.take(1)
                 level = self._levels[-1]
-                if level.opening == "[" or level.next in (_Next.COLON, _Next.VALUE):  # not where a key must come
+                if level.opening == "[" or level.next in (_Next.COLON, _Next.VALUE):  # in place of a key it is left out
                     self._open(char, self._begin_value())
             elif char in "}]":
                 self._close(self._reader.take(1))
@@ -135,7 +135,7 @@ class ArgumentsReader:
     def _close(self, bracket: str) -> None:
         opening = "{" if bracket == "}" else "["
         if not self._num_open[opening]:
-            return  # nothing that this bracket could close
+            return  # this bracket could close nothing, and is left out
         closed = ""
         while closed != opening:
             level = self._levels.pop()
@@ -148,7 +148,7 @@ class ArgumentsReader:
             self._levels[-1].next = _Next.COMMA
 
     def _end_pair(self, level: _Level) -> None:
-        """Add what is missing of a key and its value."""
+        """If there is a key without a value, add the missing colon and null."""
         if level.opening == "{" and level.next in (_Next.COLON, _Next.VALUE):
             self._write(": null" if level.next is _Next.COLON else "null")
             level.next = _Next.COMMA
@@ -173,7 +173,7 @@ class ArgumentsReader:
             level.next = _Next.VALUE
 
     def _begin(self) -> _Level:
-        """A key or a value begins: write what must be before it."""
+        """A key or a value begins: write the comma or the colon before it."""
         level = self._levels[-1]
         if level.next is _Next.COMMA:
             self._write(", ")
@@ -214,7 +214,8 @@ class ArgumentsReader:
         self._end(level, key)
 
     def _raw_string(self, write: Callable[[str], None], convert: Callable[[str], str] | None) -> Steps[None]:
-        """Read a string without escapes. With `convert` it is held, because the schema allows no string here."""
+        """Read a string without escapes. If there is `convert`, the schema allows no string here. The text is then held, and
+        `convert` makes its JSON."""
         value = HeldValue(write, convert or escaped, is_string=convert is None)
         while (yield from self._reader.until(value.write, self._quote)):
             if (yield from self._is_end_of_string()):
@@ -260,7 +261,7 @@ class ArgumentsReader:
                 write(f"\\u{digits:0>4}")
             else:
                 write(f"\\{char}{digits}" if (yield from self._reader.is_at_cut()) else f"\\\\{char}{digits}")
-        else:  # a backslash that was not escaped
+        else:  # the backslash itself should have been escaped
             write("\\" if (yield from self._reader.is_at_cut()) else "\\\\")
 
     def _word(self) -> Steps[None]:
@@ -277,7 +278,7 @@ class ArgumentsReader:
             return (key if is_key else level.value_schema.read_word(word)) + blanks
 
         text = yield from self._reader.piece(self._run)
-        if text and len(text) < MAX_HELD and (yield from self._reader.peek()) in _AFTER_WORD:  # no need to hold it
+        if text and len(text) < MAX_HELD and (yield from self._reader.peek()) in _AFTER_WORD:  # the whole word is there
             self._write(convert(text))
             self._end(level, key)
             return
@@ -295,18 +296,18 @@ class ArgumentsReader:
         self._end(level, key)
 
     def _end(self, level: _Level, key: str) -> None:
-        """A key or a value has ended. `key`: as a string of JSON."""
+        """A key or a value has ended. `key`: the key as a JSON string, with its quotes."""
         if level.next is _Next.VALUE:
             level.next = _Next.COMMA
             return
         level.next = _Next.COLON
         if self._quote:
-            with suppress(ValueError):  # it was cut
+            with suppress(ValueError):  # the key was cut
                 level.value_schema = level.schema.argument(str(json.loads(key)))
 
 
 def repaired(text: str) -> str:
-    """The object of JSON that `text` means, which begins with a brace."""
+    """Returns the valid JSON object for `text`, which begins with a brace."""
     reader = TextReader()
     reader.push(text)
     reader.finish()

@@ -78,8 +78,9 @@ class EventWriter:
     Attributes:
         num_tool_calls: how many calls have begun.
         is_reasoning: whether the text is inside the reasoning.
-        drops_content: whether what looks like content is left out, because it is the beginning of markup that was cut.
-        stop_search: searches for stop strings in the content. What comes behind a stop string is dropped.
+        drops_content: whether text that is no call is dropped. Set it if the text can only be the beginning of a call that a
+            limit has cut.
+        stop_search: searches for stop strings in the content. All text after a stop string is dropped.
         may_stop: whether a stop string may end in the text that is read now.
     """
 
@@ -208,7 +209,7 @@ class EventWriter:
         return self.stop_search is not None and self.stop_search.found is not None
 
     def _release_content(self) -> None:
-        """The content has ended here, so what is held back for stop strings begins none."""
+        """The content has ended here. So the text that is held back is not the beginning of a stop string: write it."""
         if self.stop_search is not None and (held := self.stop_search.release()):
             self._events.append(ContentDelta(held))
 

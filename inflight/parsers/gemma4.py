@@ -2,8 +2,8 @@
 
     <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3,units:[<|"|>km<|"|>]}<tool_call|>
 
-Text between two `<|"|>` is a string without escapes. A bare word before a colon is a key. Any other bare word is a value, of
-a type that the tool's schema allows. Strings in the quotes of JSON are read too.
+Text between two `<|"|>` is a string without escapes. A bare word before a colon is a key. Any other bare word is a value; the
+tool's schema decides its type. Strings in the quotes of JSON are read too.
 """
 
 from __future__ import annotations

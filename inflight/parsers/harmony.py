@@ -8,7 +8,8 @@ A message has a header, the tag `<|message|>`, and a body. (There are no line br
 `<|start|>assistant`, because the prompt ends with it. The receiver `to=...` may also stand before `<|channel|>`.
 
 If the receiver is a function and the request has tools, the body is a call. Otherwise the body is reasoning in the channel
-"analysis" and content in all other channels. No header is content. If the text ends within a header, the header is dropped.
+"analysis" and content in all other channels. The first tags of a header may be missing, as may "functions." before the name of
+a known tool. A header is never content. If the text ends within a header, the header is dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from inflight.parsers.tool_parser import ToolParser
 _STARTS = ("<|start|>", "<|channel|>")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _PLAIN = re.compile(r"[^<\n]+")
-_FUNCTION = re.compile(r"to=functions\.([^\s<]+)")
+_FUNCTION = re.compile(r"to=(functions\.)?([^\s<]+)")
+_WORDS = ("assistant", "analysis", "commentary", "final")
+_AFTER_WORD = ("<|channel|>", "<|constrain|>", "<|message|>", "to=")
 
 
 _RECEIVER = "to=functions."
@@ -49,6 +52,8 @@ class HarmonyParser(ToolParser):
         yield from self._hold_blanks()
         tag = yield from self._hold_literal("to=", *_STARTS)
         if not tag:
+            tag = yield from self._word_of_header()
+        if not tag:
             self._writer.reject()
         while True:
             is_thought = tag not in ("", *_ENDS) and (yield from self._begin_message(tag))
@@ -63,6 +68,14 @@ class HarmonyParser(ToolParser):
                 self._writer.end_reasoning()
             if tag in _STARTS:
                 self._writer.hold(tag)
+            else:
+                tag = yield from self._word_of_header()
+
+    def _word_of_header(self) -> Steps[str]:
+        """Hold the first word of a header without its tags, as in "final<|message|>"; "" if no such word comes next."""
+        if not (yield from self._reader.follows(dict.fromkeys(_WORDS, dict.fromkeys(_AFTER_WORD)))):
+            return ""
+        return (yield from self._hold_literal(*_WORDS))
 
     def _begin_message(self, tag: str) -> Steps[bool]:
         """Read the rest of a header, which began with `tag`, and the call if the body is one. Returns whether the rest of the
@@ -70,25 +83,26 @@ class HarmonyParser(ToolParser):
         try:
             header = yield from self._rest_of_header(tag)
         except MalformedCallError:
-            if not (yield from self._reader.peek()):  # the text has ended within the header
+            if tag not in _WORDS and not (yield from self._reader.peek()):  # the text has ended within the header
                 self._writer.accept()
             self._writer.reject()
             return False
         self._writer.accept()
         function = _FUNCTION.search(header)
-        if function and function[1].isprintable() and self._tools:
+        name = function[2] if function and (function[1] or function[2] in self._tool_names) else ""
+        if name and name.isprintable() and self._tools:
             try:
                 yield from self._hold_blanks()
                 if (yield from self._reader.comes(*_ENDS)):
-                    self._writer.start_call(function[1])
+                    self._writer.start_call(name)
                     self._writer.arguments("{}")
                 else:
-                    yield from self._arguments(function[1])
+                    yield from self._arguments(name)
                 self._writer.end_call()
             except MalformedCallError:
                 self._writer.reject()
             return False
-        return "<|channel|>analysis" in header
+        return "<|channel|>analysis" in header or header.startswith("analysis")
 
     def _rest_of_header(self, tag: str) -> Steps[str]:
         pieces = [tag]

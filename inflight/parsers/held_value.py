@@ -25,7 +25,9 @@ class HeldValue:
     Args:
         pass_on: writes more of the call's arguments.
         convert: makes the JSON of a value that was held.
-        is_string: the value is a string, so it need not be held, unless it is one of the words `unless`.
+        is_string: the value is a string, so it need not be held.
+        unless: words, such as null, that are not strings even if `is_string` is True. The value is held as long as it may
+            become one of them.
     """
 
     def __init__(

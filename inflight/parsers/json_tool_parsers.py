@@ -60,7 +60,7 @@ class HermesToolParser(ToolParser):
         yield from self._end_of_calls()
 
     def _end_of_calls(self) -> Steps[None]:
-        yield from self._hold_run(_BRACES)  # also one that is too much
+        yield from self._hold_run(_BRACES)  # the model may write too many braces
         yield from self._hold_fence()
         yield from self._expect("</tool_call>")
         self._writer.end_call()

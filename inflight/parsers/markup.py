@@ -26,7 +26,7 @@ _TOOL = {"type": "function", "function": {"name": _NAME, "description": "", "par
 
 @dataclass(frozen=True, slots=True)
 class ToolMarkup:
-    """A call is this text, in this order: `before_name`, the name, `before_arguments`, the arguments as JSON, `end`.
+    """A call is this text, in this order: `before_name`, the name, `before_arguments`, the arguments (JSON by default), `end`.
 
     Attributes:
         parser: the name of the tool parser that reads such calls.
@@ -36,8 +36,9 @@ class ToolMarkup:
         is_list: whether the calls are the items of one JSON list. If so, `before_name` contains the "[" of the list. The text
             of `before_name` before the "[" is written once, before the list.
         whole_message: whether a message has either calls or other text, not both.
-        arguments: if given, arguments stand between these tags, instead of JSON.
-        only_forced: whether only a text that must be a call can be constrained, because other texts of the model have headers.
+        arguments: if given, each argument stands between these tags, and the arguments are not JSON.
+        only_forced: whether a grammar can constrain calls only if the text must be a call. Other texts of the model have
+            headers, which the grammar does not describe.
     """
 
     parser: str
@@ -147,7 +148,7 @@ MARKUPS = (
             ("<parameter name=", "</parameter>", "</invoke>", "</minimax:tool_call>"),
         ),
     ),
-    # in JSON, which the parser reads too
+    # the grammar writes the arguments as JSON, which the parser reads too
     ToolMarkup("gemma4", "<|tool_call>", "<|tool_call>call:", "", "<tool_call|>"),
     ToolMarkup(
         "openai",
@@ -199,8 +200,8 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
                 return markup.parser, markup
         for parser, sign in _SIGNS.items():
             if sign.search(text):
-                near = (each for each in MARKUPS if each.parser == parser and each.before_arguments in text)
-                return parser, next(near, default_markup(parser))
+                similar = (each for each in MARKUPS if each.parser == parser and each.before_arguments in text)
+                return parser, next(similar, default_markup(parser))
     more = {"xml_tools": [_TOOL]}  # SmolLM3's name of the tools
     instructions = render_or_nothing(template, [QUESTION], tools=[_TOOL], variables=more)
     found = next((parser for parser, sign in _INSTRUCTIONS.items() if sign.search(instructions)), None)

@@ -39,7 +39,7 @@ class OutputParser:
         """
         Args:
             keeps_blanks: whether white space between the reasoning and the content is content, not markup.
-            only_calls: whether a grammar admits nothing but calls behind the reasoning.
+            only_calls: whether a grammar admits nothing but calls after the reasoning.
             make_call_id: makes the ids of calls. By default the tool parser makes them; tests give another function.
         """
         make_id = make_call_id or (tool_parser or ToolParser).make_call_id
@@ -56,10 +56,6 @@ class OutputParser:
         self._writer.is_reasoning = starts_in_reasoning
         self._steps = self._run()
         next(self._steps)  # runs until it waits for text
-
-    @property
-    def num_tool_calls(self) -> int:
-        return self._writer.num_tool_calls
 
     @property
     def is_reasoning(self) -> bool:
@@ -110,7 +106,8 @@ class OutputParser:
         The opening tag may be missing, because the chat template has written it into the prompt, or because the family always
         begins by thinking. In all other cases a closing tag without an opening tag is content, because the text before it
         may have been shown already. All text between the tags is reasoning, even a tool call. If there is no closing tag,
-        all text after the opening tag is reasoning, up to a call. So text that may be a call waits for the closing tag.
+        the text from the opening tag to the first call is reasoning. So text that may be a call is held until the closing tag
+        or the end of the text comes.
         """
         while piece := (yield from self._reader.piece(BLANKS)):
             self._writer.content(piece)  # the writer holds white space back

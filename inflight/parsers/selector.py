@@ -114,7 +114,7 @@ def create_output_parser(
         is_constrained: whether a grammar constrains the text, with the frame that `answer_frame` makes of `opening`. Then there
             is reasoning only where the frame has it.
         keeps_blanks: whether the constraint counts white space between the reasoning and the content.
-        only_calls: whether the constraint admits nothing but calls behind the reasoning.
+        only_calls: whether the constraint admits nothing but calls after the reasoning.
         max_tool_calls: the largest number of calls; later calls are left out. It is 1 for parallel_tool_calls=False.
         make_call_id: makes the id of a call. By default ids are random, in the form that the family's templates accept.
 

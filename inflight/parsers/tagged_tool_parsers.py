@@ -4,8 +4,8 @@ If the tool's schema allows a string (`ArgumentSchema`), or there is no schema, 
 arrives. Any other argument is held until it ends (`HeldValue`). Values of Python then become JSON. Valid JSON is passed on
 unchanged, and other text as a string.
 
-Models leave tags out, and write such tags in their values. So a closing tag ends a value only if what follows may follow, and
-each tag but those around a name and a key may be missing.
+Models leave tags out, and they write such tags inside values. So every tag may be missing, except for those around a name and a
+key. A closing tag ends a value only if it is followed by a tag that may come next, or by the end of the text.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _TaggedToolParser(ToolParser):
         before_name, after_name: the tags around the name of a call. If there is no tag before the name, a single call follows
             `marker`, and `after_call` is the last tag.
         before_key, after_key, after_value: the tags around an argument.
-        after_call: the tag behind the arguments.
-        end: the tag behind the last call.
+        after_call: the tag after the arguments.
+        end: the tag after the last call.
         has_line_breaks: whether one line break before an argument's value and one after it are markup.
     """
 
@@ -50,7 +50,7 @@ class _TaggedToolParser(ToolParser):
         is_marked = marker == self.marker
         if is_marked:
             yield from self._expect_tags(self.before_name)
-        elif self._before == ">":  # it stands in other markup
+        elif self._before == ">":  # the tag is inside other markup
             raise MalformedCallError
         yield from self._tagged_call(is_marked=is_marked)
         while self.before_name:
@@ -103,7 +103,7 @@ class _TaggedToolParser(ToolParser):
 
     def _next_tag(self) -> Steps[str]:
         """Hold the tag of the next argument or the closing tag of the call, and return it; "" if the closing tag is missing.
-        Text before it means nothing."""
+        Text before this tag is left out."""
         tags = (self.before_key, self.after_call)
         while not (yield from self._reader.comes(*self._outer)):
             if tag := (yield from self._hold_literal(*tags)):
@@ -118,8 +118,8 @@ class _TaggedToolParser(ToolParser):
         return ""
 
     def _value(self, schema: ArgumentSchema, missing: Collection[str]) -> Steps[None]:
-        """Read an argument up to its closing tag. A closing tag counts only if what follows may follow, because it may be part
-        of the value.
+        """Read an argument up to its closing tag. A closing tag may also be a part of the value, so it counts only if it is
+        followed by something that may come after the value.
 
         Args:
             missing: the arguments that have not come yet. The closing tag may be missing before one of them.
@@ -132,7 +132,7 @@ class _TaggedToolParser(ToolParser):
             self.after_call: outer,
             self.after_value: {self.before_key: None, self.after_call: outer if self.end else None, **outer},
         }
-        if not schema.types & {"string", "object", "array"}:  # no such value contains a tag
+        if not schema.types & {"string", "object", "array"}:  # a number, a boolean or null contains no tag
             ends[self.after_value] = None
         if self.has_line_breaks:
             yield from self._reader.literal("\n")

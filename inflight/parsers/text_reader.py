@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 BLANKS = re.compile(r"[ \t\r\n]+")
-_MAX_BLANKS = 256  # how much white space `follows` looks behind
-# A text that may come next -> what may come after it; None if that does not matter. The values are Following again.
+_MAX_BLANKS = 256  # how many characters of white space `follows` skips at most
+# A text that may come next -> what may come after it: another Following, or None if anything may.
 Following = Mapping[str, Any]
 
 ANYTHING = re.compile(r"(?s:.)+")
@@ -26,7 +26,7 @@ Steps = Generator[None, None, _T]  # yields when it needs more text, and returns
 class TextReader:
     """
     Attributes:
-        is_cut: whether the end of the text came from a limit, so that the model would have gone on.
+        is_cut: whether a limit has ended the text, so that the model would have written more.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class TextReader:
         self.is_cut = is_cut
 
     def put_back(self, text: str) -> None:
-        """Let `text`, which was consumed before, come again."""
+        """Undo the consumption of `text`: it comes next again."""
         self._text = text + self._text[self._position :]
         self._position = 0
 
@@ -112,7 +112,8 @@ class TextReader:
         return self.take(len(found))
 
     def comes(self, *literals: str) -> Steps[str]:
-        """The same without consuming the literal."""
+        """Returns the one of `literals` that comes next, without consuming it. Returns "" as soon as it is certain that none of
+        them comes next."""
         while True:
             num_left = len(self._text) - self._position
             is_open = False
@@ -125,15 +126,15 @@ class TextReader:
             yield
 
     def follows(self, following: Following) -> Steps[bool]:
-        """Whether the text goes on as `following` says, with white space between its parts, or ends before that. Nothing is
-        consumed."""
+        """Whether the text goes on as `following` says. White space may be between the parts, and the text may end before the
+        last part. Nothing is consumed."""
         while (found := _matches(self._text, self._position, following)) is None and not self._is_finished:
             yield
         return found is not False
 
 
 def _matches(text: str, position: int, following: Following) -> bool | None:
-    """None if this depends on text that has not come yet."""
+    """Whether `text` goes on at `position` as `following` says; None if this depends on text that has not come yet."""
     blanks = BLANKS.match(text, position, position + _MAX_BLANKS)
     start = blanks.end() if blanks else position
     if start - position == _MAX_BLANKS:

@@ -99,9 +99,9 @@ def constrain_tools(
         )
     if markup is None:
         raise InvalidRequestError(
-            f"{reason} needs a model whose chat template writes calls in a known way "
-            '(<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>, ... see docs/tool-calls.md). The template of this '
-            "model does not: set strict to false, and tool_choice to auto"
+            f"{reason} needs a model whose calls a grammar can describe "
+            '(<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>, ... see docs/tool-calls.md). This is not possible '
+            "for this model: set strict to false, and tool_choice to auto"
         )
     arguments = _arguments(checked, is_forced=is_forced)
     if name is not None:

@@ -1,8 +1,9 @@
 """`ToolParser`: finds the tool calls in a text. This base class reads calls that are JSON objects, as most families write them.
 
 Such a call is `{"name": "f", "arguments": {...}}` (Llama writes `parameters`). The call starts when its name
-is known and its arguments begin. Then the arguments are passed on as they arrive, and valid JSON unchanged
-(`ArgumentsReader`). If the arguments come before the name, or there are none, the call starts at the end of the object.
+is known and its arguments begin. Then the arguments are passed on as they arrive. Valid JSON does not change, and other text
+becomes valid JSON (`ArgumentsReader`). If the arguments come before the name, or there are none, the call starts at the end of
+the object.
 
 If text is malformed before a call has started, it becomes content, unchanged. A call that has started is never taken back, and
 its arguments are a JSON object, whatever follows. Only if max_tokens cut them, they end where the text ends.
@@ -38,10 +39,10 @@ class ToolParser:
 
     Attributes:
         marker: the text with which every call, or list of calls, begins. It is not used if a subclass overrides `run`.
-        second_marker: the text with which a call begins if the model has left out `marker`. Such a call must be of one of the
-            request's tools.
-        ends: texts that end the arguments of a call, also if brackets are open.
-        after_marker: texts of which one follows `marker` in a call, so that a thought about calls can be told from a call.
+        second_marker: the text with which a call begins if the model has left out `marker`. Then only a call of one of the
+            request's tools counts.
+        ends: texts that end the arguments of a call, even if brackets are open.
+        after_marker: in a call, one of these texts follows `marker`. So reasoning that only mentions `marker` is no call.
     """
 
     marker: ClassVar[str] = ""
@@ -60,9 +61,8 @@ class ToolParser:
         self._reader = reader
         self._writer = writer
         self._tools = tools
-        self._before = (
-            ""  # the last character before a marker that is not white space; "" at the beginning and behind a call
-        )
+        # the last character of the content before a marker, white space aside; "" at the beginning and after a call
+        self._before = ""
         functions = (tool.get("function", tool) for tool in tools)
         self._tool_names = {function.get("name") for function in functions if isinstance(function, Mapping)}
 
@@ -76,7 +76,7 @@ class ToolParser:
         return tuple(filter(None, (self.marker, self.second_marker)))
 
     def is_call_after(self, marker: str) -> Steps[bool]:
-        """Whether what follows `marker` may be a call, and not text about calls."""
+        """Whether a call may follow `marker`. If not, the text only mentions the marker."""
         if marker != self.marker or not self.after_marker:
             return True
         return (yield from self._reader.follows(dict.fromkeys(self.after_marker)))

@@ -17,6 +17,7 @@ without a reference to it is not read.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,6 +156,8 @@ class _Walk:
         # a backend may be unable to prove that the branches of a oneOf do not overlap, so oneOf becomes anyOf
         if not is_strict and "oneOf" in node and "anyOf" not in node:
             node["anyOf"] = node.pop("oneOf")
+            if isinstance(node["anyOf"], list) and not _exclude_each_other(node["anyOf"]):
+                self._left_out.append(name_place(f"{path}/oneOf", self._parts, self._where))
         for keyword in [keyword for keyword in node if keyword in ASSERTIONS]:
             if keyword not in node:
                 continue
@@ -243,6 +246,49 @@ class _Walk:
 
     def _refusal(self, path: str, problem: str) -> InvalidRequestError:
         return InvalidRequestError(f"{name_place(path, self._parts, self._where)} {problem}")
+
+
+def _exclude_each_other(branches: Sequence[object]) -> bool:
+    """Whether it is plain that a value satisfies at most one of the branches: by their types, their values, or the value of one
+    property that all of them must have."""
+    nodes = [branch for branch in branches if isinstance(branch, Mapping)]
+    if len(nodes) < len(branches):
+        return False
+    if _differ([_values(node) for node in nodes]) or _differ([_types(node) for node in nodes]):
+        return True
+    return any(_differ([_values(_required_property(node, name)) for node in nodes]) for name in _names(nodes))
+
+
+def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the properties in the first schema."""
+    properties = nodes[0].get("properties") if nodes else None
+    return list(properties) if isinstance(properties, Mapping) else []
+
+
+def _required_property(node: Mapping[str, Any], name: str) -> object:
+    """The schema of a property that every object of `node` has; None if there is none."""
+    properties, required = node.get("properties"), node.get("required")
+    is_required = isinstance(required, list) and name in required
+    return properties.get(name) if is_required and isinstance(properties, Mapping) else None
+
+
+def _differ(sets: Sequence[set[str] | None]) -> bool:
+    """Whether all sets are known and no two of them have a common element."""
+    known = [each for each in sets if each is not None]
+    return len(known) == len(sets) and sum(map(len, known)) == len(set[str]().union(*known))
+
+
+def _values(node: object) -> set[str] | None:
+    """The JSON of the values that a schema lists with "const" or "enum"; None if it lists none."""
+    if not isinstance(node, Mapping) or not ("const" in node or isinstance(node.get("enum"), list)):
+        return None
+    return {json.dumps(value) for value in ([node["const"]] if "const" in node else node["enum"])}
+
+
+def _types(node: Mapping[str, Any]) -> set[str] | None:
+    """The type of a schema, where an integer is a number; None if it does not have exactly one."""
+    types = node.get("type")
+    return {"number" if types == "integer" else types} if isinstance(types, str) else None
 
 
 def _modernize(node: dict[str, Any]) -> None:  # Any: JSON

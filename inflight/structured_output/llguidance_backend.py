@@ -356,15 +356,18 @@ class _LarkWriter:
         return f"{begin} %json {json.dumps(schema)} {end}"
 
     def _closed(self, rule: str, text: str, closing: str) -> tuple[str, list[str]]:
-        """A sequence: the terminal `text`, and `closing`, which ends it. A lazy terminal ends where `closing` is complete."""
+        """Returns a sequence, and the rules that it needs: the terminal `text`, then the text `closing`, which ends it. A lazy
+        terminal ends where `closing` is complete.
+
+        Args:
+            rule: the name of the new rule.
+        """
         found = None if self._special is None else self._special.search(closing)
         if found is None:
             return rule, [f"{rule}[lazy]: {text} {json.dumps(closing)}"]
         special, before = self._special_tokens[found[0]], closing[: found.start()]
-        heads, rules = (
-            [f"{rule.upper()}_HEAD <[{special.token_id}]>"],
-            [f"{rule.upper()}_HEAD: {text} {json.dumps(before)}"],
-        )
+        heads = [f"{rule.upper()}_HEAD <[{special.token_id}]>"]
+        rules = [f"{rule.upper()}_HEAD: {text} {json.dumps(before)}"]
         if special.is_shown:
             heads.append(rule)
             rules.append(f"{rule}[lazy]: {text} {json.dumps(closing[: found.end()])}")

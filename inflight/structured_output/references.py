@@ -56,7 +56,7 @@ def moved(node: Any, root: str) -> Any:  # Any: JSON
 
 def _localize(reference: str, base: str, places: Mapping[str, str]) -> str | None:
     """The path from the root, or None if the reference does not refer to a part of the schema."""
-    # `urljoin` joins nothing to a URN
+    # `urljoin` cannot join a fragment to a URN
     whole = f"{base}{reference}" if reference.startswith("#") else urljoin(base, reference)
     if whole in places:
         return places[whole]

@@ -88,7 +88,7 @@ class SchemaPart(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ArgumentTags:
     """The text around each property of an object that is not written as JSON: `before_key`, the name, `after_key`, the value,
-    `after_value`. A value that may be a string is that string; any other value is JSON.
+    `after_value`. A value that may be a string is written as plain text, without quotes; any other value is JSON.
 
     `not_in_value`: texts that a string must not contain, because they end it.
     """

@@ -20,7 +20,7 @@ class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One structure: the text `begin`, then JSON that satisfies `schema`, then the text `end`.
 
     `parts`: the schemas from which `schema` was put together; empty if the user wrote `schema` as a whole.
-    `arguments`: if given, the properties of the object stand between these tags, instead of JSON.
+    `arguments`: if given, the object is not written as JSON, but each of its properties stands between these tags.
     """
 
     begin: str

@@ -4,8 +4,9 @@
     Paris
     </parameter>
 
-The properties come in the order of the schema. An optional one may be missing, and no others are admitted. A value that may be
-a string is plain text up to the closing tag, any other value is JSON. The parsers of such calls read values in the same way.
+The properties come in the order of the schema. Optional ones may be missing. Properties that the schema does not name are not
+admitted. A value that may be a string is plain text up to the closing tag; any other value is JSON. The parsers of such calls
+read values in the same way.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _NOT_IN_STRING = ("pattern", "format", "not", "if")
 class TaggedObject:
     """
     Args:
-        name: makes the names of its rules different from others.
+        name: begins the names of the object's rules, so that they differ from the names of all other rules.
         write_text: writes a text as a Lark sequence.
-        write_closed: writes a terminal and the text that closes it: (name of a rule that may be needed, terminal, text) -> the
-            sequence and the rules.
-        json_options: for values that are JSON.
+        write_closed: writes a terminal and the text that closes it: (name of a new rule, terminal, text) -> the sequence, and
+            the rules that it needs.
+        json_options: llguidance's options for values that are JSON.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class TaggedObject:
         self._text = f"{name.upper()}_TEXT"
 
     def write(self) -> str:
-        """Returns the sequence of all properties. Afterwards `rules` has the rules that it needs.
+        """Returns the Lark sequence of all properties. The rules that it needs are in `rules` afterwards.
 
         Raises:
             InvalidRequestError: the object is strict, and has a keyword that this form cannot enforce.
@@ -93,12 +94,14 @@ class TaggedObject:
         return properties, list(dict.fromkeys(required))
 
     def _value(self, key: str, schema: Any) -> str:
-        """The value of a property and its closing tag. If it may be a plain string, JSON would be read as a string, too."""
+        """The value of a property and its closing tag. If the value may be a string, only strings are allowed, because the
+        parser would read JSON as a string, too."""
         strings, others = self._choices(schema, f"#/properties/{key}", 0)
         return " | ".join(dict.fromkeys(strings or others))
 
     def _choices(self, node: Any, where: str, depth: int) -> tuple[list[str], list[str]]:
-        """Returns the strings, and the values that are known or JSON."""
+        """The alternatives for a value, each with the closing tag: those that are free text, and those that are constants or
+        JSON."""
         end = self._write_text(self._tags.after_value)
         if not isinstance(node, Mapping):
             return [self._string(self._text)], []

@@ -124,7 +124,7 @@ class XGrammarBackend(GrammarBackend):
             if tag.arguments is not None:
                 raise InvalidRequestError(
                     "this model writes the arguments of calls between tags, and not as JSON, so tool_choice and strict "
-                    "tools need the llguidance backend; leave them out"
+                    "tools need the llguidance backend: leave them out, or use this backend"
                 )
             for special in self._special_tokens:
                 if special in tag.begin or special in tag.end:

@@ -87,7 +87,7 @@ class StopSearch:
     """
 
     def __init__(self, strings: StopStrings, *, includes_stop: bool = False) -> None:
-        """`includes_stop`: whether the stop string is a part of the text."""
+        """`includes_stop`: whether the text ends after the stop string, and not before it."""
         self.found: str | None = None
         self._strings = strings
         self._includes_stop = includes_stop
@@ -95,8 +95,8 @@ class StopSearch:
         self._held = ""
 
     def write(self, text: str, *, search: bool = True) -> str:
-        """Add text, and return the text that is certain now. If not `search`, a stop string may begin in `text`, but not end
-        there."""
+        """Add text, and return the text that is certain now. With `search=False`, a stop string may begin in `text`, but not
+        end there."""
         if self.found is not None:
             return ""
         self._state, num_read, self.found = self._strings.advance(self._state, text, search=search)

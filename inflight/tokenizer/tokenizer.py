@@ -136,6 +136,10 @@ class Tokenizer:
             found = self._token_bytes[token_id] = _piece_to_bytes(piece or "")
         return found
 
+    def vocabulary(self) -> dict[str, int]:
+        """Each token as the vocabulary spells it -> its id. Added tokens are included."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
     def to_json(self) -> str:
         """The tokenizer.json of this tokenizer, in which its special tokens are marked as special."""
         return str(self._backend.to_str())

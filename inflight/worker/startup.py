@@ -24,7 +24,8 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> None:
     """Set the number of compute threads, and on a CPU bind them to the rank's cores.
 
     Raises:
-        ConfigError: the configuration names cores, but the C++ library that binds threads is not installed.
+        ConfigError: the configuration names cores, but the C++ library that binds threads is not installed, or the operating
+            system refuses to bind the threads.
     """
     options, num_local_ranks = config.device, config.parallel.num_local_ranks
     device.set_num_threads(options.num_threads)
@@ -45,7 +46,8 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> None:
             if options.threads_bind != AUTO:
                 raise
             logger.warning("%s", error)
-            device.submit(partial(os.sched_setaffinity, 0, cores)).result()  # it may have been bound to the first core
+            # the compute thread may be bound to the first core already
+            device.submit(partial(os.sched_setaffinity, 0, cores)).result()
     elif cores is not None and options.threads_bind != AUTO:
         raise ConfigError(
             f"cpu_threads_bind={options.threads_bind!r} needs the C++ kernels, which are not installed: give 'off' or 'auto'"

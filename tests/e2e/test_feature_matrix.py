@@ -79,7 +79,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 
 
 def is_allowed(cell: Row) -> bool:
-    """n equal completions are refused: the only cell that cannot hold."""
+    """Greedy requests with n > 1 are left out: their n completions are equal."""
     return not (cell.get("n") is True and cell.get("sampled") is False)
 
 

@@ -378,8 +378,9 @@ assert os.environ["OMP_PLACES"] == "cores"
 """
 
 
-def test_openmp_places_no_thread_of_the_program() -> None:
-    """With these variables OpenMP would bind the thread that imports torch, and so all later threads and processes."""
+def test_openmp_binds_no_thread_of_the_program() -> None:
+    """With these variables OpenMP would bind the thread that imports torch, and with it all threads and processes that this
+    thread starts later."""
     placed = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "GOMP_CPU_AFFINITY": "0", "OMP_DYNAMIC": "true"}
     limits = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(

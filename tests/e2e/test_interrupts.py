@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of `LLM.generate` and `LLM.chat` leaves an `LLM` that answers rightly afterwards.
+"""After Ctrl-C at any moment of `LLM.generate` and `LLM.chat`, the `LLM` still gives right answers.
 
 Python raises KeyboardInterrupt only in the main thread, between any two of its instructions.
 """
@@ -76,8 +76,8 @@ def start(folder: Path, case: str) -> LLM:
 
 
 @pytest.mark.parametrize("case", ENGINES)
-def test_an_interrupt_at_any_moment_leaves_an_engine_that_answers_rightly(folder: Path, case: str) -> None:
-    """Some interrupts come in pairs: the second one meets the end of the first one."""
+def test_after_an_interrupt_at_any_moment_answers_are_right(folder: Path, case: str) -> None:
+    """Some interrupts come in pairs. The second one may come while the first one is handled."""
     rng = random.Random(0)
     num_raised = 0
     with start(folder, case) as llm:
@@ -93,7 +93,7 @@ def test_an_interrupt_at_any_moment_leaves_an_engine_that_answers_rightly(folder
         assert num_raised > 0
 
 
-def test_an_interrupt_in_any_line_of_the_caller_leaves_an_engine_that_answers_rightly(folder: Path) -> None:
+def test_after_an_interrupt_in_any_line_of_the_caller_answers_are_right(folder: Path) -> None:
     with start(folder, "one rank") as llm:
         truth = chat(llm)
         counts: Counter[Line] = Counter()
@@ -152,7 +152,7 @@ def interrupted_after(delays: list[float], call: Callable[[], object]) -> bool:
 
 @contextmanager
 def seeing_lines(counts: Counter[Line], wanted: Line | None = None) -> Iterator[None]:
-    """Count the lines of inflight/ that this thread runs. When it comes to the line `wanted`, raise KeyboardInterrupt there."""
+    """Count the lines of inflight/ that this thread runs. Raise KeyboardInterrupt when it comes to the line `wanted`."""
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         if not frame.f_code.co_filename.startswith(HOME):

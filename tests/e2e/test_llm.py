@@ -187,6 +187,33 @@ def test_bad_parameters(llm: LLM) -> None:
         tokens(llm, bad_words=["no"])
 
 
+def test_changed_parameters_and_unknown_arguments(llm: LLM) -> None:
+    message = [{"role": "user", "content": "x"}]
+    params = SamplingParams(max_tokens=2)
+    params.max_tokens = 3
+    (output,) = llm.generate([PROMPT], params, use_tqdm=False, lora_request=None)
+    assert len(output.outputs[0].token_ids) == 3
+    params.max_tokens = -1
+    with pytest.raises(InvalidRequestError, match="max_tokens=-1"):
+        llm.generate([PROMPT], params, use_tqdm=False)
+    llm.get_default_sampling_params().n = 7
+    assert llm.get_default_sampling_params().n == 1
+    generate: Any = llm.generate
+    chat: Any = llm.chat
+    with pytest.raises(InvalidRequestError, match=r"priority=1 is not a list; give one number for each prompt"):
+        generate([PROMPT], priority=1)
+    with pytest.raises(InvalidRequestError, match="generate has no argument 'lora_request'"):
+        generate([PROMPT], lora_request=object())
+    with pytest.raises(InvalidRequestError, match=r"chat has no argument 'mm_processor_kwargs'.* it has .*tools"):
+        chat(message, mm_processor_kwargs={})
+
+
+def test_equal_completions_of_a_greedy_request(llm: LLM) -> None:
+    (output,) = llm.generate([PROMPT], SamplingParams(temperature=0.0, n=2, max_tokens=4), use_tqdm=False)
+    first, second = output.outputs
+    assert first.token_ids == second.token_ids
+
+
 def test_priorities_need_the_policy(llm: LLM, folder: Path) -> None:
     with pytest.raises(InvalidRequestError, match="scheduling_policy"):
         llm.generate([PROMPT], SamplingParams(max_tokens=2), use_tqdm=False, priority=[3])
@@ -319,6 +346,23 @@ def test_text_and_stop_strings(folder: Path, tmp_path: Path) -> None:
         assert cut.outputs[0].text == text[: text.index(stop)]
         assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
         assert not llm.llm_engine.core.scheduler.has_unfinished_requests()
+
+
+def test_the_tokenizer_as_programs_for_transformers_use_it() -> None:
+    with LLM(max_num_seqs=1, max_model_len=64) as llm:
+        tokenizer = llm.get_tokenizer()
+        assert tokenizer is not None
+        ids = tokenizer("12 + 30")["input_ids"]
+        assert tokenizer.encode("12 + 30") == ids and tokenizer(["12 + 30", ""])["input_ids"][0] == ids
+        assert tokenizer.batch_decode([ids]) == [tokenizer.decode(ids)]
+        assert tokenizer.convert_tokens_to_ids(tokenizer.tokenize("12 + 30")) == ids
+        assert len(tokenizer.get_vocab()) == len(tokenizer) == tokenizer.vocab_size
+        assert tokenizer.get_vocab()[tokenizer.eos_token] == tokenizer.eos_token_id
+        message = [{"role": "user", "content": "12 + 30"}]
+        text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(message, add_generation_prompt=True)
+        assert rendered == llm.llm_engine.render_chat(message)
+        assert tokenizer.decode(rendered) == text
 
 
 def test_threads_are_left_as_asked(folder: Path) -> None:

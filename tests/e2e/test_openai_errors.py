@@ -20,6 +20,7 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from tests.e2e.openai_server import MODEL, RunningServer, demo_args, running_server, wait_until_idle
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+JSON_TYPE = {"content-type": "application/json"}
 HELLO: list[Any] = [{"role": "user", "content": "What is 7 + 5?"}]
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 ANY_TEXT: Any = {"type": "structural_tag", "format": {"type": "any_text"}}
@@ -212,9 +213,26 @@ def test_a_body_that_is_too_large_is_a_413(client: httpx.Client) -> None:
 
 def test_other_refusals(client: httpx.Client) -> None:
     assert error_of(client.get("/v1/nothing"), 404)["code"] == "not_found"
+    for path, instead in (
+        ("/v1/responses", "use /v1/chat/completions"),
+        ("/v1/messages/count_tokens", "use /v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1 comes twice"),
+        ("/chat/completions", "use /v1/chat/completions"),
+        ("/v1/embeddings", "this server only generates text"),
+        ("/api/tags", "/v1/models lists the models"),
+        ("/completion", "use /v1/completions"),
+    ):
+        assert instead in error_of(client.post(path, json={}), 404)["message"], path
     assert error_of(client.get(TEXT), 405)["code"] == "method_not_allowed"
+    options = client.options(TEXT)
+    assert (options.status_code, options.headers["allow"]) == (204, "POST, OPTIONS")
     assert error_of(client.get("/v1/models/gpt-9"), 404)["code"] == "model_not_found"
     assert error_of(client.post(TEXT, json={"prompt": "x", "model": "gpt-9"}), 404)["param"] == "model"
+    for encoding in ("gzip", "deflate, br", "zstd"):
+        error = error_of(client.post(TEXT, content=b"x", headers={**JSON_TYPE, "content-encoding": encoding}), 415)
+        assert (
+            error["message"] == f"a body with Content-Encoding: {encoding} cannot be read: send it without compression"
+        )
     error = error_of(client.post(TEXT, content=b"{}", headers={"content-type": "text/plain"}), 415)
     assert "application/json" in error["message"]
 
@@ -299,10 +317,13 @@ def test_a_step_that_fails_is_the_servers_fault(caplog: pytest.LogCaptureFixture
 
 
 def test_a_request_with_too_many_sequences_is_refused_before_they_are_made(client: httpx.Client) -> None:
-    start = time.monotonic()
-    error = error_of(client.post(TEXT, json={"prompt": ["x"] * 256, "n": 128, "max_tokens": 1}), 400)
-    assert "32768 sequences (prompts times n) in one request; at most 1024 are allowed" in error["message"]
-    assert time.monotonic() - start < 2.0
+    def is_quick() -> bool:
+        start = time.monotonic()
+        error = error_of(client.post(TEXT, json={"prompt": ["x"] * 256, "n": 128, "max_tokens": 1}), 400)
+        assert "32768 sequences (prompts times n) in one request; at most 1024 are allowed" in error["message"]
+        return time.monotonic() - start < 2.0
+
+    assert any(is_quick() for _ in range(10))  # other programs may use the machine
 
 
 def test_a_full_queue_is_a_503_at_once() -> None:

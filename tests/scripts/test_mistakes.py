@@ -30,7 +30,7 @@ def test_the_limit():
 
 
 def with_mistakes(source: str) -> list[str]:
-    """The source with each of the mistakes that can be made in it. All of them compile."""
+    """For each mistake that can be made in the source, the source with this mistake. All of them compile."""
     places = Places(source.encode())
     changed = [apply(places.source, edit).decode() for edit in places.all()]
     for text in changed:
@@ -130,7 +130,7 @@ def test_a_seed_always_draws_the_same_mistakes(repository: Path) -> None:
     assert len({tuple(each.line for each in draw(repository, seed)) for seed in range(10)}) == 2
 
 
-def test_the_tests_of_the_room_find_a_mistake_or_do_not(
+def test_a_run_says_which_mistakes_are_found_and_keeps_the_results(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take seconds to start
@@ -145,15 +145,13 @@ def test_the_tests_of_the_room_find_a_mistake_or_do_not(
 
     kept = repository / "build" / "mistakes-44.jsonl"
     assert len(kept.read_text().splitlines()) == 2
-    monkeypatch.setattr(Copy, "run", None)  # what has been tried is not tried once more
+    monkeypatch.setattr(Copy, "run", None)  # known mistakes are not tried once more
     not_found = next(row[0]["number"] for row in map(json.loads, kept.read_text().splitlines()) if not row[1]["by"])
     assert main(["--harmless", f"{3 - not_found}"], repository) == 0
     assert "all: 0 of 1 found" in capsys.readouterr().out
 
 
-def test_a_name_without_a_use_is_refused_and_the_copy_has_no_mistake_afterwards(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_ruff_refuses_an_unused_name_and_a_mistake_is_undone_afterwards(repository: Path, tmp_path: Path) -> None:
     path = "inflight/room/limits.py"
     (repository / path).write_text("def f() -> None:\n    unused = 1\n")
     copy = Copy(repository, tmp_path / "copy")

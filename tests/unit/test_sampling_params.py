@@ -105,7 +105,6 @@ def test_no_value_raises_anything_else(name: str, value: object) -> None:
         ({"min_tokens": 17}, "min_tokens=17 is more than max_tokens=16"),
         ({"min_tokens": 2, "max_tokens": 1}, "min_tokens=2 is more than max_tokens=1"),
         ({"stop": "a", "detokenize": False}, "stop strings need the text"),
-        ({"n": 2, "temperature": 0}, "use n=1"),
         ({"top_p": 0.0}, r"top_p=0.0 is not a number in \(0, 1\]"),
         ({"temperature": -1}, r"temperature=-1 is not a number in \[0, 10000\]"),
         ({"n": 0}, rf"n=0 is not an integer in \[1, {MAX_N}\]"),
@@ -169,8 +168,8 @@ def test_it_is_a_value() -> None:
     assert params == SamplingParams(temperature=0.5, stop="a", logit_bias={1: 2.0})
     assert dataclasses.replace(params, temperature=0.6) != params
     assert dataclasses.replace(params, temperature=0.5) == params
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        params.top_k = 3  # type: ignore[misc]
+    params.top_k = 3
+    assert params != SamplingParams(temperature=0.5, stop="a", logit_bias={1: 2.0})
 
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}

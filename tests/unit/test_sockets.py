@@ -24,7 +24,7 @@ def test_an_address_that_does_not_answer_is_unreachable_after_the_time_or_when_t
             client = clients.enter_context(socket.socket())
             client.setblocking(False)
             client.connect_ex(full.getsockname())
-        for seconds, is_in_vain in ((0.2, False), (60.0, True)):
+        for seconds, is_in_vain in ((0.2, False), (600.0, True)):
             start = time.monotonic()
             assert unreachable({7: full.getsockname()}, seconds, lambda: is_in_vain) == (7,)  # noqa: B023
-            assert time.monotonic() - start < 10
+            assert time.monotonic() - start < 300

@@ -29,7 +29,7 @@ DEFAULT_MAX_TOKENS = 256
 
 GivenSampling = Annotated[dict[str, Any], Options(SamplingParams, only_given=True)]  # fields of `SamplingParams`
 
-# Written instead of minus infinity, which JSON cannot express, and instead of a token's lower log-probability.
+# Written instead of minus infinity, which JSON cannot express, and for a token instead of any lower log-probability.
 _LOWEST = -9999.0
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 _KEYS = (*_PROMPT_KEYS, "tools", "params")

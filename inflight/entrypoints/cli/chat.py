@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.batch import GivenSampling, check_sampling, unbounded
 from inflight.entrypoints.cli.command import Verbose, command, start_engine
-from inflight.entrypoints.cli.terminal import InterruptFlag, TextStream
+from inflight.entrypoints.cli.conversation import Conversation, EngineConversation, ServedConversation
+from inflight.entrypoints.cli.layered import source_of
+from inflight.entrypoints.cli.terminal import TextStream
 from inflight.errors import InvalidRequestError
-
-if TYPE_CHECKING:
-    from inflight.engine.llm_engine import LLMEngine
-    from inflight.sampling_params import SamplingParams
+from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.setting import settings_of
 
 HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer"
 
 EPILOG = """\b
 Examples:
   inflight chat
+  inflight chat --url http://127.0.0.1:8000
   inflight chat -m ./my-model --system "Answer in one sentence." --temperature 0.7
 """
 
@@ -35,6 +36,13 @@ def chat(
     system: Annotated[
         str | None,
         typer.Option("--system", "-s", metavar="TEXT", help="The system message: instructions for the model."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Ask this running server instead of starting an engine. OPENAI_API_KEY in the environment is its key.",
+        ),
     ] = None,
     verbose: Verbose = False,
     *,
@@ -51,66 +59,39 @@ def chat(
             f"{unusable[0]} cannot be used here, because a chat shows only the text of one answer: use `inflight generate`"
         )
     check_sampling(sampling)
+    if url is not None:
+        of_engine = settings_of(EngineArgs).keys() - settings_of(SamplingParams).keys() - {"model"}
+        if given := sorted(name for name in of_engine if source_of(context, name) == "COMMANDLINE"):
+            raise typer.BadParameter(f"{given[0]} is an option of an engine, and --url names a server that has one")
+        model = {} if engine.model is None else {"model": engine.model}
+        _converse(ServedConversation(url, {**model, **_json_fields(sampling)}, system))
+        return
     running = start_engine(context, dataclasses.replace(engine, skip_tokenizer_init=False), verbose)
     try:
         params = dataclasses.replace(unbounded(running.default_params), **sampling)
-        conversation = Conversation(running, params, system)
-        if sys.stdin.isatty():
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401  optional; once imported, input() has history and editing
-            typer.echo(HELP, err=True)
-        while (line := _read_line()) is not None and line.strip() != "/exit":
-            _take_turn(conversation, line)
+        _converse(EngineConversation(running, params, system))
     finally:
         running.close()
 
 
-class Conversation:
-    """The messages so far, and the engine that answers the next message."""
+def _json_fields(sampling: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
+    """The sampling options as fields of a request to a server."""
+    fields = dict(sampling)
+    if isinstance(wanted := fields.get("structured_outputs"), StructuredOutputsParams):
+        given = {
+            field.name: getattr(wanted, field.name) for field in dataclasses.fields(wanted) if field.name != "lenient"
+        }
+        fields["structured_outputs"] = {name: value for name, value in given.items() if value not in (None, False)}
+    return fields
 
-    def __init__(self, engine: LLMEngine, params: SamplingParams, system: str | None) -> None:
-        """
-        Raises:
-            TokenizerError: the model has no chat template.
-        """
-        self._engine = engine
-        self._params = params
-        self._opening = [] if system is None else [{"role": "system", "content": system}]
-        self._messages = list(self._opening)
-        self._request_ids = (f"turn-{turn}" for turn in itertools.count())
-        # Raise at once if the model has no chat template.
-        engine.render_chat([*self._opening, {"role": "user", "content": "Hello"}])
 
-    def reset(self) -> None:
-        self._messages = list(self._opening)
-
-    def answer(self, text: str, stream: TextStream) -> bool:
-        """Stream the answer to the user's message `text`. Returns False if Ctrl-C has stopped the answer. The part of a stopped
-        answer that was shown stays in the conversation.
-
-        Raises:
-            InvalidRequestError: the message cannot be answered. It is left out of the conversation.
-        """
-        from inflight.engine.request_state import RequestOutputKind  # loads numpy
-
-        messages = [*self._messages, {"role": "user", "content": text}]
-        request_id, answer, finished = next(self._request_ids), "", False
-        self._engine.add_request(
-            request_id,
-            {"prompt_token_ids": self._engine.render_chat(messages)},
-            self._params,
-            kind=RequestOutputKind.CUMULATIVE,
-        )
-        try:
-            with InterruptFlag() as interrupt:
-                while not finished and not interrupt.is_set:
-                    for output in self._engine.step():
-                        answer, finished = output.outputs[0].text, output.finished
-                        stream.update(answer)
-        finally:
-            self._engine.abort_requests([request_id])
-        self._messages = [*messages, {"role": "assistant", "content": answer}]
-        return finished
+def _converse(conversation: Conversation) -> None:
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  optional; once imported, input() has history and editing
+        typer.echo(HELP, err=True)
+    while (line := _read_line()) is not None and line.strip() != "/exit":
+        _take_turn(conversation, line)
 
 
 def _take_turn(conversation: Conversation, line: str) -> None:

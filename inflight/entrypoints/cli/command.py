@@ -24,7 +24,7 @@ from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.foreign_flags import sort_out
@@ -38,10 +38,36 @@ _ALLOWED = {"a valid integer": "an integer", "a valid number": "a number", "a va
 HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 GENERAL = "Options"
 
+# a command that other programs have -> what to use instead
+_INSTEAD = {
+    "pull": "`inflight serve ORG/NAME` downloads a model of the hub",
+    "download": "`inflight serve ORG/NAME` downloads a model of the hub",
+    "list": "a model is a folder, a GGUF file or a hub id; `hf cache ls` lists the downloaded ones",
+    "ls": "a model is a folder, a GGUF file or a hub id; `hf cache ls` lists the downloaded ones",
+    "ps": "each `inflight serve` serves one model; /v1/models names it",
+    "run": "use `inflight chat` or `inflight generate`",
+    "complete": "use `inflight generate`",
+    "run-batch": "use `inflight generate -i FILE`",
+    "collect-env": "use `inflight env`",
+    "show": "use `inflight serve MODEL --check`",
+}
+
 Command = Callable[..., None]  # its parameters are read by typer
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Log what happens, and show tracebacks. Also: INFLIGHT_LOG_LEVEL=DEBUG.")
 ]
+
+
+class Commands(TyperGroup):
+    """The group of all commands. For an unknown command, the error says what to use instead."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: typer's copy of click has no types
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), 1)
+            hint = _INSTEAD.get(name) or (f"did you mean {near[0]!r}?" if near else "`inflight --help` lists them")
+            ctx.fail(f"there is no command {name!r}: {hint}")
+        return super().resolve_command(ctx, args)
 
 
 def command(function: Command) -> Command:

@@ -74,9 +74,10 @@ def make_report() -> Report:
 def to_text(report: Report) -> str:
     """The report as text for people, which can be pasted into an issue."""
     lines = []
+    width = 2 + max(len(name) for facts in report.values() for name in facts)
     for section, facts in report.items():
         lines.append(section)
-        lines += [f"  {name:<26}{_show(value)}" for name, value in facts.items()]
+        lines += [f"  {name:<{width}}{_show(value)}" for name, value in facts.items()]
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from inflight import envs
 from inflight.entrypoints.cli import bench, chat, env, generate, serve, trace, worker
 from inflight.entrypoints.cli.command import (
     HELP_SETTINGS,
+    Commands,
     GenerateCommand,
     GroupedHelp,
     ModelCommand,
@@ -39,7 +40,7 @@ app = typer.Typer(
     epilog=EPILOG,
     rich_markup_mode=None,
     no_args_is_help=True,
-    add_completion=False,
+    cls=Commands,
     pretty_exceptions_enable=False,  # a traceback means a bug in Inflight; plain text can be pasted into an issue
     context_settings=HELP_SETTINGS,
 )

@@ -49,8 +49,8 @@ def serve(
     ] = False,
     verbose: Verbose = False,
     *,
-    server: Annotated[dict[str, Any], Options(ServerSettings)],
     engine: Annotated[dict[str, Any], Options(EngineArgs)],
+    server: Annotated[dict[str, Any], Options(ServerSettings)],
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
     set_log_level("DEBUG" if verbose else envs.log_level("INFO"))

@@ -32,15 +32,18 @@ class ChatPresenter(Presenter):
         self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
         super().__init__(answer_id, request, fingerprint, tokenizer)
-        self._has_calls: dict[int, bool] = {}  # by choice index; from the choice's first output on
+        # choice index -> whether a call has begun; set at the choice's first output
+        self._has_calls: dict[int, bool] = {}
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         self._usage.add(prompt_index, output)
         events: list[bytes] = []
         for choice in output.outputs:
             if choice.index not in self._has_calls:
+                self._has_calls[choice.index] = False
                 events.append(self._role_chunk(choice.index, output))
-            self._has_calls[choice.index] = self._has_calls.get(choice.index, False) or _has_call(choice)
+            if choice.events and _has_call(choice.events):
+                self._has_calls[choice.index] = True
             events += self._choice_chunks(choice)
         return events
 
@@ -94,17 +97,17 @@ class ChatPresenter(Presenter):
     def _logprobs(self, rows: Sequence[Row]) -> ChatLogprobs | None:
         if self._top_logprobs is None:
             return None
-        return {"content": chat_logprobs(rows, self._top_logprobs, self._tokenizer), "refusal": None}
+        as_ids = self._presentation.tokens_as_ids
+        return {"content": chat_logprobs(rows, self._top_logprobs, self._tokenizer, as_ids=as_ids), "refusal": None}
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
         events = [ContentDelta(choice.text)] if choice.events is None else choice.events
+        finish_reason = cast("FinishReason", _finish_reason(choice, _has_call(events)))  # never None for a whole answer
         found: ChatChoice = {
             "index": choice.index,
             "message": _message(events),
             "logprobs": self._logprobs(choice.logprobs or ()),
-            "finish_reason": cast(
-                "FinishReason", _finish_reason(choice, _has_call(choice))
-            ),  # never None for a whole answer
+            "finish_reason": finish_reason,
             "stop_reason": choice.stop_reason,
         }
         if self._presentation.return_token_ids:
@@ -112,8 +115,8 @@ class ChatPresenter(Presenter):
         return found
 
 
-def _has_call(choice: CompletionOutput) -> bool:
-    return any(isinstance(event, ToolCallStart) for event in choice.events or ())
+def _has_call(events: Iterable[Event]) -> bool:
+    return any(isinstance(event, ToolCallStart) for event in events)
 
 
 def _finish_reason(choice: CompletionOutput, has_call: bool) -> FinishReason | None:

@@ -53,7 +53,7 @@ class CompletionPresenter(Presenter):
         logprobs = self._logprobs.get(index)
         is_first = logprobs is None
         if logprobs is None:
-            logprobs = self._logprobs[index] = CompletionLogprobs()
+            logprobs = self._logprobs[index] = CompletionLogprobs(self._tokenizer, as_ids=shown.tokens_as_ids)
         echoes = shown.echo and is_first
         presented: CompletionChoice = {
             "index": index,
@@ -65,8 +65,9 @@ class CompletionPresenter(Presenter):
         if self._top_logprobs is not None:
             rows = [*(self._prompt_rows.get(prompt_index, ()) if echoes else ()), *(choice.logprobs or ())]
             if rows or not shown.stream:
-                first_token = "" if self._tokenizer is None else self._tokenizer.decode_token(prompt.token_ids[0])
-                presented["logprobs"] = logprobs.columns(rows, first_token)
+                first = prompt.token_ids[0]
+                first_text = "" if self._tokenizer is None else self._tokenizer.decode_token(first)
+                presented["logprobs"] = logprobs.columns(rows, (first, first_text))
         if shown.return_token_ids:
             presented["token_ids"] = choice.token_ids
             if is_first:

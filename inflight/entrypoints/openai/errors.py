@@ -49,6 +49,46 @@ _WORDS = {  # type of pydantic's error -> our message, if pydantic's message is 
     "union_tag_invalid": "the type {tag!r} is none of {expected_tags}",
     "union_tag_not_found": 'the field "type" is required',
 }
+# the type of a tool or a tool_choice -> our message
+_INSTEAD_OF_TYPES = {
+    "custom": "custom tools are not served: give a function with one parameter of type string",
+    "allowed_tools": "allowed_tools is not served: send only these tools, with tool_choice auto or required",
+    **dict.fromkeys(
+        "web_search web_search_preview file_search code_interpreter computer_use_preview mcp image_generation".split(),
+        "the server runs no tools: give a function that your program runs",
+    ),
+}
+_CHATS = ": use /v1/chat/completions"
+_ONLY_TEXT = ": this server only generates text (/v1/chat/completions, /v1/completions)"
+_MODELS = ": /v1/models lists the models"
+# The beginning of a path of another API, without /v1 -> what to use instead. The first that fits counts.
+_INSTEAD = {
+    "/responses": _CHATS,  # OpenAI
+    "/messages": _CHATS,  # Anthropic
+    "/complete": ": use /v1/completions",
+    "/v1": ": /v1 comes twice, use it once in the base URL",
+    "/chat/completions": _CHATS,  # without /v1
+    "/completions": ": use /v1/completions",
+    "/models": _MODELS,
+    "/engines": ": use /v1/completions",
+    "/threads": _CHATS,
+    "/assistants": _CHATS,
+    "/api/chat": _CHATS,  # Ollama
+    "/api/generate": ": use /v1/completions",
+    "/api/tags": _MODELS,
+    "/api/show": _MODELS,
+    "/api/ps": _MODELS,
+    "/api/version": ": use /version",
+    "/completion": ": use /v1/completions",  # llama.cpp
+    "/infill": ": use /v1/completions with suffix",
+    "/generate": ": use /v1/completions",  # TGI, SGLang
+    "/generate_stream": ": use /v1/completions with stream",
+    "/api/embed": _ONLY_TEXT,
+    "/api/embeddings": _ONLY_TEXT,
+    **dict.fromkeys("/embeddings /embed /embedding /rerank /score /pooling /classify /moderations".split(), _ONLY_TEXT),
+    **dict.fromkeys("/images /audio /realtime /videos".split(), _ONLY_TEXT),
+    **dict.fromkeys("/files /batches /fine_tuning /uploads /vector_stores".split(), ": nothing is stored here"),
+}
 _PATH = re.compile(r"(?:the )?([a-z_]+)((?:\[\d+\]|\['\w+'\]|\.[a-z_]+)*)")
 _KEY = re.compile(r"\['(\w+)'\]")
 _OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
@@ -175,6 +215,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if request.method == "OPTIONS" and error.status_code == 405:  # say which methods the path has
+            return Response(status_code=204, headers={"Allow": f"{(error.headers or {}).get('Allow', '')}, OPTIONS"})
         return (error if isinstance(error, ApiError) else _http_error(request, error)).response()
 
     app.add_exception_handler(RequestValidationError, on_validation)
@@ -186,11 +228,9 @@ def add_error_handlers(app: FastAPI) -> None:
 def _http_error(request: Request, error: HTTPException) -> ApiError:
     """Returns the answer for an error of the router: the server has no such path, or the path does not support the method."""
     if error.status_code == 404:
-        return ApiError(
-            404,
-            f"there is no {request.url.path} here; the API is under /v1, its description at /docs",
-            code="not_found",
-        )
+        path = request.url.path
+        message = f"there is no {path} here{_instead_of(path)}; the API is under /v1, its description at /docs"
+        return ApiError(404, message, code="not_found")
     if error.status_code == 405:
         message = f"{request.url.path} does not support the method {request.method}"
         allowed = (error.headers or {}).get("Allow", "")
@@ -198,6 +238,12 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
         return ApiError(405, message, code="method_not_allowed", headers=headers)
     phrase = HTTPStatus(error.status_code).phrase.lower()
     return ApiError(error.status_code, phrase, headers=error.headers)
+
+
+def _instead_of(path: str) -> str:
+    """What to use instead of a path of another API; "" for an unknown path."""
+    path = path.rstrip("/").removeprefix("/v1")
+    return next((text for begin, text in _INSTEAD.items() if path == begin or path.startswith(f"{begin}/")), "")
 
 
 def _validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: pydantic's error dicts
@@ -223,6 +269,10 @@ def _what(error: Mapping[str, Any]) -> str:
         return "this field is required" if len(error["loc"]) > 1 else "the body is missing; send a JSON object"
     if error["type"] in _WORDS:
         return _WORDS[error["type"]].format(**error.get("ctx", {}))
+    if error["type"] == "literal_error" and error["loc"][-1] == "type" and isinstance(error["input"], str):
+        text = _INSTEAD_OF_TYPES.get(error["input"], "")
+        if text:
+            return text
     text = str(error["msg"]).replace(" after validation", "")
     return text[:1].lower() + text[1:]
 

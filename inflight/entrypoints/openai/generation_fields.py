@@ -251,6 +251,9 @@ class GenerationFields(StrictModel):
     stream: bool | None = Field(None, description="Server-sent events, ended by [DONE].")
     stream_options: StreamOptions | None = Field(None, description="Options of a stream; only with stream.")
     return_token_ids: bool | None = Field(None, description="prompt_token_ids and token_ids in the answer.")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description='Log-probabilities name tokens by their ids, as "token_id:7".'
+    )
     truncate_prompt_tokens: int | None = Field(
         None,
         ge=-1,
@@ -300,6 +303,7 @@ class GenerationFields(StrictModel):
             continuous_usage=bool(options and options.continuous_usage_stats),
             prompt_logprobs=self.prompt_logprobs is not None,
             return_token_ids=bool(self.return_token_ids),
+            tokens_as_ids=bool(self.return_tokens_as_token_ids),
         )
 
     def truncate_prompt(self, token_ids: list[int], max_model_len: int) -> list[int]:

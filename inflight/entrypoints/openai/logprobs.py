@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 
 from inflight.entrypoints.openai.responses import LogprobColumns, PromptLogprobs, TokenLogprob, TopLogprob
@@ -15,23 +16,25 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoded text of a token that i
 Row = Mapping[int, Logprob]
 
 
-def chat_logprobs(rows: Sequence[Row], top: int, tokenizer: Tokenizer | None) -> list[TokenLogprob]:
-    """`choices[].logprobs.content`: one entry per token."""
-    return [_chat_entry(row, top, tokenizer) for row in rows]
+def chat_logprobs(
+    rows: Sequence[Row], top: int, tokenizer: Tokenizer | None, *, as_ids: bool = False
+) -> list[TokenLogprob]:
+    """`choices[].logprobs.content`: one entry per token. `as_ids`: tokens are shown by their ids, as "token_id:7"."""
 
+    def shown(token_id: int, found: Logprob) -> TopLogprob:
+        text = found.decoded_token or ""
+        token = f"token_id:{token_id}" if as_ids else text
+        return {
+            "token": token,
+            "logprob": finite(found.logprob),
+            "bytes": list(_token_bytes(token_id, text, tokenizer)),
+        }
 
-def _chat_entry(row: Row, top: int, tokenizer: Tokenizer | None) -> TokenLogprob:
-    token_id, found = next(iter(row.items()))
-    best = sorted(row.items(), key=lambda item: item[1].rank)[:top]
-    return {
-        **_token(token_id, found, tokenizer),
-        "top_logprobs": [_token(other_id, other, tokenizer) for other_id, other in best],
-    }
-
-
-def _token(token_id: int, found: Logprob, tokenizer: Tokenizer | None) -> TopLogprob:
-    text = found.decoded_token or ""
-    return {"token": text, "logprob": finite(found.logprob), "bytes": list(_token_bytes(token_id, text, tokenizer))}
+    entries: list[TokenLogprob] = []
+    for row in rows:
+        best = sorted(row.items(), key=lambda item: item[1].rank)[:top]
+        entries.append({**shown(*next(iter(row.items()))), "top_logprobs": [shown(*other) for other in best]})
+    return entries
 
 
 def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes:
@@ -45,31 +48,34 @@ def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes
 
 class CompletionLogprobs:
     """Makes `choices[].logprobs` for one choice of a completion. Text offsets count from the beginning of the choice, also in
-    later chunks."""
+    later chunks. `as_ids`: tokens are shown by their ids, as "token_id:7"."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer | None = None, *, as_ids: bool = False) -> None:
         self._offset = 0
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")  # a character may consist of several tokens
 
-    def columns(self, rows: Sequence[Row | None], first_token: str = "") -> LogprobColumns:
-        """The columns of the next tokens. The row of the prompt's first token is None, so `first_token` gives its text."""
+    def columns(self, rows: Sequence[Row | None], first: tuple[int, str] = (0, "")) -> LogprobColumns:
+        """The columns of the next tokens. The row of the prompt's first token is None, so `first` gives its id and text."""
         columns: LogprobColumns = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for row in rows:
-            found = None if row is None else next(iter(row.values()))
-            text = first_token if found is None else found.decoded_token or ""
-            columns["tokens"].append(text)
+            token_id, found = (first[0], None) if row is None else next(iter(row.items()))
+            text = first[1] if found is None else found.decoded_token or ""
+            columns["tokens"].append(f"token_id:{token_id}" if self._as_ids else text)
             columns["token_logprobs"].append(None if found is None else finite(found.logprob))
             columns["top_logprobs"].append(None if row is None else self._best(row))
             columns["text_offset"].append(self._offset)
-            self._offset += len(text)
+            self._offset += len(self._characters.decode(_token_bytes(token_id, text, self._tokenizer)))
         return columns
 
     def _best(self, row: Row) -> dict[str, float]:
         """Token text -> log-probability, for the most probable tokens and the token in the text. If several tokens have the
         same text, the highest value is kept."""
         best: dict[str, float] = {}
-        drawn, *others = row.values()
-        for entry in [drawn, *sorted(others, key=lambda entry: entry.rank)]:
-            text = entry.decoded_token or ""
+        drawn, *others = row.items()
+        for token_id, entry in [drawn, *sorted(others, key=lambda item: item[1].rank)]:
+            text = f"token_id:{token_id}" if self._as_ids else entry.decoded_token or ""
             best[text] = max(best.get(text, LOWEST), finite(entry.logprob))
         return best
 

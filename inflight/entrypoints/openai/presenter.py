@@ -25,7 +25,7 @@ class UsageCount:
     """Counts the tokens of an answer so far. Each prompt counts once, even if it has several choices."""
 
     completion_tokens: int = 0
-    reasoning_tokens: int | None = None  # None if the answers are not searched for reasoning
+    reasoning_tokens: int | None = None  # None if no parser searches the answers for reasoning
     # prompt index -> the number of the prompt's tokens, and how many of them were in the prefix cache
     prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
 

@@ -16,7 +16,7 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # without this header nginx would hold events back
 ]
-_COMMENT = b": keep-alive\n\n"
+_COMMENT = b": keep-alive\n"  # no blank line: some clients take it for the end of an empty event
 
 
 class WorkResponse(Response):

@@ -54,6 +54,14 @@ def _check_content_type(request: Request) -> None:
         raise ApiError(
             415, "the body must be JSON: set Content-Type to application/json", code="unsupported_media_type"
         )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(
+            415,
+            f"a body with Content-Encoding: {encoding} cannot be read: send it without compression",
+            code="unsupported_media_type",
+            headers={"Accept-Encoding": "identity"},
+        )
 
 
 def parse_json(body: bytes) -> Any:

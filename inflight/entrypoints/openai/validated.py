@@ -29,6 +29,7 @@ class Presentation:
         continuous_usage: whether every chunk of a stream has the usage so far.
         prompt_logprobs: whether the answer has the prompt's log-probabilities, in vLLM's form.
         return_token_ids: whether the answer has the token ids of the prompt and of the completions.
+        tokens_as_ids: whether log-probabilities name tokens by their ids, as "token_id:7".
         echo: whether the answer shows the prompt before the completion, in the text and in the log-probabilities.
         prompt_only: whether the answer shows only the prompt. The engine draws at least one token, which is then left out.
     """
@@ -39,6 +40,7 @@ class Presentation:
     continuous_usage: bool = False
     prompt_logprobs: bool = False
     return_token_ids: bool = False
+    tokens_as_ids: bool = False
     echo: bool = False
     prompt_only: bool = False
 

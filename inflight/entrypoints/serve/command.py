@@ -20,6 +20,7 @@ from inflight.entrypoints.serve.server import Server, StartUpClock, reads_files_
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.entrypoints.serve.tls import make_ssl_context
+from inflight.hub import check_model_name
 
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
@@ -38,6 +39,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
         # Until a handler is installed, SIGHUP must not end the process. Front ends inherit that it is ignored.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     clock = StartUpClock()
+    check_model_name(args.model)  # first, so that a wrong name is an error before anything starts
     ssl_context = make_ssl_context(settings)
     listener = Listener(settings)
     try:

@@ -60,7 +60,7 @@ class StartUpClock:
     def mark(self, phase: str) -> None:
         """Call this when `phase` has ended."""
         now = seconds_since_process_start()
-        logger.info("start-up: %s took %.2f s (%.2f s since the command)", phase, now - self._end, now)
+        logger.debug("start-up: %s took %.2f s (%.2f s since the command)", phase, now - self._end, now)
         self._phases.append(f"{phase} {now - self._end:.2f}")
         self._end = now
 

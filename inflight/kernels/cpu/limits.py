@@ -160,9 +160,10 @@ def linear_problem(in_features: int, *, group_size: int, bits: int) -> str | Non
     if bits <= 8 and in_features > MAX_INTEGER_IN_FEATURES:
         return f"{kernel} need at most {MAX_INTEGER_IN_FEATURES} input features for integer weights, not {in_features}"
     is_one_group = group_size == in_features and bits != 4
-    if not is_one_group and (group_size < 1 or group_size % GROUP_SIZE_MULTIPLE or in_features % group_size):
+    multiple = GROUP_SIZE_MULTIPLE.get(bits, 1)
+    if not is_one_group and (group_size < 1 or group_size % multiple or in_features % group_size):
         return (
-            f"{kernel} need groups whose size is a multiple of {GROUP_SIZE_MULTIPLE} that divides the {in_features} input "
+            f"{kernel} need groups whose size is a multiple of {multiple} that divides the {in_features} input "
             f"features, not {group_size}"
         )
     return None

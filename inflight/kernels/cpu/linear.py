@@ -196,9 +196,8 @@ def pack_integers(
     """Packs integers. The kernels store the scales and offsets of groups in float16. To fit, they are divided by a power of
     two."""
     out_features, in_features = weight.shape
-    scales, offsets = weight.scales, weight.offsets
-    if offsets is not None and torch.equal(offsets, scales * 2 ** (weight.bits - 1)):
-        offsets = None  # without offsets, the kernel itself computes with scales * 2 ** (bits - 1)
+    scales = weight.scales
+    values, offsets = _with_zero_in_the_middle(weight)
     largest = max(float(tensor.abs().max()) for tensor in (scales, offsets) if tensor is not None and tensor.numel())
     exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
     described = LinearWeight(
@@ -211,7 +210,26 @@ def pack_integers(
         gate=GATE_CODES[gate],
     )
     scaled = [None if tensor is None else (tensor * 2.0**-exponent).contiguous() for tensor in (scales, offsets)]
-    return PackedLinear(kernels, described, memory, bias, [weight.values], *scaled)
+    return PackedLinear(kernels, described, memory, bias, [values], *scaled)
+
+
+def _with_zero_in_the_middle(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None]:
+    """Returns values and offsets. The kernel needs no offsets if the zero point of all groups is 2 ** (bits - 1). If all groups
+    share another zero point, all values are shifted so that the zero point becomes 2 ** (bits - 1), unless a shifted value
+    would be outside of [0, 2 ** bits)."""
+    values, scales, offsets = weight.values, weight.scales, weight.offsets
+    if offsets is None:
+        return values, None
+    at = int(scales.abs().argmax())
+    ratio = float(offsets.flatten()[at]) / (float(scales.flatten()[at]) or 1.0)
+    zero_point = round(ratio) if abs(ratio) < 2**weight.bits else 0
+    if not torch.equal(offsets, scales * zero_point):
+        return values, offsets
+    shift = 2 ** (weight.bits - 1) - zero_point
+    lowest, highest = (int(each) for each in values.aminmax())
+    if shift == 0 or lowest + shift < 0 or highest + shift >= 2**weight.bits:
+        return values, None if shift == 0 else offsets
+    return values + shift % 256, None
 
 
 def quantize_rows(kernels: ctypes.CDLL, parts: Sequence[Tensor], *, bits: int, group_size: int) -> QuantizedWeight:

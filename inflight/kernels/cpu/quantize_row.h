@@ -4,9 +4,10 @@
 // spoil the others: trained models have input features a hundred times as large as the rest, which would then become 0. So the
 // *outliers* of a row are kept as floats. They are 0 among the integers, and the scale comes from the largest number of the rest.
 //
-// A number is an outlier if its magnitude is above a threshold. The threshold is a multiple of a typical large magnitude of the
-// row, which a few outliers do not change: features are dealt to 64 buckets, and it is about the median of the buckets' largest
-// numbers. Which numbers are outliers depends on the row alone.
+// A number is an outlier if its magnitude is above a threshold. It is found in two steps. Features are dealt to 64 buckets, and
+// the limit is a multiple of a typical large magnitude of the row, which a few outliers do not change: about the median of the
+// buckets' largest numbers. The threshold is the largest number of all buckets whose largest number is not above the limit. So
+// it is the largest ordinary number, too, from which the scale comes. Which numbers are outliers depends on the row alone.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +18,7 @@
 #include "integer.h"
 
 constexpr int kBuckets = 64;
-constexpr int kMostOutliers = 32;  // of a row; if there were more, the threshold is higher
+constexpr int kMostOutliers = 32;  // of a row; if there were more, the threshold is raised
 
 struct Outlier {
     int32_t feature;
@@ -29,12 +30,12 @@ struct QuantizedRow {
     int32_t num_outliers;
 };
 
-// How many times the typical large magnitude of a row the threshold is. The larger a row is, the closer are the largest numbers
-// of its buckets to the largest of all, so the factor falls with the size. With weights of 8 bits, a row of 256 to 11,008 normally
-// distributed numbers has 0.1 to 0.5 outliers. Weights of 4 bits have ten times the error of rows in 8 bits, so only larger
-// numbers matter there.
+// How many times the typical large magnitude of a row the limit is. The larger a row is, the closer are the largest numbers of its
+// buckets to the largest of all, so the factor falls with the size. With weights of 8 bits, a row of 256 to 14,336 normally
+// distributed numbers has about one outlier. (With one scale for all numbers it would have the same error as a row of weights,
+// which is too much.) Weights of 4 bits have ten times the error of rows, so only larger numbers matter there.
 inline float outlier_factor(int64_t size, int32_t bits) {
-    return (bits == 4 ? 2.0f : 1.4f) + 13.0f / std::sqrt(static_cast<float>(size));
+    return (bits == 4 ? 2.0f : 1.2f) + 13.0f / std::sqrt(static_cast<float>(size));
 }
 
 constexpr int kVectors = kBuckets / kLanes;
@@ -68,41 +69,18 @@ float magnitude_of_rank(const T* row, int64_t size, int64_t rank) {
     return magnitudes[rank];
 }
 
-// Writes the numbers above *threshold to `outliers` [kMostOutliers]. If there are too many, it raises the threshold. Returns how
-// many there are, and writes the largest magnitude of the others to *largest_of_rest.
-template <typename T>
-int32_t find_outliers(const T* row, int64_t size, float* threshold, Outlier* outliers, float* largest_of_rest) {
-    int64_t count = 0, i = 0;
-    const auto keep_one = [&](int64_t at) {
+// Writes `row` [size] times `inverse` as integers. Four integers are a unit; the units are written to to[0], to[step],
+// to[2 * step], ... The sum of each group goes to group_sums[0], group_sums[step], ... If kHasOutliers, numbers above `threshold`
+// become 0, and the first kMostOutliers of them are written to `outliers`. Returns how many there are.
+template <bool kHasOutliers, typename T>
+int64_t write_integers(
+    const T* row, int64_t size, int64_t group_size, float inverse, float threshold, int64_t step, uint32_t* to,
+    int32_t* group_sums, Outlier* outliers) {
+    int64_t count = 0;
+    const auto keep_outlier = [&](int64_t at) {
         if (count < kMostOutliers) outliers[count] = {static_cast<int32_t>(at), to_float(row[at])};
         count++;
     };
-    VecF rest = zero();
-    const VecF limit = splat(*threshold);
-    for (; i + kLanes <= size; i += kLanes) {
-        const VecF x = magnitude(load(row + i));
-        rest = max(rest, unless_above(x, limit));
-        for (uint32_t lanes = lanes_above(x, limit); lanes != 0; lanes &= lanes - 1) keep_one(i + __builtin_ctz(lanes));
-    }
-    *largest_of_rest = largest(rest);
-    for (; i < size; i++) {
-        const float x = std::fabs(to_float(row[i]));
-        if (x > *threshold)
-            keep_one(i);
-        else
-            *largest_of_rest = std::max(*largest_of_rest, x);
-    }
-    if (count <= kMostOutliers) return static_cast<int32_t>(count);
-    *threshold = magnitude_of_rank(row, size, kMostOutliers);
-    return find_outliers(row, size, threshold, outliers, largest_of_rest);
-}
-
-// Writes `row` [size] times `inverse` as integers; numbers above `threshold` become 0. Four integers are a unit; the units are
-// written to to[0], to[step], to[2 * step], ... The sum of each group goes to group_sums[0], group_sums[step], ...
-template <bool kHasOutliers, typename T>
-void write_integers(
-    const T* row, int64_t size, int64_t group_size, float inverse, float threshold, int64_t step, uint32_t* to,
-    int32_t* group_sums) {
     for (int64_t start = 0; start < size; start += group_size, group_sums += step) {
         VecI sums = splat_int(0);
         int32_t group_sum = 0;
@@ -110,7 +88,11 @@ void write_integers(
         int64_t i = start;
         for (; i + kLanes <= end; i += kLanes) {
             VecF x = load(row + i);
-            if constexpr (kHasOutliers) x = unless_above(x, splat(threshold));
+            if constexpr (kHasOutliers) {
+                uint32_t lanes = lanes_above(magnitude(x), splat(threshold));
+                if (lanes != 0) x = unless_above(x, splat(threshold));
+                for (; lanes != 0; lanes &= lanes - 1) keep_outlier(i + __builtin_ctz(lanes));
+            }
             const VecI values = to_int(mul(x, splat(inverse)));
             sums = add(sums, values);
             uint32_t units[kLanes / 4];
@@ -124,7 +106,10 @@ void write_integers(
             uint32_t unit = 0;
             for (int k = 0; k < 4; k++) {
                 const float x = to_float(row[i + k]);
-                if (kHasOutliers && std::fabs(x) > threshold) continue;
+                if (kHasOutliers && std::fabs(x) > threshold) {
+                    keep_outlier(i + k);
+                    continue;
+                }
                 const int32_t value = static_cast<int32_t>(std::nearbyint(x * inverse));
                 group_sum += value;
                 unit |= static_cast<uint32_t>(value & 0xff) << (8 * k);
@@ -133,6 +118,7 @@ void write_integers(
         }
         *group_sums = group_sum + sum(sums);
     }
+    return count;
 }
 
 // Quantises `row` [size] to integers in [-127, 127], which `write_integers` writes, and outliers.
@@ -161,19 +147,24 @@ QuantizedRow quantize_row(
         nothing += x * 0.0f;
     }
     for (int k = 0; k < kVectors; k++) most[k] = load(buckets + k * kLanes);
-    float threshold = typical_magnitude(most) * factor;
-    for (int k = 1; k < kVectors; k++) most[0] = max(most[0], most[k]);
-    float largest_value = largest(most[0]);
-    int32_t num_outliers = 0;
-    if (largest_value > threshold && nothing == 0) {
-        float rest;
-        num_outliers = find_outliers(row, size, &threshold, outliers, &rest);
-        largest_value = std::max({rest, largest_value * 1e-25f, 1e-30f});  // so that outliers can be divided by the scale
+    const VecF limit = splat(typical_magnitude(most) * factor);
+    VecF all = most[0], ordinary = unless_above(most[0], limit);
+    for (int k = 1; k < kVectors; k++) {
+        all = max(all, most[k]);
+        ordinary = max(ordinary, unless_above(most[k], limit));
     }
-    const float inverse = largest_value > 0 ? 127.0f / largest_value : 0.0f;
-    if (num_outliers > 0)
-        write_integers<true>(row, size, group_size, inverse, threshold, step, to, group_sums);
-    else
-        write_integers<false>(row, size, group_size, inverse, threshold, step, to, group_sums);
-    return {largest_value / 127.0f + nothing, num_outliers};
+    const float largest_value = largest(all);
+    float threshold = largest(ordinary);
+    if (largest_value == threshold || nothing != 0) {
+        const float inverse = largest_value > 0 ? 127.0f / largest_value : 0.0f;
+        write_integers<false>(row, size, group_size, inverse, 0, step, to, group_sums, nullptr);
+        return {largest_value / 127.0f + nothing, 0};
+    }
+    for (;;) {
+        const float range = std::max({threshold, largest_value * 1e-25f, 1e-30f});  // outliers can be divided by the scale
+        const int64_t num_outliers =
+            write_integers<true>(row, size, group_size, 127.0f / range, threshold, step, to, group_sums, outliers);
+        if (num_outliers <= kMostOutliers) return {range / 127.0f, static_cast<int32_t>(num_outliers)};
+        threshold = magnitude_of_rank(row, size, kMostOutliers);
+    }
 }

@@ -119,6 +119,12 @@ def test_arrivals_are_poisson_at_their_rate() -> None:
     assert list(times) == sorted(times)
 
 
+def test_burstiness_is_a_positive_number() -> None:
+    for burstiness in (-1.0, 0.0, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="must be positive and finite"):
+            TrafficOptions(burstiness=burstiness)
+
+
 def test_burstiness_sets_the_spread_of_the_gaps() -> None:
     for burstiness in (0.25, 4.0, 100.0):
         gaps = np.diff(arrival_times(TrafficOptions(request_rate=5, burstiness=burstiness), 4000, rng()))

@@ -31,9 +31,10 @@ def test_lists() -> None:
     assert parse_core_lists("0-3", 2) == [(0, 1), (2, 3)]
     assert parse_core_lists(" 4 , 2 | 0-1 ", 2) == [(4, 2), (0, 1)]
     assert cores("8,3", [3, 8, 9], 2) == [(8, 3)]
+    assert parse_core_lists("32767", 1) == [(32767,)]
 
 
-@pytest.mark.parametrize("setting", ["", "x", "0-", "3-1", "0,,1", "-1", "0-99999", "1-2-3", "0|x"])
+@pytest.mark.parametrize("setting", ["", "x", "0-", "3-1", "0,,1", "-1", "0-32768", "0-99999", "1-2-3", "0|x"])
 def test_what_is_no_list(setting: str) -> None:
     with pytest.raises(ConfigError, match="neither 'auto' nor 'off' nor a list of cores"):
         parse_core_lists(setting, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.cuda_driver import Gpu
+from inflight.config.device_options import MAX_DEVICE_STATE, check_device_state, check_token_ids
 from inflight.config.engine import DeviceConfig, EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
@@ -114,14 +116,20 @@ def test_the_attention_backend_of_a_gpu_may_be_named() -> None:
     assert resolved(gpus(H200), attention_backend="triton") == resolved(gpus(H200))
 
 
+def test_a_cpu_has_no_graphs_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Most command lines for vLLM have --enforce-eager."""
+    with caplog.at_level(logging.INFO):
+        assert resolved(CPU, enforce_eager=True, cuda_graph_max_tokens=0) == resolved(CPU)
+    assert "enforce_eager has no effect on a CPU" in caplog.text
+
+
 def test_drafts_on_a_gpu() -> None:
     assert resolved(gpus(H200), speculative_config={"method": "ngram"}).speculative is not None
 
 
 REFUSED: list[tuple[Machine, dict[str, Any], str]] = [
-    (CPU, {"enforce_eager": True}, "enforce_eager=True is for GPUs"),
     (CPU, {"attention_backend": "triton"}, "attention_backend='triton' is for GPUs"),
-    (CPU, {"cuda_graph_max_tokens": 0}, "cuda_graph_max_tokens=0 is for GPUs"),
+    (CPU, {"cuda_graph_max_tokens": 8}, "cuda_graph_max_tokens=8 is for GPUs"),
     (CPU, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not for device='cpu'; give 'auto' or 'int8'"),
     (CPU, {"quantization": "fp8"}, "quantization='fp8' is not for device='cpu'; give 'int8' or 'int4'"),
     (CPU, {"head_quantization": "fp8"}, "head_quantization='fp8' is not for device='cpu'"),
@@ -211,3 +219,13 @@ def test_slots_of_more_tokens_than_a_gpu_can_find_are_refused() -> None:
     assert len(conflicts) == 1 and "max_model_len=65536" in conflicts[0]
     assert resolve_on(gpus(H200), replace(many, max_model_len=32_768)).scheduler.max_num_seqs == 32_767
     assert resolve_on(CPU, many).scheduler.max_num_seqs == 32_767
+
+
+def test_the_largest_state_of_a_device_that_is_allowed() -> None:
+    sizes = {"max_num_seqs": 2**16, "max_model_len": 2**16}
+    check_token_ids(**sizes)
+    check_device_state(MAX_DEVICE_STATE, **sizes)
+    with pytest.raises(ConfigError, match="more token ids"):
+        check_token_ids(max_num_seqs=2**16 + 1, max_model_len=2**16)
+    with pytest.raises(ConfigError, match="2147483648 numbers"):
+        check_device_state(MAX_DEVICE_STATE + 1, **sizes)

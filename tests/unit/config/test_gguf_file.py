@@ -68,10 +68,16 @@ def test_what_a_header_says(tmp_path: Path, version: int) -> None:
     assert file.map_tensor("second.weight", 1, 1).tobytes() == TENSORS["second.weight"].data[68:136]
 
 
-def test_an_alignment_of_its_own(tmp_path: Path) -> None:
-    metadata = {"general.alignment": Number("I", 128)}
-    file = read_gguf(write(tmp_path, gguf_bytes(metadata, TENSORS, alignment=128)))
+@pytest.mark.parametrize("alignment", [8, 128, 2**16])
+def test_an_alignment_of_its_own(tmp_path: Path, alignment: int) -> None:
+    metadata = {"general.alignment": Number("I", alignment)}
+    file = read_gguf(write(tmp_path, gguf_bytes(metadata, TENSORS, alignment=alignment)))
     assert file.map_tensor("third.weight").tobytes() == TENSORS["third.weight"].data
+
+
+def test_a_tensor_with_four_dimensions(tmp_path: Path) -> None:
+    file = read_gguf(write(tmp_path, gguf_bytes({}, {"x": floats(torch.ones(2, 1, 3, 4))})))
+    assert file.tensors["x"].shape == (2, 1, 3, 4)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -132,6 +138,8 @@ TENSOR = VALID.index(b"second.weight") + len("second.weight")  # dimensions, siz
         (gguf_bytes({"general.alignment": Number("I", 48)}, TENSORS), ["general.alignment=48"]),
         (gguf_bytes({"general.alignment": "32"}, TENSORS), ["general.alignment='32'"]),
         (gguf_bytes({"general.alignment": Number("I", 0)}, {}), ["general.alignment=0"]),
+        (gguf_bytes({"general.alignment": Number("I", 4)}, {}), ["general.alignment=4"]),
+        (gguf_bytes({"general.alignment": Number("I", 2**17)}, {}), ["general.alignment=131072"]),
     ],
 )
 def test_a_file_that_lies(tmp_path: Path, data: bytes, words: list[str]) -> None:

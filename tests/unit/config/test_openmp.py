@@ -1,4 +1,4 @@
-"""OpenMP's variables: which limits count, and which placements are hidden and told."""
+"""OpenMP's variables: which limits count, and which variables are hidden and named in the log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_placements_are_hidden_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
         ({"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}, ["OMP_PROC_BIND, OMP_PLACES: torch was imported before"]),
     ],
 )
-def test_what_does_not_count_is_told_in_one_line(
+def test_ignored_variables_are_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variables: dict[str, str], told: list[str]
 ) -> None:
     for name in PLACEMENT:

@@ -20,7 +20,7 @@ from inflight.config.architecture import (
     RopeConfig,
 )
 from inflight.config.engine import EngineConfig, ModelConfig, QuantizationConfig
-from inflight.config.engine_args import EngineArgs
+from inflight.config.engine_args import MAX_MILLISECONDS, EngineArgs
 from inflight.config.machine import Machine, detect_machine
 from inflight.config.ranks import ranks_of_node
 from inflight.config.resolve import DEFAULT_DEPTH, resolve
@@ -167,6 +167,7 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"target_inter_token_latency": True}, "target_inter_token_latency=True"),
         ({"max_step_time": "auto"}, "max_step_time='auto' must be none"),
         ({"max_step_time": 0}, "max_step_time=0"),
+        ({"max_step_time": MAX_MILLISECONDS + 1}, "max_step_time=3600001"),
         ({"target_inter_token_latency": 50, "distributed_executor_backend": "external_launcher"}, "the same plans"),
         ({"target_inter_token_latency": 50, "enable_chunked_prefill": False}, "cannot be split"),
         ({"max_num_partial_prefills": 2, "max_long_partial_prefills": 3}, "max_long_partial_prefills=3 is more than"),
@@ -176,6 +177,10 @@ def test_bounds_of_the_arguments(arguments: dict[str, Any], message: str) -> Non
     with pytest.raises(ConfigError, match=message) as caught:
         EngineArgs(**arguments)
     assert re.search(WHAT_TO_DO, str(caught.value))
+
+
+def test_the_longest_time_that_is_allowed() -> None:
+    assert EngineArgs(max_step_time=MAX_MILLISECONDS).max_step_time == MAX_MILLISECONDS
 
 
 def test_the_time_of_a_step() -> None:

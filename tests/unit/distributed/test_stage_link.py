@@ -52,6 +52,15 @@ def activations(step_id: int, num_tokens: int) -> IntermediateTensors:
     return IntermediateTensors(step_id * 1000 + elements, -step_id * 1000 - elements)
 
 
+def test_padded_tensors_begin_with_the_tokens() -> None:
+    tensors = activations(3, 2)
+    assert tensors.padded(2) is tensors
+    padded = tensors.padded(5)
+    assert padded.delta.shape == padded.residual.shape == (5, tensors.delta.shape[1])
+    first = padded.first(2)
+    assert torch.equal(first.delta, tensors.delta) and torch.equal(first.residual, tensors.residual)
+
+
 def no_delay(channel: Channel) -> Channel:
     return channel
 
@@ -258,15 +267,20 @@ def close(worlds: ThreadWorlds, *links: StageLink) -> None:
 
 def test_a_send_returns_at_once_and_travels_beside_the_next_step() -> None:
     worlds, first, last = two_stages(seconds=0.5)  # four waits of each step: 2 s
-    for step_id in range(3):
-        last.post_receive(step_id, 4)
-    start = time.monotonic()
-    for step_id in range(3):
-        first.send(step_id, activations(step_id, 4))
-    assert time.monotonic() - start < 1.5
-    for step_id in range(3):
-        assert torch.equal(last.receive(step_id).delta, activations(step_id, 4).delta)
-    assert time.monotonic() - start < 3 * 2.0  # both directions work at the same time
+
+    def overlaps(first_id: int) -> bool:
+        step_ids = range(first_id, first_id + 3)
+        for step_id in step_ids:
+            last.post_receive(step_id, 4)
+        start = time.monotonic()
+        for step_id in step_ids:
+            first.send(step_id, activations(step_id, 4))
+        sent = time.monotonic() - start
+        for step_id in step_ids:
+            assert torch.equal(last.receive(step_id).delta, activations(step_id, 4).delta)
+        return sent < 1.5 and time.monotonic() - start < 3 * 2.0  # both directions work at the same time
+
+    assert any(overlaps(first_id) for first_id in range(0, 30, 3))  # other programs may use the machine
     close(worlds, first, last)
 
 

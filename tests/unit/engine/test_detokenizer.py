@@ -154,10 +154,9 @@ def test_with_a_parser_stop_strings_end_the_content_only(
         assert late.push(ids) is None
 
 
-def test_tokens_of_the_reasoning_are_counted_without_its_tags() -> None:
+def test_the_token_that_completes_a_tag_is_no_reasoning_token() -> None:
     parser = create_output_parser(None, "qwen3", tools=None)
     detokenizer = make(parser)
     detokenizer.push(list(b"<think>four</think>answer"))
-    assert detokenizer.num_reasoning_tokens == len(
-        "four</think"
-    )  # each byte is a token; the tag ends with its last one
+    num_bytes = len("four</think")  # each byte is a token
+    assert detokenizer.num_reasoning_tokens == num_bytes

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import http.server
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import Result
@@ -46,6 +49,7 @@ def run(*arguments: str, engine: FakeEngine | None = None, input: str = "") -> R
 
 _HELP = """
 import sys
+import threading
 from inflight.entrypoints.cli.main import app
 try:
     app(sys.argv[1:])
@@ -137,7 +141,7 @@ def test_no_bytes(text: str) -> None:
         (["generate", "-i", "no-such-file", "-o", "x"], "no such file"),
         (["generate", "-i", "no-such-file"], "no such file"),
         (["generate", "-p", "a", "--max-tokens", "0"], "max_tokens=0"),
-        (["generate", "-p", "a", "--temperature", "0", "-n", "2"], "n=2"),
+        (["generate", "-p", "a", "--min-tokens", "9", "--max-tokens", "2"], "min_tokens=9"),
         (["generate", "-p", "a", "--dtype", "int3"], "dtype='int3'"),
         (["generate", "-p", "a", "--kv-cache-memory-bytes", "lots"], "number of bytes"),
         (["generate", "-p", "a", "--nonsense"], "--nonsense"),
@@ -282,6 +286,58 @@ def test_a_message_too_long_is_forgotten() -> None:
     assert "/reset" in done.stderr
 
 
+class Served(http.server.BaseHTTPRequestHandler):
+    """A server with OpenAI's API that says how many messages there were, or what is wrong."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.asked.append({"path": self.path, "key": self.headers["authorization"], **body})
+        text = body["messages"][-1]["content"]
+        self.send_response(400 if text == "bad" else 200)
+        self.end_headers()
+        if text == "bad":
+            self.wfile.write(b'{"error": {"message": "no such thing"}}')
+            return
+        for piece in ("", "(", str(len(body["messages"])), ")"):
+            chunk = {"choices": [{"index": 0, "delta": {"content": piece}}]}
+            self.wfile.write(f": keep-alive\ndata: {json.dumps(chunk)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_chat_with_a_running_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "a-secret")
+    Served.asked.clear()
+    with http.server.HTTPServer(("127.0.0.1", 0), Served) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            url = f"127.0.0.1:{server.server_port}/v1"
+            options = ["--temperature", "0", "--structured-outputs", '{"regex": "[a-c]"}']
+            done = run("chat", "--url", url, "-s", "Be brief.", *options, input="a\nbad\nb\n/reset\nc\n")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert done.stdout == "(2)\n(4)\n(2)\n", done.output
+    assert "error: no such thing" in done.stderr
+    first, _, third, _ = Served.asked
+    assert first["path"] == "/v1/chat/completions" and first["key"] == "Bearer a-secret"
+    assert (first["temperature"], first["structured_outputs"]) == (0, {"regex": "[a-c]"})
+    assert "model" not in first and first["stream"]
+    assert [each["content"] for each in third["messages"]] == ["Be brief.", "a", "(2)", "b"]
+
+
+def test_a_chat_with_a_server_that_is_not_there() -> None:
+    done = run("chat", "--url", "http://127.0.0.1:1", input="a\n")
+    assert done.exit_code == 1 and "http://127.0.0.1:1 does not answer" in done.stderr
+    assert "none of a server" in run("chat", "--url", "ftp://x", input="a\n").stderr
+    assert "option of an engine" in run("chat", "--url", "x", "--dtype", "float32", input="a\n").stderr
+
+
 def test_a_chat_needs_a_template() -> None:
     done = run("chat", engine=FakeEngine(), input="a\n")
     assert done.exit_code == 2
@@ -301,6 +357,7 @@ def test_env() -> None:
     assert "LlamaForCausalLM" in report["models"]["families"]
     text = run("env").stdout
     assert all(f"\n{section}\n" in f"\n{text}" for section in report)
+    assert all(line.startswith("  ") and "  " in line.strip() for line in text.splitlines() if line not in report)
 
 
 def test_env_says_why_gpus_are_not_used() -> None:

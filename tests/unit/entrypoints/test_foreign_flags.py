@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from inflight.entrypoints.cli.foreign_flags import NO_EFFECT, REFUSED, SAME, SAME_VALUES, sort_out
+from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.errors import ConfigError
 from scripts import flags
 from tests.unit.entrypoints.runner import COMMAND, invoke
@@ -78,6 +80,15 @@ def test_an_empty_list_does_not_take_the_next_flag_as_its_value() -> None:
 def test_a_foreign_flag_of_a_command_without_its_counterpart() -> None:
     assert sort_out(["-n", "2"], {"-n": "=", "--nnodes": "="})[0] == ["-n", "2"], "our own meaning goes first"
     assert sort_out(["-q", "int8"], {"--port": "="})[0] == ["-q", "int8"]
+
+
+def test_fields_of_requests_that_reasons_name_exist() -> None:
+    fields = ChatCompletionRequest.model_fields.keys()
+    ours = {name.removeprefix("--").replace("-", "_") for name in OWN}
+    for reason in (*NO_EFFECT, *REFUSED):
+        if "request sets" in reason or "each tool sets" in reason:
+            named = set(re.findall(r"[a-z]+(?:_[a-z]+)+", reason)) - ours
+            assert named <= fields, (reason, named - fields)
 
 
 @pytest.mark.parametrize("flag", names(REFUSED))

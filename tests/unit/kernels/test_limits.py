@@ -299,7 +299,7 @@ def described(in_features: int, out_features: int, bits: int, group_size: int, g
         (described(96, 4, 4, 48), "multiple of 32 that divides the 96 input features, not 48"),
         (described(16, 4, 4, 16), "multiple of 32 that divides the 16 input features, not 16"),
         (described(96, 4, 4, 64), "multiple of 32 that divides the 96 input features, not 64"),
-        (described(96, 4, 8, 0), "multiple of 32 that divides the 96 input features, not 0"),
+        (described(96, 4, 8, 0), "multiple of 16 that divides the 96 input features, not 0"),
         (described(70000, 4, 8, 70000), "at most 66311 input features for integer weights, not 70000"),
     ],
 )

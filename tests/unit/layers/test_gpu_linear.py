@@ -271,8 +271,12 @@ def test_what_has_no_groups_stays_in_floats(quantization: str, caplog: pytest.Lo
     torch.testing.assert_close(layer(x, FLOAT), F.linear(x, weight), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("in_features", "bits", "group_size"), [(96, 4, 32), (192, 8, 192), (40, 8, 0), (64, 8, 0)])
-def test_stored_integers_stay_so_or_are_brought_to_floats(in_features: int, bits: int, group_size: int) -> None:
+@pytest.mark.parametrize(
+    ("in_features", "bits", "group_size"), [(96, 4, 32), (192, 8, 192), (96, 8, 16), (40, 8, 0), (64, 8, 0)]
+)
+def test_stored_integers_stay_so_or_are_brought_to_floats(
+    in_features: int, bits: int, group_size: int, caplog: pytest.LogCaptureFixture
+) -> None:
     if group_size == 0:
         weight = quantize_rows(drawn(0, 20, in_features), bits=8, group_size=0)
     else:
@@ -280,7 +284,9 @@ def test_stored_integers_stay_so_or_are_brought_to_floats(in_features: int, bits
         scales = torch.rand(20, in_features // group_size)
         weight = QuantizedWeight(values=values, scales=scales, offsets=scales * 2.5, bits=bits)
     x = drawn(1, 3, in_features)
-    found = method().prepare(weight, None)(x, FLOAT)
+    with caplog.at_level(logging.WARNING):
+        found = method().prepare(weight, None)(x, FLOAT)
+    assert ("becomes floats" in caplog.text) == (weight.group_size in (16, 40))
     truth = F.linear(x.double(), weight.to(DEVICE).dequantize().double())
     torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-4 * float(truth.abs().max()))
 

@@ -220,5 +220,5 @@ def test_formats_that_are_one_product_become_bytes() -> None:
     together = concatenate_rows(parts)
     assert together is not None and together.format == (8, 32, False)
     torch.testing.assert_close(together.dequantize(), torch.cat([part.dequantize() for part in parts]))
-    odd = QuantizedWeight(values=torch.zeros(2, 48, dtype=torch.int8), scales=torch.ones(2, 1), offsets=None, bits=8)
-    assert concatenate_rows([odd, quantized(2, 96, group_size=32, seed=2)]) is None, "48 has no groups of 32"
+    odd = QuantizedWeight(values=torch.zeros(2, 40, dtype=torch.int8), scales=torch.ones(2, 1), offsets=None, bits=8)
+    assert concatenate_rows([odd, quantized(2, 96, group_size=32, seed=2)]) is None, "40 has no groups of 16"

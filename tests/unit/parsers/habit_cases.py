@@ -1,5 +1,5 @@
-"""Calls as models write them where they leave the format: tags and brackets that are missing, values in another notation, text
-at places where none belongs. The text has ended by itself in all of these cases."""
+"""Calls that leave the format as models do: tags and brackets are missing, values have another notation, or text stands where
+none belongs. In all of these cases the model has ended the text, and not a limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def called(tool: str, text: str, *arguments: str) -> Case:
 
 
 def typed(schema: dict[str, Any], *pairs: tuple[str, str]) -> list[Case]:
-    """What becomes of a text that is the value of an argument with this schema."""
+    """Cases of an argument with this schema. `pairs`: the text of the argument, and the JSON that it becomes."""
     return [_typed(schema, text, value) for text, value in pairs]
 
 
@@ -142,6 +142,10 @@ JSON: Sequence[Case] = [
     called("deepseek_v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{"a": 1```<｜tool▁calls▁end｜>', '{"a": 1}'),
     called("openai", '<|channel|>commentary to=functions.f<|message|>{"a": 1<|call|>', '{"a": 1}'),
     called("openai", "<|channel|>commentary to=functions.f<|message|><|call|>", "{}"),
+    called("openai", "commentary to=functions.f <|constrain|>json<|message|>{}<|call|>", "{}"),
+    called("openai", "<|channel|>commentary to=f <|constrain|>json<|message|>{}<|call|>", "{}"),
+    Case("openai", "analysis<|message|>a<|end|>assistant<|channel|>final<|message|>b", [*thought("a"), *content("b")]),
+    *(Case("openai", text, content(text)) for text in ("final", "final <", "analysis of a<|end", "assistants")),
 ]
 
 # what a model writes as arguments -> the JSON that it means

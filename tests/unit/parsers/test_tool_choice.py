@@ -382,7 +382,7 @@ def test_a_call_that_must_come_comes_whatever_else_is_wanted() -> None:
         assert with_answer(ANY_ANSWER, TOOLS, choice) == spec_of(TOOLS, choice)
 
 
-def test_json_stands_alone_where_calls_are_not_known_to_the_character() -> None:
+def test_json_stands_alone_where_no_grammar_describes_calls() -> None:
     params = SamplingParams(structured_outputs=ANSWER)
     assert constrain_tools(params, [tool()], markup=None) is params
     assert constrain_tools(params, TOOLS, "none", markup=HERMES) is params
@@ -500,5 +500,5 @@ def test_choices_that_cannot_be(tools: Any, choice: Any, message: str) -> None:
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"name": "plot"}])
 def test_a_model_that_writes_calls_in_no_known_way_is_refused(choice: ToolChoice) -> None:
-    with pytest.raises(InvalidRequestError, match="needs a model whose chat template writes calls in a known way"):
+    with pytest.raises(InvalidRequestError, match="needs a model whose calls a grammar can describe"):
         constraint(TOOLS, choice, markup=None)

@@ -179,7 +179,7 @@ def test_the_tokens_of_a_text_are_accepted_without_masks(num_drafts: int) -> Non
 
 @functools.cache
 def with_special_texts() -> tuple[Tokenizer, GrammarBackend, set[int]]:
-    """TOKENIZER with three more tokens that are texts of markup, a backend of it, and the ids of all added tokens."""
+    """TOKENIZER with three more tokens that are texts of markup, a backend for it, and the ids of all added tokens."""
     state = tokenizers.Tokenizer.from_str(TOKENIZER.to_json())
     state.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in ("<think>", "<b>")])
     state.add_special_tokens([tokenizers.AddedToken("[THINK]", normalized=False)])

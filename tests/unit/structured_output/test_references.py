@@ -12,7 +12,8 @@ URL, URN = "https://a.example/s/root", "urn:example:root"
 
 
 def local(reference: str, root: dict[str, Any] | None = None, **part: Any) -> str:
-    """What becomes of a reference in the property "p" beside `part`, in a schema with the definitions "d" and "e/ f"."""
+    """The local form of `reference`. It stands in the property "p" beside `part`, and the schema has the definitions "d" and
+    "e/ f"."""
     schema = {
         **(root or {}),
         "$defs": {

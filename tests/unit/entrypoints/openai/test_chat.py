@@ -20,7 +20,7 @@ from inflight.entrypoints.openai.chat import (
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.validated import ValidatedRequest
-from inflight.interface.events import ContentDelta, ReasoningDelta
+from inflight.interface.events import ContentDelta, ReasoningDelta, ToolCallStart
 from inflight.interface.request import AnswerFrame
 from inflight.parsers.markup import MARKUPS
 from inflight.sampling_params import SamplingParams
@@ -182,9 +182,8 @@ def test_markup_of_special_tokens_is_not_skipped() -> None:
 def test_at_most_one_call_if_calls_must_not_be_parallel(parallel: bool | None, num_calls: int) -> None:
     found = validated(server(tool="hermes", markup=MARKUPS[0]), tools=[TOOL], parallel_tool_calls=parallel)
     assert found.make_parser is not None
-    parser = found.make_parser()
-    parser.push('<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2)
-    assert parser.num_tool_calls == num_calls
+    events = found.make_parser().push('<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2)
+    assert sum(isinstance(event, ToolCallStart) for event in events) == num_calls
 
 
 OFF = {"chat_template_kwargs": {"enable_thinking": False}}

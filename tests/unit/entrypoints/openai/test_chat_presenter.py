@@ -22,7 +22,7 @@ def presenter(**more: Any) -> ChatPresenter:
 
 
 def parsed(pieces: list[str], reason: str | None, **more: Any) -> list[CompletionOutput]:
-    """What the engine says about a choice with a parser."""
+    """The outputs of the engine for a choice with a parser."""
     parser = TOOLS()
     found = [completion("", len(piece), events=parser.push(piece), **more) for piece in pieces]
     if reason is not None:

@@ -131,10 +131,22 @@ def test_the_path_names_the_fields_and_no_branches(model: type[BaseModel], body:
             "'regex', 'grammar'",
         ),
         ({"messages": HELLO, "response_format": {}}, 'response_format: the field "type" is required'),
-        ({"messages": HELLO, "tools": [{"type": "custom", "custom": {}}]}, "tools[0].type: input should be 'function'"),
+        ({"messages": HELLO, "tools": [{"type": "other", "other": {}}]}, "tools[0].type: input should be 'function'"),
         (
-            {"messages": HELLO, "tools": [{"type": "custom", "custom": {}}], "n": "a"},
+            {"messages": HELLO, "tools": [{"type": "other", "other": {}}], "n": "a"},
             "tools[0].type: input should be 'function'; n: input should be a valid integer",
+        ),
+        (
+            {"messages": HELLO, "tools": [{"type": "custom", "custom": {"name": "f"}}]},
+            "tools[0].type: custom tools are not served: give a function with one parameter of type string",
+        ),
+        (
+            {"messages": HELLO, "tools": [{"type": "web_search"}]},
+            "tools[0].type: the server runs no tools: give a function that your program runs",
+        ),
+        (
+            {"messages": HELLO, "tools": [], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+            "tool_choice.type: allowed_tools is not served: send only these tools, with tool_choice auto or required",
         ),
     ],
 )
@@ -151,6 +163,7 @@ def test_a_long_message_keeps_its_end() -> None:
     assert message.startswith("aaa")
     assert message.endswith(" is nested too deep")
     assert "…" in message
+    assert json.loads(ApiError(400, "a" * 1000).body())["error"]["message"] == "a" * 1000
 
 
 @pytest.mark.parametrize("prompt", ["x", [5]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inflight.entrypoints.openai.logprobs import LOWEST, CompletionLogprobs, chat_logprobs, prompt_logprobs
 from inflight.outputs import Logprob
+from tests.fakes_tokenizer import byte_tokenizer
 from tests.unit.entrypoints.openai.outputs import row
 
 ROW = {7: Logprob(-3.0, 3, "é"), 5: Logprob(-1.0, 1, "a"), 6: Logprob(float("-inf"), 2, "b")}  # the drawn token first
@@ -24,12 +25,28 @@ def test_offsets_are_characters_and_go_on_over_chunks() -> None:
     assert columns.columns([row("c")])["text_offset"] == [4]
 
 
+def test_offsets_count_a_character_of_several_tokens_once() -> None:
+    tokenizer = byte_tokenizer()
+    rows = [{token_id: Logprob(-1.0, 1, tokenizer.decode_token(token_id))} for token_id in "aé🙂b".encode()]
+    assert CompletionLogprobs(tokenizer).columns(rows)["text_offset"] == [0, 1, 1, 2, 2, 2, 2, 3]
+
+
 def test_the_prompts_first_token_has_a_text_and_no_logprob() -> None:
-    found = CompletionLogprobs().columns([None, row("b")], "a")
+    found = CompletionLogprobs().columns([None, row("b")], (5, "a"))
     assert found["tokens"] == ["a", "b"]
     assert found["token_logprobs"] == [None, -1.0]
     assert found["top_logprobs"][0] is None
     assert found["text_offset"] == [0, 1]
+
+
+def test_tokens_by_their_ids() -> None:
+    (entry,) = chat_logprobs([ROW], 2, None, as_ids=True)
+    assert (entry["token"], entry["bytes"]) == ("token_id:7", [0xC3, 0xA9])
+    assert [top["token"] for top in entry["top_logprobs"]] == ["token_id:5", "token_id:6"]
+    found = CompletionLogprobs(as_ids=True).columns([None, ROW], (3, "ab"))
+    assert found["tokens"] == ["token_id:3", "token_id:7"]
+    assert found["top_logprobs"] == [None, {"token_id:7": -3.0, "token_id:5": -1.0, "token_id:6": LOWEST}]
+    assert found["text_offset"] == [0, 2]
 
 
 def test_of_tokens_with_one_text_the_highest_value_is_shown() -> None:

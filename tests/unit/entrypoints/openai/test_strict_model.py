@@ -109,6 +109,9 @@ def test_the_header_is_bounded_and_holds_nothing_that_could_end_it() -> None:
     assert value.endswith(", and more")
     assert len(value) < MAX_NAMES * (MAX_NAME_LENGTH + 2) + 30
     assert value.isascii() and value.isprintable()
+    names = [f"name{i}" for i in range(MAX_NAMES)]
+    assert fields.header(names) == {"X-Ignored-Fields": ", ".join(names)}
+    assert fields.header([*names, "one more"]) == {"X-Ignored-Fields": ", ".join([*names, "and more"])}
 
 
 def test_many_and_long_names_cost_little() -> None:

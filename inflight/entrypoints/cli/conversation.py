@@ -1,0 +1,138 @@
+"""`Conversation`: the messages of `inflight chat` so far, and what answers the next one: an engine or a running server."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from inflight.entrypoints.cli.terminal import InterruptFlag, TextStream
+from inflight.errors import ConfigError, EngineError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from inflight.engine.llm_engine import LLMEngine
+    from inflight.sampling_params import SamplingParams
+
+API_KEY_VARIABLE = "OPENAI_API_KEY"  # as for other clients
+Message = Mapping[str, str]
+
+
+class Conversation(ABC):
+    def __init__(self, system: str | None) -> None:
+        self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._opening)
+
+    def reset(self) -> None:
+        self._messages = list(self._opening)
+
+    def answer(self, text: str, stream: TextStream) -> bool:
+        """Stream the answer to the user's message `text`. Returns False if Ctrl-C has stopped the answer. The part of a stopped
+        answer that was shown stays in the conversation.
+
+        Raises:
+            InvalidRequestError: the message cannot be answered. It is left out of the conversation.
+        """
+        messages = [*self._messages, {"role": "user", "content": text}]
+        answer, finished = "", True
+        with closing(self._answers(messages)) as answers, InterruptFlag() as interrupt:
+            for answer in answers:
+                stream.update(answer)
+                if interrupt.is_set:
+                    finished = False
+                    break
+        self._messages = [*messages, {"role": "assistant", "content": answer}]
+        return finished
+
+    @abstractmethod
+    def _answers(self, messages: list[Message]) -> Generator[str, None, None]:
+        """The answer so far, again and again; the last one is whole. If the generator is closed, the answer is stopped."""
+
+
+class EngineConversation(Conversation):
+    def __init__(self, engine: LLMEngine, params: SamplingParams, system: str | None) -> None:
+        """
+        Raises:
+            TokenizerError: the model has no chat template.
+        """
+        super().__init__(system)
+        self._engine = engine
+        self._params = params
+        self._request_ids = (f"turn-{turn}" for turn in itertools.count())
+        # Raise at once if the model has no chat template.
+        engine.render_chat([*self._opening, {"role": "user", "content": "Hello"}])
+
+    def _answers(self, messages: list[Message]) -> Generator[str, None, None]:
+        from inflight.engine.request_state import RequestOutputKind  # loads numpy
+
+        request_id, finished = next(self._request_ids), False
+        self._engine.add_request(
+            request_id,
+            {"prompt_token_ids": self._engine.render_chat(messages)},
+            self._params,
+            kind=RequestOutputKind.CUMULATIVE,
+        )
+        try:
+            while not finished:
+                for output in self._engine.step():
+                    finished = output.finished
+                    yield output.outputs[0].text
+        finally:
+            self._engine.abort_requests([request_id])
+
+
+class ServedConversation(Conversation):
+    """Asks a server with OpenAI's API."""
+
+    def __init__(self, url: str, fields: Mapping[str, Any], system: str | None) -> None:  # Any: JSON
+        """`fields`: of each request, besides its messages.
+
+        Raises:
+            ConfigError: the URL is none of a server.
+        """
+        super().__init__(system)
+        self._url = urlsplit(url if "://" in url else f"http://{url}")
+        if self._url.scheme not in ("http", "https") or not self._url.hostname:
+            raise ConfigError(f"url={url!r} is none of a server; give one like http://127.0.0.1:8000")
+        self._fields = dict(fields)
+
+    def _answers(self, messages: list[Message]) -> Generator[str, None, None]:
+        https = self._url.scheme == "https"
+        connection = (http.client.HTTPSConnection if https else http.client.HTTPConnection)(self._url.netloc)
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(API_KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        path = f"{self._url.path.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
+        answer = ""
+        with closing(connection):
+            try:
+                body = json.dumps({**self._fields, "messages": messages, "stream": True})
+                connection.request("POST", path, body, headers)
+                response = connection.getresponse()
+                if response.status != 200:
+                    raise InvalidRequestError(_message(response.read()) or f"HTTP {response.status} {response.reason}")
+                for line in response:
+                    if line.startswith(b"data: {"):
+                        answer += _content(json.loads(line[6:]))
+                        yield answer
+            except (OSError, http.client.HTTPException) as error:
+                raise EngineError(f"{self._url.geturl()} does not answer: {error}") from error
+
+
+def _content(chunk: Mapping[str, Any]) -> str:  # Any: JSON
+    if "error" in chunk:
+        raise EngineError(str(chunk["error"].get("message")))
+    return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+
+
+def _message(body: bytes) -> str:
+    """The message of an error in OpenAI's form; "" if the body has another form."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, TypeError, KeyError):
+        return ""
