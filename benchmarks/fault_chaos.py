@@ -41,7 +41,10 @@ REST_SECONDS = 60.0  # until spares are back
 DRAIN_SECONDS = 10  # shutdown_timeout of the server
 MAX_DRAIN_SECONDS = 60.0
 TMPFS_MEGABYTES = 8
-FURTHER_DESCRIPTORS, FURTHER_THREADS = 4, 2  # a process may have so many more at rest, for example for a wake-up
+FURTHER_DESCRIPTORS, FURTHER_THREADS = (
+    4,
+    8,
+)  # a process may have so many more at rest: pools start threads when they need them
 FURTHER_MEMORY = 1.5, 64 << 20  # as many times the bytes of before, and so many more
 
 
@@ -52,12 +55,12 @@ class Chaos:
     Attributes:
         counts: of each kind of fault, for example "SIGSTOP worker".
         problems: what the server did not survive as it should, apart from lost and wrong answers.
-        num_front_ends_hit: as often connections may break.
+        may_break_connections: whether a front end was hit, or had no descriptor for new connections.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
-    num_front_ends_hit: int = 0
+    may_break_connections: bool = False
 
 
 class ChaosServer(FaultServer):
@@ -89,7 +92,7 @@ class ChaosServer(FaultServer):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
                 self._chaos.counts[f"{number.name} {kind}"] += 1
-                self._chaos.num_front_ends_hit += kind == "front end"
+                self._chaos.may_break_connections |= kind == "front end"
 
     @contextlib.contextmanager
     def shortage(self, kind: str, folder: Path) -> Iterator[None]:
@@ -106,6 +109,7 @@ class ChaosServer(FaultServer):
         short = [self.pid, *(pid for pid, title in self.titles().items() if title == "engine")]
         usual = resource.getrlimit(resource.RLIMIT_NOFILE)
         if kind == "descriptors":
+            self._chaos.may_break_connections = True
             for pid in short:
                 _limit_descriptors(pid, (len(os.listdir(f"/proc/{pid}/fd")), usual[1]))
         try:

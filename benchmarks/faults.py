@@ -189,13 +189,14 @@ def run_chaos(plan: Plan) -> tuple[Result, fault_chaos.Chaos]:
             bursts.start()
             for number in itertools.count():
                 was_hit = bursts.is_alive()
-                breaks = "--api-server-count" in plan.options
-                load = Load(server.address, _salted(requests, f"round {number}"), breaks, sys.maxsize)
+                load = Load(server.address, _salted(requests, f"round {number}"), True, sys.maxsize)
                 load.run()
                 compare(truth, load.outcomes, result)
                 if not was_hit or server.has_ended:
                     break
             bursts.join()
+            if result.num_sent_again and not chaos.may_break_connections:
+                chaos.problems.append(f"{result.num_sent_again} connections broke without a reason")
             if not server.has_ended:
                 fault_chaos.check_rest(server, before, chaos)
                 result.num_recoveries = server.num_recoveries()
@@ -220,7 +221,7 @@ def report_chaos(plan: Plan, result: Result, chaos: fault_chaos.Chaos) -> bool:
         ["requests lost", f"{len(result.lost)} of {len(result.outcomes)}", "0", verdict(not result.lost)],
         ["answers that differ", len(result.differences), "0", verdict(not result.differences)],
         ["other problems", len(chaos.problems), "0", verdict(not chaos.problems)],
-        ["requests sent again after front ends were hit", result.num_sent_again, "", ""],
+        ["requests sent again: a front end was hit, or had no descriptor", result.num_sent_again, "", ""],
         ["recoveries counted by the server", json.dumps(dict(result.num_recoveries)), "", ""],
         *([name, count, "", ""] for name, count in sorted(chaos.counts.items())),
     ]
