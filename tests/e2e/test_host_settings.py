@@ -248,6 +248,12 @@ SETTINGS: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_frozen() -> None:
+    """The count of frozen objects falls when one of them is freed; tests/conftest.py has frozen many."""
+    gc.unfreeze()
+
+
 def settings() -> dict[str, object]:
     """What a host may have set, as it is now in this thread."""
     umask = os.umask(0o022)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ NOT_YET = 10**9  # what history holds behind a draw: nobody may look at it
 
 @dataclass(frozen=True)
 class Row:
-    params: SamplingParams = GREEDY
+    params: SamplingParams = field(default_factory=lambda: GREEDY)
     seed: int = 0
     prompt: Sequence[int] = (0,)
     output: Sequence[int] = ()
