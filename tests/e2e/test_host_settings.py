@@ -249,9 +249,11 @@ SETTINGS: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_is_frozen() -> None:
+def _nothing_is_frozen() -> Iterator[None]:
     """The count of frozen objects falls when one of them is freed; tests/conftest.py has frozen many."""
     gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def settings() -> dict[str, object]:

@@ -43,6 +43,6 @@ def test_few_errors_are_collected(name: str) -> None:
 def test_the_first_errors_are_told() -> None:
     """To find the branch of a union that got furthest, each is compared with each."""
     errors = [{"type": "missing", "loc": ("body", f"field{i}"), "msg": ""} for i in range(3000)]
-    begin = time.process_time()
+    begin = time.thread_time()
     assert _validation_error(errors, None).body().count(b"this field is required") == 3
-    assert time.process_time() - begin < 2
+    assert time.thread_time() - begin < 2

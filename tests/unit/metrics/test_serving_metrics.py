@@ -166,9 +166,9 @@ def test_buckets_are_in_order() -> None:
 
 def test_many_tokens_cost_as_much_as_one() -> None:
     metrics = ServingMetrics("m")
-    start = time.process_time()
+    start = time.thread_time()
     metrics.tokens_generated(10**9, 10**9 * 0.02)  # a loop would take minutes
-    assert time.process_time() - start < 1.0
+    assert time.thread_time() - start < 1.0
     assert Scraped(metrics)("inter_token_latency_seconds_bucket", le="0.02") == 10**9
 
 

@@ -61,7 +61,7 @@ BLOW_UPS = [
 
 @pytest.mark.parametrize("regex", BLOW_UPS)
 def test_a_regex_that_blows_up_fails_by_its_limits_within_a_second(regex: str) -> None:
-    start = time.process_time()
+    start = time.thread_time()
     try:
         matcher = matcher_for(regex=regex)
         token_ids = walk(matcher, GRAMMAR, random.Random(0), max_tokens=20, end=0.0)
@@ -71,7 +71,7 @@ def test_a_regex_that_blows_up_fails_by_its_limits_within_a_second(regex: str) -
     except InvalidRequestError as refusal:
         error = str(refusal)
     assert "too" in error or regex == BLOW_UPS[-1]
-    assert time.process_time() - start < 1.0
+    assert time.thread_time() - start < 1.0
 
 
 def test_a_regex_may_blow_up_in_a_later_mask() -> None:

@@ -56,10 +56,10 @@ def test_a_string_inside_the_beginning_of_another() -> None:
 
 def test_linear_where_a_naive_search_is_not() -> None:
     automaton = StopStrings(["a" * 1000 + "b"])
-    start = time.process_time()
+    start = time.thread_time()
     state = START
     for _ in range(20_000):
         state, _, match = automaton.advance(state, "aaaaa", search=True)
         assert match is None
     assert automaton.num_held[state] == 1000
-    assert time.process_time() - start < 5
+    assert time.thread_time() - start < 5

@@ -120,10 +120,10 @@ def test_many_and_long_names_cost_little() -> None:
     body |= {f"key{i}": 1 for i in range(50_000)}
     model = ChatCompletionRequest.model_validate(body)
     fields = IgnoredFields(is_strict=False)
-    start = time.process_time()
+    start = time.thread_time()
     names = fields.take_out(model)
     ((_, value),) = fields.header(names).items()
-    assert time.process_time() - start < 0.5
+    assert time.thread_time() - start < 0.5
     assert len(names) == MAX_NAMES + 1
     assert value.endswith(", and more")
     assert len(value) < MAX_NAMES * (MAX_NAME_LENGTH + 2) + 30
