@@ -41,10 +41,8 @@ REST_SECONDS = 60.0  # until spares are back
 DRAIN_SECONDS = 10  # shutdown_timeout of the server
 MAX_DRAIN_SECONDS = 60.0
 TMPFS_MEGABYTES = 8
-FURTHER_DESCRIPTORS, FURTHER_THREADS = (
-    4,
-    8,
-)  # a process may have so many more at rest: pools start threads when they need them
+# A process may have so many more at rest: pools start threads when they need them.
+FURTHER_DESCRIPTORS, FURTHER_THREADS = 4, 8
 FURTHER_MEMORY = 1.5, 64 << 20  # as many times the bytes of before, and so many more
 
 

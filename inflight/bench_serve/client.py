@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 from inflight.bench_serve.dataset import BenchRequest
+from inflight.bench_serve.event_buffer import EventBuffer
 from inflight.bench_serve.options import CHAT, COMPLETIONS, ServerOptions
 from inflight.bench_serve.record import RequestRecord
 from inflight.errors import ConfigError
@@ -99,31 +100,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time (--timeout)"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-class EventBuffer:
-    """Joins the pieces of data that the network delivers into server-sent events. The time is linear in the data.
-
-    Lines may end in LF or CRLF. Comments and fields other than `data` are ignored (HTML standard, section 9.2)."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []  # pieces of the line that has not ended yet
-        self._data: list[bytes] = []  # data lines of the event that has not ended yet
-
-    def push(self, piece: bytes) -> Iterator[bytes]:
-        """Add a piece. Yields the data of each event that is complete now."""
-        *lines, rest = piece.split(b"\n")
-        for line in lines:
-            self._pieces.append(line)
-            whole = b"".join(self._pieces).removesuffix(b"\r")
-            self._pieces = []
-            if whole.startswith(b"data:"):
-                self._data.append(whole[5:].removeprefix(b" "))
-            elif not whole and self._data:
-                yield b"\n".join(self._data)
-                self._data = []
-        if rest:
-            self._pieces.append(rest)
 
 
 async def _read_stream(content: aiohttp.StreamReader, record: RequestRecord) -> None:

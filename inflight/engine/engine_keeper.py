@@ -221,9 +221,8 @@ class EngineKeeper:
         while True:
             process = await self._replace(process, fault_time, deadline)
             begun = time.monotonic()
-            allowed = max(
-                (deadline - begun) / share, 2 * self._start_seconds
-            )  # one as slow as the first start is no hang
+            # a start that takes no longer than twice the first start is no hang
+            allowed = max((deadline - begun) / share, 2 * self._start_seconds)
             await self._follow(process, until_ready=True, deadline=min(begun + allowed, deadline))
             now = time.monotonic()
             if process.is_ready:  # if it has ended since, that is another fault

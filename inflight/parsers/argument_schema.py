@@ -14,7 +14,7 @@ from typing import Any
 
 from inflight.parsers.held_value import HeldValue, as_json
 from inflight.structured_output.patterns import pattern_search
-from inflight.structured_output.references import is_index, unescaped, with_local_references
+from inflight.structured_output.references import referred, with_local_references
 
 _ALL = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 NULLS = ("null", "None")
@@ -120,15 +120,10 @@ class ArgumentSchema:
     def _target(self, node: Mapping[str, Any]) -> Any:
         """The schema that "$ref" refers to; None if there is no reference, or if it leads nowhere."""
         reference = node.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#"):
+        try:
+            return referred(self.root, reference) if isinstance(reference, str) else None
+        except KeyError:
             return None
-        target = self.root
-        for key in unescaped(reference) if reference.startswith("#/") else ():
-            if isinstance(target, list) and is_index(key) and int(key) < len(target):
-                target = target[int(key)]
-            else:
-                target = _mapping(target).get(key)
-        return target
 
     def _types(self, node: Any, depth: int) -> frozenset[str]:
         if not isinstance(node, Mapping) or depth > _MAX_DEPTH:

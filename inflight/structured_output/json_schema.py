@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inflight.errors import InvalidRequestError
-from inflight.structured_output.references import is_index, unescaped
+from inflight.structured_output.references import referred
 from inflight.structured_output.spec import SchemaPart
 
 MAX_DEPTH = 100  # how deep subschemas may be nested; there is a limit because the compilers recurse
@@ -228,21 +228,15 @@ class _Walk:
 
     def _resolve(self, reference: str, path: str) -> object:
         """The subschema to which a reference such as "#/$defs/a" refers."""
-        if reference == "#":
-            return self._root
-        if not reference.startswith("#/"):
+        if reference != "#" and not reference.startswith("#/"):
             raise self._refusal(
                 path, f"{reference!r} is not supported: a reference must be a path in the schema, #/..."
             )
-        target: object = self._root
-        for key in unescaped(reference):
-            if isinstance(target, Mapping) and key in target:
-                target = target[key]
-            elif isinstance(target, list) and is_index(key) and int(key) < len(target):
-                target = target[int(key)]
-            else:
-                raise self._refusal(path, f"{reference!r} does not exist")
-        return target
+        try:
+            found: object = referred(self._root, reference)
+        except KeyError:
+            raise self._refusal(path, f"{reference!r} does not exist") from None
+        return found
 
     def _refusal(self, path: str, problem: str) -> InvalidRequestError:
         return InvalidRequestError(f"{name_place(path, self._parts, self._where)} {problem}")

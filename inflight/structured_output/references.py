@@ -36,14 +36,30 @@ def with_local_references(schema: Any) -> Any:  # Any: JSON
     return copy
 
 
-def is_index(key: str) -> bool:
-    """Whether a key of a reference may be the index of an item of a list."""
+def referred(root: Any, reference: str) -> Any:  # Any: JSON
+    """The part of the schema `root` to which a reference such as "#/$defs/a~1b%20c" refers; "#" is the whole schema.
+
+    Raises:
+        KeyError: there is no such part.
+    """
+    if reference == "#":
+        return root
+    if not reference.startswith("#/"):
+        raise KeyError(reference)
+    node = root
+    for part in reference[2:].split("/"):
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(node, Mapping) and key in node:
+            node = node[key]
+        elif isinstance(node, list) and _is_index(key) and int(key) < len(node):
+            node = node[int(key)]
+        else:
+            raise KeyError(reference)
+    return node
+
+
+def _is_index(key: str) -> bool:
     return key.isdecimal() and len(key) < 10  # Python refuses to read very long numbers
-
-
-def unescaped(reference: str) -> list[str]:
-    """The keys of a reference such as "#/$defs/a~1b%20c": ["$defs", "a/b c"]."""
-    return [unquote(part).replace("~1", "/").replace("~0", "~") for part in reference[2:].split("/")]
 
 
 def moved(node: Any, root: str) -> Any:  # Any: JSON

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inflight.errors import InvalidRequestError
-from inflight.structured_output.references import moved, unescaped
+from inflight.structured_output.references import moved, referred
 from inflight.structured_output.structural_tag import Tag
 
 Schema = Mapping[str, Any]  # Any: JSON
@@ -154,11 +154,12 @@ class TaggedObject:
         return sequence
 
     def _target(self, node: Schema) -> Schema:
+        """The schema that "$ref" refers to; empty if there is no reference, or if it leads nowhere."""
         reference = node.get("$ref")
-        target: Any = self._root if isinstance(reference, str) else {}
-        for key in unescaped(reference) if isinstance(reference, str) and reference.startswith("#/") else ():
-            target = target[int(key)] if isinstance(target, list) else _mapping(target).get(key)
-        return _mapping(target)
+        try:
+            return _mapping(referred(self._root, reference)) if isinstance(reference, str) else {}
+        except KeyError:
+            return {}
 
     def _count(self) -> None:
         self._num_parts += 1

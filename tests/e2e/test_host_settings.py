@@ -12,7 +12,6 @@ import locale
 import logging
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,12 +26,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
 
 from inflight import LLM, SamplingParams
 from inflight.sampling_params import StructuredOutputsParams
+from tests.e2e.text_model import text_config, with_tokenizer
 from tests.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, write_model
-from tests.unit.structured_output.grammar_case import MODEL, PERSON, tokenizer
+from tests.unit.structured_output.grammar_case import PERSON
 
 Result = list[
     tuple[tuple[int, ...], list[dict[int, float]]]
@@ -48,17 +47,7 @@ SEEDED = SamplingParams(
     structured_outputs=StructuredOutputsParams(json=PERSON, disable_any_whitespace=True),
 )
 PROMPTS = [[5, 6, 7], [random.Random(1).randrange(3, VOCAB_SIZE) for _ in range(70)]]
-_STRUCTURED = LlamaConfig(
-    vocab_size=tokenizer("embedded").vocab_size,
-    hidden_size=64,
-    intermediate_size=112,
-    num_hidden_layers=2,
-    max_position_embeddings=1024,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    bos_token_id=None,
-    eos_token_id=2,
-)
+_STRUCTURED = text_config(1024)
 # name -> (configuration, arguments of LLM, sampling)
 CASES: dict[str, tuple[Any, dict[str, Any], SamplingParams]] = {
     "float32": (FAMILY_CONFIGS["llama"][3], {}, GREEDY),
@@ -77,8 +66,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], SamplingParams]] = {
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     made = {name: write_model(config, root / name.replace(" ", "-"), seed=0) for name, (config, *_) in CASES.items()}
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, made["grammar"] / name)
+    with_tokenizer(made["grammar"])
     return made
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import sys
 import threading
@@ -20,14 +19,14 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
 
 import inflight
 from inflight import LLM, SamplingParams
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import StructuredOutputsParams
+from tests.e2e.text_model import text_config, with_tokenizer
 from tests.model_zoo import write_model
-from tests.unit.structured_output.grammar_case import MODEL, PERSON, tokenizer
+from tests.unit.structured_output.grammar_case import PERSON
 
 NUM_MOMENTS = 500 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 8
 HOME = str(Path(inflight.__file__).parent)
@@ -53,21 +52,8 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = LlamaConfig(
-        vocab_size=tokenizer("embedded").vocab_size,
-        hidden_size=64,
-        intermediate_size=112,
-        num_hidden_layers=2,
-        max_position_embeddings=256,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        bos_token_id=None,
-        eos_token_id=2,
-    )
-    made = write_model(config, tmp_path_factory.mktemp("interrupts") / "model", seed=0)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, made / name)
-    return made
+    made = write_model(text_config(256), tmp_path_factory.mktemp("interrupts") / "model", seed=0)
+    return with_tokenizer(made)
 
 
 def start(folder: Path, case: str) -> LLM:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from transformers import LlamaConfig
 
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.errors import InvalidRequestError
@@ -25,14 +23,14 @@ from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.llguidance_backend import LLGuidanceBackend
 from inflight.structured_output.selector import create_backend
 from inflight.structured_output.spec import GrammarSpec
+from tests.e2e.text_model import EOS_ID, text_config, with_tokenizer
 from tests.model_zoo import write_model
 from tests.schema_generator import generate_schemas
-from tests.unit.structured_output.grammar_case import BACKENDS, MODEL, PERSON, cases_for, follows, tokenizer
+from tests.unit.structured_output.grammar_case import BACKENDS, PERSON, cases_for, follows, tokenizer
 
 NUM_SCHEMAS = 500 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 40
 HOT = 1.5
 PROMPT = "What do you know about her? Answer as JSON: "
-EOS_ID = 2
 BIASED = 6.0  # a token with such a bias comes soon, and not at once
 YES_NO = StructuredOutputsParams(choice=["yes", "no"])
 COMPACT = StructuredOutputsParams(json=PERSON, disable_any_whitespace=True)
@@ -41,21 +39,8 @@ COMPACT = StructuredOutputsParams(json=PERSON, disable_any_whitespace=True)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights, and the embedded model's tokenizer; the vocabulary is padded."""
-    config = LlamaConfig(
-        vocab_size=tokenizer("embedded").vocab_size + 20,
-        hidden_size=64,
-        intermediate_size=112,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        bos_token_id=None,
-        eos_token_id=EOS_ID,
-    )
-    folder = write_model(config, tmp_path_factory.mktemp("structured") / "model", seed=3)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, folder / name)
-    return folder
+    config = text_config(4096, padding=20)
+    return with_tokenizer(write_model(config, tmp_path_factory.mktemp("structured") / "model", seed=3))
 
 
 def make(folder: Path, **arguments: Any) -> LLM:

@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from inflight.bench_serve.event_buffer import EventBuffer
 from inflight.entrypoints.cli.terminal import InterruptFlag, TextStream
 from inflight.errors import ConfigError, EngineError, InvalidRequestError
 
@@ -116,9 +117,10 @@ class ServedConversation(Conversation):
                 response = connection.getresponse()
                 if response.status != 200:
                     raise InvalidRequestError(_message(response.read()) or f"HTTP {response.status} {response.reason}")
-                for line in response:
-                    if line.startswith(b"data: {"):
-                        answer += _content(json.loads(line[6:]))
+                buffer = EventBuffer()
+                for data in (data for piece in iter(response.read1, b"") for data in buffer.push(piece)):
+                    if data != b"[DONE]":
+                        answer += _content(json.loads(data))
                         yield answer
             except (OSError, http.client.HTTPException) as error:
                 raise EngineError(f"{self._url.geturl()} does not answer: {error}") from error

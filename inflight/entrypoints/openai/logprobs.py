@@ -23,9 +23,8 @@ def chat_logprobs(
 
     def shown(token_id: int, found: Logprob) -> TopLogprob:
         text = found.decoded_token or ""
-        token = f"token_id:{token_id}" if as_ids else text
         return {
-            "token": token,
+            "token": _name(token_id, text, as_ids=as_ids),
             "logprob": finite(found.logprob),
             "bytes": list(_token_bytes(token_id, text, tokenizer)),
         }
@@ -35,6 +34,10 @@ def chat_logprobs(
         best = sorted(row.items(), key=lambda item: item[1].rank)[:top]
         entries.append({**shown(*next(iter(row.items()))), "top_logprobs": [shown(*other) for other in best]})
     return entries
+
+
+def _name(token_id: int, text: str, *, as_ids: bool) -> str:
+    return f"token_id:{token_id}" if as_ids else text
 
 
 def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes:
@@ -62,7 +65,7 @@ class CompletionLogprobs:
         for row in rows:
             token_id, found = (first[0], None) if row is None else next(iter(row.items()))
             text = first[1] if found is None else found.decoded_token or ""
-            columns["tokens"].append(f"token_id:{token_id}" if self._as_ids else text)
+            columns["tokens"].append(_name(token_id, text, as_ids=self._as_ids))
             columns["token_logprobs"].append(None if found is None else finite(found.logprob))
             columns["top_logprobs"].append(None if row is None else self._best(row))
             columns["text_offset"].append(self._offset)
@@ -75,8 +78,8 @@ class CompletionLogprobs:
         best: dict[str, float] = {}
         drawn, *others = row.items()
         for token_id, entry in [drawn, *sorted(others, key=lambda item: item[1].rank)]:
-            text = f"token_id:{token_id}" if self._as_ids else entry.decoded_token or ""
-            best[text] = max(best.get(text, LOWEST), finite(entry.logprob))
+            name = _name(token_id, entry.decoded_token or "", as_ids=self._as_ids)
+            best[name] = max(best.get(name, LOWEST), finite(entry.logprob))
         return best
 
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.bench_serve.client import EventBuffer
 from inflight.bench_serve.dataset import BenchRequest, custom_requests, draw_lengths, random_requests, sharegpt_requests
+from inflight.bench_serve.event_buffer import EventBuffer
 from inflight.bench_serve.load import Load, arrival_times, generate_load
 from inflight.bench_serve.options import DatasetOptions, ResultOptions, TrafficOptions
 from inflight.bench_serve.record import RequestRecord

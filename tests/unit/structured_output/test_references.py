@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inflight.structured_output.references import is_index, unescaped, with_local_references
+from inflight.structured_output.references import referred, with_local_references
 
 URL, URN = "https://a.example/s/root", "urn:example:root"
 
@@ -94,6 +94,13 @@ def test_values_are_no_schemas() -> None:
     }
 
 
-def test_the_keys_of_a_reference() -> None:
-    assert is_index("12") and not is_index("a") and not is_index("9" * 5000)
-    assert unescaped("#/$defs/a~1b%20c~01") == ["$defs", "a/b c~1"]
+def test_the_part_that_a_reference_names() -> None:
+    schema = {"$defs": {"a/b c~1": {"anyOf": [{"type": "null"}] * 13}}}
+    assert referred(schema, "#") is schema
+    assert referred(schema, "#/$defs/a~1b%20c~01/anyOf/12") == {"type": "null"}
+    for nowhere in ("#/$defs/b", "#a", "", "http://x.y", "#/$defs/a~1b%20c~01/anyOf/13", f"#/$defs/{'9' * 5000}"):
+        with pytest.raises(KeyError):
+            referred(schema, nowhere)
+    for index in ("a", "-1", "9" * 5000):
+        with pytest.raises(KeyError):
+            referred(schema, f"#/$defs/a~1b%20c~01/anyOf/{index}")
