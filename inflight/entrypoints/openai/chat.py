@@ -53,7 +53,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
         thinks_first=not body.continue_final_message,
         answer_frame=frame,
         make_parser=make_parser,
-        presentation=body.presentation(model),
+        presentation=body.presentation(model, force_usage=server.settings.enable_force_include_usage),
     )
 
 

@@ -16,12 +16,12 @@ from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.completions import validate_completion
 from inflight.entrypoints.openai.errors import named_field, to_api_error
 from inflight.entrypoints.openai.generation import send_events, submit, whole_answer
+from inflight.entrypoints.openai.generation_fields import GenerationFields
 from inflight.entrypoints.openai.presenter import Presenter
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion, ErrorBody
 from inflight.entrypoints.openai.server import ApiServer, answer_id, within_deadline
 from inflight.entrypoints.openai.sse import EventStream, WorkResponse
-from inflight.entrypoints.openai.strict_model import StrictModel
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.errors import InvalidRequestError, OverloadedError, TokenizerError
 
@@ -57,7 +57,7 @@ def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
 def _respond(
     server: ApiServer,
     request: Request,
-    body: StrictModel,
+    body: GenerationFields,
     validate: Callable[[], Awaitable[ValidatedRequest]],
     presenter_type: type[Presenter],
 ) -> Response:
@@ -69,7 +69,7 @@ def _respond(
         with server.engine.accepted():  # if the queue is full, refuse before anything is tokenised
             async with within_deadline(request):
                 validated = await validate()
-                name = answer_id(request, presenter_type.id_prefix)
+                name = answer_id(request, presenter_type.id_prefix, body.request_id)
                 streams = await submit(server, request, validated, name)
         server.log_started(request, streams)
         presenter = presenter_type(name, validated, server.fingerprint, server.engine.tokenizer)

@@ -36,12 +36,11 @@ from inflight.entrypoints.serve.asgi import (
     header_of,
     send_error,
 )
-from inflight.entrypoints.serve.settings import ServerSettings, is_loopback
+from inflight.entrypoints.serve.settings import REQUEST_ID_PATTERN, ServerSettings, is_loopback
 from inflight.entrypoints.serve.size_limits import SizeLimits
 
 REQUEST_ID_HEADER = b"x-request-id"
-# The id is written to logs, traces and the response's header. So it must be short, without characters that are special there.
-_ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_ACCEPTED_ID = re.compile(REQUEST_ID_PATTERN.encode())
 _MAX_SHOWN = 100  # characters of a refused name
 
 
@@ -103,7 +102,8 @@ class RequestIds:
     """Puts the id of each request into scope["state"]["request_id"], and into the header X-Request-Id of the response.
 
     A client may choose the id with the same header. If the client's id is too long or has characters that are not accepted, a
-    random id is used instead.
+    random id is used instead. If the client chose none, scope["state"]["has_own_id"] is False, and the app may replace the id
+    until the response starts.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -111,13 +111,14 @@ class RequestIds:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = header_of(scope, REQUEST_ID_HEADER)
-        request_id = given if given is not None and _ACCEPTED_ID.fullmatch(given) else uuid.uuid4().hex.encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        state = scope.setdefault("state", {})
+        state["has_own_id"] = given is not None and _ACCEPTED_ID.fullmatch(given) is not None
+        state["request_id"] = given.decode() if given is not None and state["has_own_id"] else uuid.uuid4().hex
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = [header for header in message.get("headers", ()) if header[0].lower() != REQUEST_ID_HEADER]
-                message = {**message, "headers": [*headers, (REQUEST_ID_HEADER, request_id)]}
+                message = {**message, "headers": [*headers, (REQUEST_ID_HEADER, state["request_id"].encode())]}
             await send(message)
 
         await self._app(scope, receive, send_with_id)
