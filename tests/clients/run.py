@@ -94,7 +94,7 @@ def server() -> Iterator[str]:
         finally:
             started.terminate()
             try:
-                started.wait(60)
+                started.wait(300)
             except subprocess.TimeoutExpired:
                 started.kill()
                 started.wait()
