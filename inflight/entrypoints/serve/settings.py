@@ -183,6 +183,9 @@ class ServerSettings:
     enable_force_include_usage: bool = _answer(
         False, "Each stream ends with the usage, also if the request does not ask for it."
     )
+    strict_model_names: bool = _answer(
+        False, "Refuse requests to /v1/messages for models of other names. Default: any name means the served model."
+    )
     disable_fastapi_docs: bool = _answer(False, "Serve neither the page /docs nor /openapi.json.")
 
     def __post_init__(self) -> None:
