@@ -210,7 +210,7 @@ class EngineCore:
             self._records.worked(plan.step_id, "plan", start)
             budget = max(MIN_BUDGET_SECONDS, BUDGET_FACTOR * self.scheduler.limits.predicted_seconds)
             future = self._executor.execute_model(plan, non_block=True, budget=budget)
-            self._records.submitted(plan.step_id, future, start)
+            self._records.submitted(plan, future, start)
             self._in_flight.append((plan, future))
             self._send_masks()
 
