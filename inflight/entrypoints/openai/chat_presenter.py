@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from inflight.entrypoints.openai.logprobs import Row, chat_logprobs, prompt_logprobs
-from inflight.entrypoints.openai.presenter import Presenter, finish_reason_of
+from inflight.entrypoints.openai.presenter import ChunkPresenter, finish_reason_of
 from inflight.entrypoints.openai.responses import (
     AnsweredToolCall,
     AnswerMessage,
@@ -23,7 +23,7 @@ from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
-class ChatPresenter(Presenter):
+class ChatPresenter(ChunkPresenter):
     id_prefix = "chatcmpl"
     chunk_object = "chat.completion.chunk"
     body_object = "chat.completion"

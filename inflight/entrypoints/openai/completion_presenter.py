@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inflight.entrypoints.openai.logprobs import CompletionLogprobs, Row, prompt_logprobs
-from inflight.entrypoints.openai.presenter import Presenter, finish_reason_of
+from inflight.entrypoints.openai.presenter import ChunkPresenter, finish_reason_of
 from inflight.entrypoints.openai.responses import CompletionChoice
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
-class CompletionPresenter(Presenter):
+class CompletionPresenter(ChunkPresenter):
     """The choices of all prompts are numbered together. Choice `index` of a prompt has number `prompt_index * n + index`."""
 
     id_prefix = "cmpl"

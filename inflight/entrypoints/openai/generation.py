@@ -13,7 +13,7 @@ from inflight.engine.input_processor import ProcessedRequest
 from inflight.engine.output_stream import OutputStream
 from inflight.engine.request_state import RequestOutputKind
 from inflight.entrypoints.openai.errors import to_api_error
-from inflight.entrypoints.openai.presenter import DONE, Presenter
+from inflight.entrypoints.openai.presenter import Presenter
 from inflight.entrypoints.openai.server import ApiServer, arrival_time, trace_headers
 from inflight.entrypoints.openai.sse import EventStream
 from inflight.entrypoints.openai.validated import ValidatedRequest
@@ -84,7 +84,7 @@ async def send_events(streams: Sequence[OutputStream], presenter: Presenter, eve
                 await events.send(b"".join(chunks))
 
     try:
-        async with events.kept_alive():
+        async with events.kept_alive(presenter.keep_alive):
             if len(streams) == 1:
                 await send_outputs(0, streams[0])
             else:
@@ -92,9 +92,9 @@ async def send_events(streams: Sequence[OutputStream], presenter: Presenter, eve
     except Exception as error:
         if not events.has_started:
             raise
-        await events.finish(b"data: " + to_api_error(error).body() + b"\n\n" + DONE)
+        await events.finish(presenter.failure(to_api_error(error)))
         return
-    await events.finish(presenter.usage_chunk() + DONE)
+    await events.finish(presenter.end())
 
 
 def _check_logprobs(requests: Sequence[ProcessedRequest], is_stream: bool) -> None:

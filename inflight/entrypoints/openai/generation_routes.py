@@ -33,10 +33,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-        return _respond(server, request, body, partial(validate_chat, server, body), ChatPresenter)
+        return respond(server, request, body, partial(validate_chat, server, body), ChatPresenter)
 
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        return _respond(server, request, body, partial(validate_completion, server, body), CompletionPresenter)
+        return respond(server, request, body, partial(validate_completion, server, body), CompletionPresenter)
 
     app.add_api_route(
         "/v1/chat/completions",
@@ -54,7 +54,7 @@ def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
     )
 
 
-def _respond(
+def respond(
     server: ApiServer,
     request: Request,
     body: StrictModel,
@@ -65,7 +65,7 @@ def _respond(
     if the client disconnects."""
     ignored = server.ignored_fields.take_out(body)
 
-    async def start() -> tuple[list[OutputStream], Presenter, bool]:
+    async def start() -> tuple[list[OutputStream], Presenter, ValidatedRequest]:
         with server.engine.accepted():  # if the queue is full, refuse before anything is tokenised
             async with within_deadline(request):
                 validated = await validate()
@@ -73,15 +73,15 @@ def _respond(
                 streams = await submit(server, request, validated, name)
         server.log_started(request, streams)
         presenter = presenter_type(name, validated, server.fingerprint, server.engine.tokenizer)
-        return streams, presenter, validated.presentation.stream
+        return streams, presenter, validated
 
     async def work(send: Send) -> Response | None:
         streams: list[OutputStream] = []
         try:
-            streams, presenter, is_stream = await start()
+            streams, presenter, validated = await start()
             unenforced = [place for stream in streams for place in stream.request.unenforced]
-            headers = server.ignored_fields.header([*ignored, *unenforced])
-            if not is_stream:
+            headers = server.ignored_fields.header([*ignored, *validated.left_out, *unenforced])
+            if not validated.presentation.stream:
                 answer = await whole_answer(streams, presenter)
                 return Response(answer, headers=headers, media_type="application/json")
             keep_alive = server.settings.stream_keep_alive_interval

@@ -1,4 +1,5 @@
-"""`Presenter`: writes the answer to one request from the engine's outputs, as chunks of a stream or as one body."""
+"""`Presenter`: writes the answer to one request from the engine's outputs, as a stream or as one body. `ChunkPresenter`: what
+the answers of /v1/chat/completions and /v1/completions have in common."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from typing import Any, cast
 
 from pydantic_core import to_json
 
+from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.responses import Answer, ChatChunkChoice, CompletionChoice, FinishReason, Usage
+from inflight.entrypoints.openai.sse import COMMENT
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -51,9 +54,37 @@ class UsageCount:
 
 class Presenter(ABC):
     """Each request has its own presenter. For a stream, call `chunks` for each output in the order in which the outputs come,
-    and then `usage_chunk`. For one body, call only `body`."""
+    and then `end` or `failure`. For one body, call only `body`."""
 
     id_prefix: str  # the beginning of an answer's id
+
+    @abstractmethod
+    def __init__(
+        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
+    ) -> None: ...
+
+    @abstractmethod
+    def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
+        """The events for `output`, which contains only what is new since the output before it. The list may be empty."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """The last events of a stream."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> bytes:
+        """The last events of a stream whose request has failed after something was sent."""
+
+    @abstractmethod
+    def body(self, outputs: Sequence[RequestOutput]) -> bytes:
+        """The whole answer. `outputs` has one finished output per prompt."""
+
+    def keep_alive(self) -> bytes:
+        """What a stream sends if there has been no event for some time, perhaps before the first output."""
+        return COMMENT
+
+
+class ChunkPresenter(Presenter):
     chunk_object: str
     body_object: str
 
@@ -75,13 +106,11 @@ class Presenter(ABC):
         has_null_usage = presentation.include_usage and not presentation.continuous_usage
         self._end = b',"usage":null}\n\n' if has_null_usage else b"}\n\n"
 
-    @abstractmethod
-    def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
-        """The events for `output`, which contains only what is new since the output before it. The list may be empty."""
+    def end(self) -> bytes:
+        return self.usage_chunk() + DONE
 
-    @abstractmethod
-    def body(self, outputs: Sequence[RequestOutput]) -> bytes:
-        """The whole answer. `outputs` has one finished output per prompt."""
+    def failure(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n" + DONE
 
     def usage_chunk(self) -> bytes:
         """The last event before [DONE]. Empty if the client did not ask for the usage."""

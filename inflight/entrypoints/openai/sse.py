@@ -16,7 +16,7 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # without this header nginx would hold events back
 ]
-_COMMENT = b": keep-alive\n"  # no blank line: some clients take it for the end of an empty event
+COMMENT = b": keep-alive\n"  # no blank line: some clients take it for the end of an empty event
 
 
 class WorkResponse(Response):
@@ -49,9 +49,8 @@ class EventStream:
 
     Args:
         headers: further headers of the response.
-        keep_alive: after this number of seconds without an event a comment is sent, so that no proxy closes the stream of a
-            request that waits in the queue. Clients ignore comments (HTML standard, section 9.2.6). If None, no comments are
-            sent.
+        keep_alive: after this number of seconds without an event `kept_alive` sends something, so that no proxy closes the
+            stream of a request that waits in the queue. If None, it sends nothing.
     """
 
     def __init__(self, send: Send, keep_alive: float | None = None, headers: Mapping[str, str] | None = None) -> None:
@@ -81,24 +80,25 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": b""})
 
     @asynccontextmanager
-    async def kept_alive(self) -> AsyncIterator[None]:
-        """Send comments while the `with` block waits for events. Call `finish` after the block."""
+    async def kept_alive(self, signal: Callable[[], bytes] = lambda: COMMENT) -> AsyncIterator[None]:
+        """Send what `signal` returns each time that the `with` block has sent no event for the interval. Call `finish` after
+        the block. The default is a comment, which clients ignore (HTML standard, section 9.2.6)."""
         if self._keep_alive is None:
             yield
             return
-        ticking = asyncio.ensure_future(self._tick(self._keep_alive))
+        ticking = asyncio.ensure_future(self._tick(self._keep_alive, signal))
         try:
             yield
         finally:
             await _end(ticking)
 
-    async def _tick(self, interval: float) -> None:
+    async def _tick(self, interval: float, signal: Callable[[], bytes]) -> None:
         while True:
             silent = time.monotonic() - self._sent_at
             if silent < interval:
                 await asyncio.sleep(interval - silent)
             else:
-                await self.send(_COMMENT)
+                await self.send(signal())
 
 
 async def _client_gone(receive: Receive) -> None:

@@ -54,6 +54,7 @@ class ValidatedRequest:
         thinks_first: whether the model may think before it answers. If so, a grammar constrains the text without its
             reasoning.
         answer_frame: what may be around the text that a grammar constrains; None if nothing may.
+        left_out: the parts of the request that are ignored beside unknown fields, as names for the answer's header.
         make_parser: makes a parser for the text of one choice, which may contain tool calls or reasoning. None if all text is
             content.
     """
@@ -66,3 +67,4 @@ class ValidatedRequest:
     thinks_first: bool = False
     answer_frame: AnswerFrame | None = None
     make_parser: Callable[[], OutputParser] | None = None
+    left_out: tuple[str, ...] = ()
