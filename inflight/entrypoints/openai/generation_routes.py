@@ -43,14 +43,14 @@ def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
         create_chat_completion,
         methods=["POST"],
         response_model=None,
-        responses={200: _streamed_or_not(ChatCompletion, ChatCompletionChunk), **ERRORS},
+        responses={200: streamed_or_not(ChatCompletion, ChatCompletionChunk), **ERRORS},
     )
     app.add_api_route(
         "/v1/completions",
         create_completion,
         methods=["POST"],
         response_model=None,
-        responses={200: _streamed_or_not(Completion, Completion), **ERRORS},
+        responses={200: streamed_or_not(Completion, Completion), **ERRORS},
     )
 
 
@@ -100,7 +100,7 @@ def respond(
     return WorkResponse(work)
 
 
-def _streamed_or_not(whole: type, chunk: type) -> dict[str, Any]:
+def streamed_or_not(whole: type, chunk: type) -> dict[str, Any]:
     """The OpenAPI description of an answer that may be a stream. FastAPI adds the schema of `whole` for application/json. The
     text of the description names the events of a stream."""
     return {
