@@ -213,7 +213,7 @@ def test_a_body_that_is_too_large_is_a_413(client: httpx.Client) -> None:
 def test_other_refusals(client: httpx.Client) -> None:
     assert error_of(client.get("/v1/nothing"), 404)["code"] == "not_found"
     for path, instead in (
-        ("/v1/responses", "use /v1/chat/completions"),
+        ("/v1/responses/resp_1/cancel", "no responses are stored"),
         ("/messages", "use /v1/messages"),
         ("/v1/v1/chat/completions", "/v1 comes twice"),
         ("/chat/completions", "use /v1/chat/completions"),

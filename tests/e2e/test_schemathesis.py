@@ -43,7 +43,8 @@ _SETTINGS = hypothesis.settings(
     phases=[hypothesis.Phase.generate],  # the first failure is shown as it is
     suppress_health_check=list(hypothesis.HealthCheck),
 )
-_GOOD: dict[str, Any] = {"prompt": "What is 7 + 5?", "messages": [{"role": "user", "content": "What is 7 + 5?"}]}
+_SUM = "What is 7 + 5?"
+_GOOD: dict[str, Any] = {"prompt": _SUM, "messages": [{"role": "user", "content": _SUM}], "input": _SUM}
 
 
 def is_refusal_of_a_full_queue(response: schemathesis.Response) -> bool:

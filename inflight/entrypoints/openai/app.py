@@ -12,6 +12,7 @@ from inflight.entrypoints.openai.generation_routes import add_generation_routes
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.strict_json import JsonRoute
 from inflight.entrypoints.openai.utility_routes import add_model_routes, add_operation_routes, add_token_routes
+from inflight.entrypoints.responses_api.routes import add_response_routes
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.template_process import TemplateProcesses
 from inflight.metrics.log_lines import RequestLog
@@ -47,6 +48,7 @@ def build_app(
     add_error_handlers(app)
     add_generation_routes(app, server)
     add_messages_routes(app, server)
+    add_response_routes(app, server)
     add_model_routes(app, server)
     add_token_routes(app, server)
     add_operation_routes(app, server)

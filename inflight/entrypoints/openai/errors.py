@@ -64,7 +64,7 @@ _ONLY_TEXT = ": this server only generates text (/v1/chat/completions, /v1/compl
 _MODELS = ": /v1/models lists the models"
 # The beginning of a path of another API, without /v1 -> what to use instead. The first that fits counts.
 _INSTEAD = {
-    "/responses": _CHATS,  # OpenAI
+    "/responses": ": POST the whole conversation to /v1/responses, because no responses are stored",  # OpenAI
     "/messages": ": use /v1/messages",  # Anthropic
     "/complete": ": use /v1/completions",
     "/v1": ": /v1 comes twice, use it once in the base URL",
@@ -94,7 +94,9 @@ _PATH = re.compile(r"(?:the )?([a-z_]+)((?:\[\d+\]|\['\w+'\]|\.[a-z_]+)*)")
 _KEY = re.compile(r"\['(\w+)'\]")
 _OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
 # the fields with which a request constrains the text
-_CONSTRAINING = "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
+_CONSTRAINING = (
+    "response_format text structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
+)
 _MAX_COMPARED = 100  # pydantic's errors that are read for one answer; each of them is compared with all others
 
 
@@ -185,7 +187,7 @@ def named_field(error: Exception, body: BaseModel) -> str | None:
     "min_tokens=10 is more than max_tokens=3", and usually the field has the same name. A constraint of the text can come from
     several fields. If a constraint is wrong, the result is the first of `_CONSTRAINING` that the request has.
     """
-    prompt_field = "messages" if _has(body, "messages") else "prompt"
+    prompt_field = next((name for name in ("messages", "input") if _has(body, name)), "prompt")
     if isinstance(error, ContextLengthExceededError):
         return prompt_field
     if isinstance(error, TokenizerError):
@@ -194,8 +196,10 @@ def named_field(error: Exception, body: BaseModel) -> str | None:
     if match is None:
         return None
     name, path = match.groups()
-    if name == "prompt":
+    if name == "prompt" or (name == "messages" and not _has(body, name)):
         return prompt_field
+    if name == "tools" and prompt_field == "input":
+        return name  # the number is that of a tool of the chat, which may have another number in the request
     if name in _OF_CONSTRAINTS:
         return next((field for field in _CONSTRAINING if _has(body, field)), None)
     return name + _KEY.sub(r".\1", path) if _has(body, name) else None

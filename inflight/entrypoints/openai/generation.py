@@ -85,6 +85,8 @@ async def send_events(streams: Sequence[OutputStream], presenter: Presenter, eve
 
     try:
         async with events.kept_alive(presenter.keep_alive):
+            if opening := presenter.opening():
+                await events.send(opening)
             if len(streams) == 1:
                 await send_outputs(0, streams[0])
             else:

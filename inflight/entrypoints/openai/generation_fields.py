@@ -305,6 +305,7 @@ class GenerationFields(StrictModel):
         options = self.stream_options
         return Presentation(
             model=model,
+            request_id=self.request_id,
             stream=bool(self.stream),
             include_usage=force_usage or bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),

@@ -16,12 +16,12 @@ from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.completions import validate_completion
 from inflight.entrypoints.openai.errors import named_field, to_api_error
 from inflight.entrypoints.openai.generation import send_events, submit, whole_answer
-from inflight.entrypoints.openai.generation_fields import GenerationFields
 from inflight.entrypoints.openai.presenter import Presenter
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion, ErrorBody
 from inflight.entrypoints.openai.server import ApiServer, answer_id, within_deadline
 from inflight.entrypoints.openai.sse import EventStream, WorkResponse
+from inflight.entrypoints.openai.strict_model import StrictModel
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.errors import InvalidRequestError, OverloadedError, TokenizerError
 
@@ -43,21 +43,21 @@ def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
         create_chat_completion,
         methods=["POST"],
         response_model=None,
-        responses={200: _streamed_or_not(ChatCompletion, ChatCompletionChunk), **ERRORS},
+        responses={200: streamed_or_not(ChatCompletion, ChatCompletionChunk), **ERRORS},
     )
     app.add_api_route(
         "/v1/completions",
         create_completion,
         methods=["POST"],
         response_model=None,
-        responses={200: _streamed_or_not(Completion, Completion), **ERRORS},
+        responses={200: streamed_or_not(Completion, Completion), **ERRORS},
     )
 
 
 def respond(
     server: ApiServer,
     request: Request,
-    body: GenerationFields,
+    body: StrictModel,
     validate: Callable[[], Awaitable[ValidatedRequest]],
     presenter_type: type[Presenter],
 ) -> Response:
@@ -69,7 +69,7 @@ def respond(
         with server.engine.accepted():  # if the queue is full, refuse before anything is tokenised
             async with within_deadline(request):
                 validated = await validate()
-                name = answer_id(request, presenter_type.id_prefix, body.request_id)
+                name = answer_id(request, presenter_type.id_prefix, validated.presentation.request_id)
                 streams = await submit(server, request, validated, name)
         server.log_started(request, streams)
         presenter = presenter_type(name, validated, server.fingerprint, server.engine.tokenizer)
@@ -100,7 +100,7 @@ def respond(
     return WorkResponse(work)
 
 
-def _streamed_or_not(whole: type, chunk: type) -> dict[str, Any]:
+def streamed_or_not(whole: type, chunk: type) -> dict[str, Any]:
     """The OpenAPI description of an answer that may be a stream. FastAPI adds the schema of `whole` for application/json. The
     text of the description names the events of a stream."""
     return {

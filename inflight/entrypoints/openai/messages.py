@@ -14,9 +14,10 @@ from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_ef
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
 MAX_ARGUMENTS = 2**18  # characters per call
+MAX_TOOL_NAME = 256  # characters
 _NOT_SHOWN = {"refusal", "audio", "annotations"}  # fields that are accepted and not passed to templates
 
-ToolName = Annotated[str, Field(min_length=1, max_length=256)]
+ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
 
 
 def _check_part_type(kind: object) -> object:
@@ -27,7 +28,7 @@ def _check_part_type(kind: object) -> object:
     return kind
 
 
-def _as_text(part: object) -> object:
+def as_text_part(part: object) -> object:
     """Converts parts of other kinds that are text: a refusal, which is the text with which another model has refused to answer,
     and the parts of OpenAI's Responses API."""
     kind = part.get("type") if isinstance(part, dict) else None
@@ -60,7 +61,7 @@ def _kind_of_part(part: object) -> str:
 ContentPart = Annotated[
     Annotated[TextPart, Tag("part with text")] | Annotated[ThinkingPart, Tag("part with a thought")],
     Discriminator(_kind_of_part),
-    BeforeValidator(_as_text),
+    BeforeValidator(as_text_part),
 ]
 
 

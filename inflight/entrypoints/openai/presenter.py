@@ -53,8 +53,8 @@ class UsageCount:
 
 
 class Presenter(ABC):
-    """Each request has its own presenter. For a stream, call `chunks` for each output in the order in which the outputs come,
-    and then `end` or `failure`. For one body, call only `body`."""
+    """Each request has its own presenter. For a stream, call `opening`, then `chunks` for each output in the order in which the
+    outputs come, and then `end` or `failure`. For one body, call only `body`."""
 
     id_prefix: str  # the beginning of an answer's id
 
@@ -62,6 +62,11 @@ class Presenter(ABC):
     def __init__(
         self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None: ...
+
+    def opening(self) -> bytes:
+        """The events that a stream sends at once, before the first output. If there are none, a request that fails before its
+        first output can still get an error with a status of its own."""
+        return b""
 
     @abstractmethod
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
@@ -137,9 +142,13 @@ class ChunkPresenter(Presenter):
         }
         if self._top_logprobs is None and not self._presentation.prompt_logprobs:
             return to_json(answer)
-        # A body with log-probabilities may be large. pydantic's encoder would hold the GIL until the whole body is encoded.
-        # This encoder is written in Python, so other threads can run in between.
-        return "".join(_SLOW_ENCODER.iterencode(answer)).encode("utf-8")
+        return to_json_in_slices(answer)
+
+
+def to_json_in_slices(value: object) -> bytes:
+    """The JSON of a value with log-probabilities, which may be large. pydantic's encoder would hold the GIL until all of it is
+    encoded. This encoder is written in Python, so other threads can run in between."""
+    return "".join(_SLOW_ENCODER.iterencode(value)).encode("utf-8")
 
 
 def finish_reason_of(choice: CompletionOutput) -> FinishReason | None:

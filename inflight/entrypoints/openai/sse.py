@@ -59,19 +59,21 @@ class EventStream:
         self._headers = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
         self._keep_alive = keep_alive
         self._sent_at = time.monotonic()
-        self._start_lock = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def send(self, events: bytes) -> None:
         """Send events. Returns when uvicorn accepts more data, so the task of a slow client waits here.
 
-        Several tasks may call this method at the same time, because uvicorn writes each message as a whole.
+        Several tasks may call this method at the same time. The events are sent in the order of the calls.
         """
+        async with self._lock:
+            await self._write(events)
+
+    async def _write(self, events: bytes) -> None:
         if not self.has_started:
-            async with self._start_lock:
-                if not self.has_started:
-                    headers = [*_STREAM_HEADERS, *self._headers]
-                    await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-                    self.has_started = True
+            headers = [*_STREAM_HEADERS, *self._headers]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            self.has_started = True
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
         self._sent_at = time.monotonic()
 
@@ -94,11 +96,12 @@ class EventStream:
 
     async def _tick(self, interval: float, signal: Callable[[], bytes]) -> None:
         while True:
-            silent = time.monotonic() - self._sent_at
-            if silent < interval:
-                await asyncio.sleep(interval - silent)
-            else:
-                await self.send(signal())
+            await asyncio.sleep(self._sent_at + interval - time.monotonic())
+            async with self._lock:
+                # While this task waited for the lock, another one may have sent events. `signal` is called with the lock, so
+                # that events that have a number are sent in the order of their numbers.
+                if time.monotonic() - self._sent_at >= interval:
+                    await self._write(signal())
 
 
 async def _client_gone(receive: Receive) -> None:

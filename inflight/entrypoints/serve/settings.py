@@ -159,7 +159,7 @@ class ServerSettings:
     )
     stream_keep_alive_interval: float | None = _answer(
         10.0,
-        "Send a comment on a stream after this time without an event.",
+        "Send a comment, or an event that says nothing new, on a stream after this time without an event.",
         bounds=(0.001, _LONGEST),
         metavar="SECONDS|none",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 from inflight.entrypoints.openai.sse import EventStream
@@ -74,6 +75,32 @@ def test_a_client_that_takes_nothing_gets_no_comments() -> None:
             await events.finish(b"c")
         assert client.text.replace(": keep-alive\n", "") == "abc"
         assert client.text.count("keep-alive") <= 1
+
+    asyncio.run(test())
+
+
+def test_numbered_events_are_sent_in_their_order() -> None:
+    """Also if one that keeps the stream alive waits for the client when the next one comes."""
+
+    async def test() -> None:
+        client = Client()
+        numbers, is_made = itertools.count(), asyncio.Event()
+
+        def event() -> bytes:
+            is_made.set()
+            return b"%d " % next(numbers)
+
+        events = EventStream(client.send, keep_alive=0.01)
+        async with events.kept_alive(event):
+            await events.send(event())
+            client.reads.clear()
+            is_made.clear()
+            await is_made.wait()
+            client.reads.set()
+            await events.send(event())
+        found = [int(number) for number in client.text.split()]
+        assert found == sorted(found)
+        assert len(found) >= 3
 
     asyncio.run(test())
 

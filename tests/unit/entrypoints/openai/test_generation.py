@@ -76,14 +76,21 @@ async def delayed(*pieces: tuple[float, str | Exception]) -> AsyncIterator[Reque
         yield output(completion(piece, finish_reason="stop" if i == len(pieces) - 1 else None))
 
 
-def sent_events(*streams: AsyncIterator[RequestOutput]) -> list[Any]:
-    """The JSON of the events; the last one, which is [DONE], as text."""
+class OpeningPresenter(CompletionPresenter):
+    def opening(self) -> bytes:
+        return b'data: "opened"\n\n'
+
+
+def sent_events(
+    *streams: AsyncIterator[RequestOutput], kind: type[CompletionPresenter] = CompletionPresenter
+) -> list[Any]:
+    """The JSON of the events before the last one, which is [DONE]."""
     messages: list[Any] = []
 
     async def send(message: Any) -> None:
         messages.append(message)
 
-    presenter = CompletionPresenter("id", request(len(streams), stream=True), "fp", None)
+    presenter = kind("id", request(len(streams), stream=True), "fp", None)
     every: Any = streams
     asyncio.run(send_events(every, presenter, EventStream(send)))
     assert [message["type"] for message in messages].count("http.response.start") == 1
@@ -106,3 +113,10 @@ def test_an_error_of_one_prompt_ends_the_stream() -> None:
     for streams in ([delayed((0.0, wrong))], [delayed((20.0, "a")), delayed((0.0, wrong))]):
         with pytest.raises(InvalidRequestError, match="too complex"):
             sent_events(*streams)
+
+
+def test_a_stream_that_has_been_opened_ends_with_its_error() -> None:
+    opened, told = sent_events(delayed((0.0, InvalidRequestError("wrong"))), kind=OpeningPresenter)
+    assert (opened, told["error"]["message"]) == ("opened", "wrong")
+    opened, text = sent_events(delayed((0.0, "a")), kind=OpeningPresenter)
+    assert (opened, text["choices"][0]["text"]) == ("opened", "a")

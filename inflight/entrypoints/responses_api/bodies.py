@@ -1,0 +1,142 @@
+"""The JSON objects of the answers of /v1/responses, as typed dicts. /openapi.json describes them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from inflight.entrypoints.openai.responses import Body, TokenLogprob
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(Body):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[None]  # always empty
+    logprobs: list[TokenLogprob]
+
+
+class OutputMessage(Body):
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class ReasoningText(Body):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class Reasoning(Body):
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[None]  # always empty
+    content: list[ReasoningText]
+
+
+class FunctionToolCall(Body):
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+    arguments: str
+
+
+class CustomToolCall(Body):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+    input: str
+
+
+class InputTokensDetails(Body):
+    cached_tokens: int
+    cache_write_tokens: int  # 0: they are not counted
+
+
+class OutputTokensDetails(Body):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Body):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(Body):
+    code: str
+    message: str
+
+
+class IncompleteDetails(Body):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseState(Body):
+    """The members that change while the response is written."""
+
+    status: ResponseStatus
+    completed_at: int | None
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    usage: ResponseUsage | None
+
+
+class RequestEcho(Body):
+    """The members that do not change. Most of them repeat the request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    instructions: str | None
+    tools: list[dict[str, Any]]  # Any: JSON
+    tool_choice: str | dict[str, Any]
+    parallel_tool_calls: bool
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    top_logprobs: int
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    text: dict[str, Any]
+    reasoning: dict[str, Any]
+    truncation: Literal["disabled"]
+    background: Literal[False]
+    store: Literal[False]
+    previous_response_id: None
+    service_tier: Literal["default"]
+    metadata: dict[str, Any]
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    prompt_cache_retention: str | None
+
+
+class Response(RequestEcho, ResponseState):
+    output: list[OutputMessage | Reasoning | FunctionToolCall | CustomToolCall]
+
+
+class ResponseEvent(Body):
+    """An event of a stream. Further members depend on its type."""
+
+    type: str
+    sequence_number: int
+
+
+class InputTokens(Body):
+    object: Literal["response.input_tokens"]
+    input_tokens: int

@@ -1,0 +1,325 @@
+"""`ResponsesPresenter`: writes the answers of /v1/responses.
+
+A response has items: reasoning, messages and calls. In a stream each item has these events; <text> is `output_text`,
+`reasoning_text`, `function_call_arguments` or `custom_tool_call_input`:
+
+    output_item.added, content_part.added, <text>.delta, ..., <text>.done, content_part.done, output_item.done
+
+Calls have no content part. Before all items come `created` and `in_progress`, after them `completed`, `incomplete` or `failed`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json, to_json
+
+from inflight.entrypoints.openai.errors import ApiError
+from inflight.entrypoints.openai.logprobs import Row, chat_logprobs
+from inflight.entrypoints.openai.messages import read_arguments
+from inflight.entrypoints.openai.presenter import DONE, Presenter, UsageCount, to_json_in_slices
+from inflight.entrypoints.openai.responses import TokenLogprob
+from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.entrypoints.responses_api.bodies import (
+    ItemStatus,
+    RequestEcho,
+    ResponseError,
+    ResponseState,
+    ResponseStatus,
+    ResponseUsage,
+)
+from inflight.entrypoints.responses_api.conversation import ValidatedResponse
+from inflight.entrypoints.responses_api.tools import INPUT, OtherTool
+from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
+from inflight.outputs import RequestOutput
+from inflight.tokenizer.tokenizer import Tokenizer
+
+
+class _Kind(NamedTuple):
+    """A kind of item.
+
+    Attributes:
+        text_events: the beginning of the names of the events that carry the item's text.
+        text_name: the member that has the whole text.
+        part: the type of the content part that has the text; None if the item itself has it.
+    """
+
+    id_prefix: str
+    type: str
+    text_events: bytes
+    text_name: str
+    part: str | None
+
+
+_REASONING = _Kind("rs_", "reasoning", b"response.reasoning_text", "text", "reasoning_text")
+_MESSAGE = _Kind("msg_", "message", b"response.output_text", "text", "output_text")
+_FUNCTION = _Kind("fc_", "function_call", b"response.function_call_arguments", "arguments", None)
+_CUSTOM = _Kind("ctc_", "custom_tool_call", b"response.custom_tool_call_input", "input", None)
+
+
+@dataclass(slots=True)
+class _Item:
+    """The item that is written now. `where` are the members by which events name the place of its text."""
+
+    kind: _Kind
+    members: dict[str, Any]  # Any: JSON
+    where: bytes
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def part(self, text: str) -> dict[str, Any]:
+        if self.kind is _MESSAGE:
+            return {"type": self.kind.part, "text": text, "annotations": [], "logprobs": self.logprobs}
+        return {"type": self.kind.part, "text": text}
+
+
+class ResponsesPresenter(Presenter):
+    id_prefix = "resp"
+
+    def __init__(
+        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
+    ) -> None:
+        assert isinstance(request, ValidatedResponse)
+        self._tools = request.tools
+        self._is_stream = request.presentation.stream
+        self._top_logprobs = request.params.logprobs  # None: the answer has no log-probabilities
+        self._tokenizer = tokenizer
+        self._usage = UsageCount()
+        self._echo = to_json(_echo(answer_id, request))
+        self._sequence_number = 0
+        self._finish_reason: str | None = None
+        self._item: _Item | None = None
+        self._output: list[bytes] = []  # the JSON of the items that have ended
+        self._rows: list[Row] = []  # the log-probabilities of tokens whose text has not come yet
+
+    def opening(self) -> bytes:
+        return self._response_event("created", "in_progress") + self.keep_alive()
+
+    def keep_alive(self) -> bytes:
+        # some clients, such as Codex, close a stream that sends only comments
+        return self._response_event("in_progress", "in_progress")
+
+    def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
+        self._usage.add(prompt_index, output)
+        (choice,) = output.outputs
+        self._finish_reason = choice.finish_reason
+        if self._top_logprobs is not None:
+            self._rows += choice.logprobs or ()
+        chunks: list[bytes] = []
+        for event in [ContentDelta(choice.text)] if choice.events is None else choice.events:
+            chunks += self._write(event)
+        if choice.finish_reason is not None:
+            if self._item is None and not self._output:  # a client expects a message, even if it is empty
+                chunks += self._begin(_MESSAGE, role="assistant")
+            chunks += self._end_item("completed" if choice.finish_reason == "stop" else "incomplete")
+        return chunks
+
+    def end(self) -> bytes:
+        status = self._final_status()
+        return self._response_event(status, status) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        told = from_json(error.body())["error"]  # without what clients should not see
+        return (
+            self._response_event("failed", "failed", {"code": told["code"] or told["type"], "message": told["message"]})
+            + DONE
+        )
+
+    def body(self, outputs: Sequence[RequestOutput]) -> bytes:
+        (output,) = outputs
+        self.chunks(0, output)
+        return self._response(self._final_status())
+
+    # -- items ---------------------------------------------------------------------------------------------------------
+
+    def _write(self, event: Event) -> list[bytes]:
+        if isinstance(event, ToolCallStart):
+            tool = self._tools.called(event.name)
+            kind = _CUSTOM if tool.is_custom else _FUNCTION
+            namespace = {} if tool.namespace is None else {"namespace": tool.namespace}
+            call = {"call_id": event.id, "name": tool.name, **namespace, kind.text_name: ""}
+            return self._begin(kind, **call)
+        if not event.text:
+            return []
+        begun: list[bytes] = []
+        if isinstance(event, ContentDelta) and (self._item is None or self._item.kind is not _MESSAGE):
+            begun = self._begin(_MESSAGE, role="assistant")
+        elif isinstance(event, ReasoningDelta) and (self._item is None or self._item.kind is not _REASONING):
+            begun = self._begin(_REASONING, summary=[])
+        assert self._item is not None
+        self._item.texts.append(event.text)
+        logprobs = self._take_logprobs(self._item)
+        # the input of a custom tool is in the JSON of the arguments, which is read when it is complete
+        has_delta = self._is_stream and self._item.kind is not _CUSTOM
+        return [*begun, self._delta(self._item, event.text, logprobs)] if has_delta else begun
+
+    def _begin(self, kind: _Kind, **members: Any) -> list[bytes]:
+        """End the item before, and begin one."""
+        chunks, index = self._end_item("completed"), len(self._output)
+        content: dict[str, Any] = {} if kind.part is None else {"content": []}
+        shown = {
+            "id": kind.id_prefix + uuid.uuid4().hex,
+            "type": kind.type,
+            "status": "in_progress",
+            **members,
+            **content,
+        }
+        place = {"item_id": shown["id"], "output_index": index, **({} if kind.part is None else {"content_index": 0})}
+        self._item = item = _Item(kind, shown, _members(**place))
+        chunks.append(self._event(b"response.output_item.added", _members(output_index=index, item=shown)))
+        if kind.part is not None:
+            chunks.append(self._event(b"response.content_part.added", item.where, _members(part=item.part(""))))
+        return chunks
+
+    def _end_item(self, status: ItemStatus) -> list[bytes]:
+        item, self._item = self._item, None
+        if item is None:
+            return []
+        text = "".join(item.texts)
+        if item.kind is _CUSTOM:
+            text = input_of(text)
+        item.members["status"] = status
+        if item.kind.part is None:
+            item.members[item.kind.text_name] = text
+        else:
+            item.members["content"] = [item.part(text)]
+        ended = to_json_in_slices(item.members) if item.logprobs else to_json(item.members)
+        chunks = self._end_events(item, text, ended) if self._is_stream else []
+        self._output.append(ended)
+        return chunks
+
+    def _end_events(self, item: _Item, text: str, ended: bytes) -> list[bytes]:
+        chunks: list[bytes] = []
+        done: dict[str, Any] = {item.kind.text_name: text}
+        if item.kind is _CUSTOM:
+            chunks.append(self._delta(item, text, []))
+        elif item.kind is _FUNCTION:
+            done["name"] = item.members["name"]
+        elif item.kind is _MESSAGE:
+            done["logprobs"] = item.logprobs
+        chunks.append(self._event(item.kind.text_events + b".done", item.where, _members(**done)))
+        if item.kind.part is not None:
+            chunks.append(self._event(b"response.content_part.done", item.where, _members(part=item.part(text))))
+        place = _members(output_index=len(self._output))
+        chunks.append(self._event(b"response.output_item.done", place, b',"item":' + ended))
+        return chunks
+
+    def _take_logprobs(self, item: _Item) -> list[TokenLogprob]:
+        """The log-probabilities for the next piece of the item's text. Only messages have them. A stream does not keep them, so
+        the response at its end has none."""
+        rows, self._rows = self._rows, []
+        if self._top_logprobs is None or item.kind is not _MESSAGE:
+            return []
+        logprobs = chat_logprobs(rows, self._top_logprobs, self._tokenizer)
+        if not self._is_stream:
+            item.logprobs += logprobs
+        return logprobs
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _event(self, name: bytes, *members: bytes) -> bytes:
+        number = self._sequence_number
+        self._sequence_number += 1
+        data = b'{"type":"%s","sequence_number":%d%s}' % (name, number, b"".join(members))
+        return b"event: %s\ndata: %s\n\n" % (name, data)
+
+    def _delta(self, item: _Item, text: str, logprobs: list[TokenLogprob]) -> bytes:
+        members = b',"delta":' + to_json(text)
+        if item.kind is _MESSAGE:
+            members += b',"logprobs":' + (to_json(logprobs) if logprobs else b"[]")
+        return self._event(item.kind.text_events + b".delta", item.where, members)
+
+    def _response_event(self, name: str, status: ResponseStatus, error: ResponseError | None = None) -> bytes:
+        return self._event(b"response." + name.encode(), b',"response":' + self._response(status, error))
+
+    # -- the response --------------------------------------------------------------------------------------------------
+
+    def _final_status(self) -> ResponseStatus:
+        return (
+            "completed"
+            if self._finish_reason == "stop"
+            else "incomplete"
+            if self._finish_reason == "length"
+            else "failed"
+        )
+
+    def _response(self, status: ResponseStatus, error: ResponseError | None = None) -> bytes:
+        if status == "failed" and error is None:
+            error = {"code": "server_error", "message": "the server had to end the request"}
+        state: ResponseState = {
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": error,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "usage": None if status == "in_progress" or not self._usage.prompts else self._usage_json(),
+        }
+        return b'%s,"output":[%s],%s' % (self._echo[:-1], b",".join(self._output), to_json(state)[1:])
+
+    def _usage_json(self) -> ResponseUsage:
+        usage = self._usage.as_json()
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {
+                "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self._usage.reasoning_tokens or 0},
+            "total_tokens": usage["total_tokens"],
+        }
+
+
+def input_of(arguments: str) -> str:
+    """The input of a custom tool, from the arguments of the function that stands for it. A model may give the argument another
+    name, or write no JSON."""
+    found = read_arguments(arguments)
+    values = [found[INPUT]] if INPUT in found else found.values()
+    return next((value for value in values if isinstance(value, str)), arguments)
+
+
+def _members(**members: object) -> bytes:
+    """JSON for members that follow others."""
+    return b"," + to_json(members)[1:-1]
+
+
+def _echo(answer_id: str, request: ValidatedResponse) -> RequestEcho:
+    asked, params = request.asked, request.params
+    choice, text, reasoning = asked.tool_choice or "auto", asked.text, asked.reasoning
+    text_format = {"type": "text"} if text is None or text.format is None else text.format.model_dump(by_alias=True)
+    verbosity = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
+    return {
+        "id": answer_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": request.presentation.model,
+        "instructions": asked.instructions,
+        "tools": [tool.model_dump() for tool in asked.tools or () if not isinstance(tool, OtherTool)],
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "top_logprobs": params.logprobs or 0,
+        "max_output_tokens": asked.max_output_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "text": {"format": text_format, **verbosity},
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
+        },
+        "truncation": "disabled",
+        "background": False,
+        "store": False,
+        "previous_response_id": None,
+        "service_tier": "default",
+        "metadata": asked.metadata or {},
+        "user": asked.user,
+        "safety_identifier": asked.safety_identifier,
+        "prompt_cache_key": asked.prompt_cache_key,
+        "prompt_cache_retention": asked.prompt_cache_retention,
+    }

@@ -1,0 +1,169 @@
+"""A request to /v1/responses as a chat."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from inflight.entrypoints.openai.errors import ApiError, FieldError
+from inflight.entrypoints.openai.messages import MAX_TOOLS, template_messages
+from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.responses_api.conversation import _chat, validate_response
+from inflight.entrypoints.responses_api.protocol import ResponsesRequest
+from inflight.entrypoints.responses_api.tools import PromptTools
+from tests.unit.entrypoints.openai.test_chat import server
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+
+
+def chat(**body: Any) -> ChatCompletionRequest:
+    asked = ResponsesRequest.model_validate({"input": "x", **body})
+    return _chat(asked, PromptTools(asked.tools or (), enforces_patterns=False))
+
+
+def messages(*items: Any, **more: Any) -> list[dict[str, Any]]:
+    """The messages in the form that the chat template gets."""
+    return template_messages(chat(input=list(items), **more).messages)
+
+
+def call(name: str, arguments: Any, call_id: str = "c1") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def test_text_is_a_message_of_the_user() -> None:
+    found = template_messages(chat(input="", instructions="Be short.").messages)
+    assert found == [{"role": "system", "content": "Be short."}, {"role": "user", "content": ""}]
+
+
+@pytest.mark.parametrize("more", [{}, {"type": "message"}, {"type": None, "id": "msg_1", "status": "completed"}])
+def test_a_message_needs_no_type_id_or_status(more: dict[str, Any]) -> None:
+    assert messages({"role": "user", "content": "x", **more}) == [{"role": "user", "content": "x"}]
+
+
+def test_parts_are_text() -> None:
+    parts = [
+        {"type": "input_text", "text": "a"},
+        {"type": "output_text", "text": "b", "annotations": [], "logprobs": []},
+    ]
+    assert messages({"role": "user", "content": parts}) == [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    ]
+
+
+def test_developers_messages_stay_apart() -> None:
+    found = messages(*({"role": "developer", "content": text} for text in "ab"), {"role": "user", "content": "c"})
+    assert [(message["role"], message["content"]) for message in found] == [
+        ("system", "a"), ("system", "b"), ("user", "c"),
+    ]  # fmt: skip
+
+
+def test_a_turn_of_the_assistant_is_one_message() -> None:
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
+    second = {**CALL, "call_id": "c2", "name": "g", "namespace": "files"}
+    found = messages(THOUGHT, said, CALL, second, RESULT, {**RESULT, "call_id": "c2"}, THOUGHT, {**CALL, "id": "fc_9"})
+    assert found == [
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm.",
+            "content": [{"type": "text", "text": "I look."}],
+            "tool_calls": [call("f", {"a": 1}), call("files__g", {"a": 1}, "c2")],
+        },
+        {"role": "tool", "content": "done", "tool_call_id": "c1"},
+        {"role": "tool", "content": "done", "tool_call_id": "c2"},
+        {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call("f", {"a": 1})]},
+    ]
+
+
+def test_what_cannot_be_in_one_turn_begins_another() -> None:
+    said = {"role": "assistant", "content": "a"}
+    assert [message.get("content") for message in messages(said, said, CALL, said, THOUGHT)] == ["a", "a", "a", None]
+    many = messages(*[CALL] * (MAX_TOOLS + 1))
+    assert [len(message["tool_calls"]) for message in many] == [MAX_TOOLS, 1]
+
+
+def test_reasoning_may_be_a_summary_or_have_no_text() -> None:
+    summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "S"}], "encrypted_content": None}
+    sealed = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "ENC"}
+    assert messages(sealed, {"role": "user", "content": "x"}) == [{"role": "user", "content": "x"}]
+    assert messages(summary, sealed, {"role": "assistant", "content": "x"}) == [
+        {"role": "assistant", "content": "x", "reasoning_content": "S"}
+    ]
+
+
+def test_a_custom_call_is_a_call_with_one_argument() -> None:
+    made = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": 'a "b"', "namespace": "mcp__x__"}
+    result = {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "ok"}]}
+    assert messages(made, result) == [
+        {"role": "assistant", "tool_calls": [call("mcp__x__patch", {"input": 'a "b"'})]},
+        {"role": "tool", "content": [{"type": "text", "text": "ok"}], "tool_call_id": "c1"},
+    ]
+
+
+def test_fields_have_their_names_of_a_chat() -> None:
+    schema = {"type": "object"}
+    found = chat(
+        text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}},
+        reasoning={"effort": "none", "summary": "auto"},
+        max_output_tokens=3,
+        temperature=0.5,
+        stream=True,
+        parallel_tool_calls=False,
+    )
+    assert found.response_format is not None
+    assert found.response_format.model_dump(by_alias=True, exclude_none=True) == {
+        "type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True},
+    }  # fmt: skip
+    assert (found.reasoning_effort, found.max_tokens, found.temperature) == ("none", 3, 0.5)
+    assert (found.stream, found.parallel_tool_calls, found.logprobs) == (True, False, None)
+    assert chat(text={"verbosity": "low"}).response_format is None
+
+
+@pytest.mark.parametrize(
+    ("body", "logprobs"),
+    [
+        ({"include": ["message.output_text.logprobs"]}, (True, None)),
+        ({"top_logprobs": 2}, (True, 2)),
+        ({"top_logprobs": 0, "include": ["reasoning.encrypted_content"]}, (None, None)),
+    ],
+)
+def test_logprobs(body: dict[str, Any], logprobs: tuple[bool | None, int | None]) -> None:
+    found = chat(**body)
+    assert (found.logprobs, found.top_logprobs) == logprobs
+
+
+def refusal(body: dict[str, Any]) -> Any:
+    with pytest.raises((ApiError, FieldError)) as raised:
+        asyncio.run(validate_response(server(), ResponsesRequest.model_validate({"input": "x", **body})))
+    return raised.value
+
+
+def test_nothing_is_stored() -> None:
+    error = refusal({"previous_response_id": "resp_1"})
+    assert (error.status_code, error.param, error.code) == (404, "previous_response_id", "previous_response_not_found")
+    assert "stores no responses" in error.detail
+    error = refusal({"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_1"}]})
+    assert (error.status_code, error.param) == (404, "input[1].id")
+
+
+def test_input_without_a_message() -> None:
+    error = refusal({"input": [{"type": "additional_tools", "tools": []}]})
+    assert (error.param, str(error)) == ("input", "input has no message: add one")
+
+
+def test_tools_come_from_items_too_and_what_is_not_served_is_named() -> None:
+    tool = {"type": "function", "name": "f"}
+    body = {
+        "input": [
+            {"type": "additional_tools", "role": "developer", "tools": [{**tool, "name": "g"}, {"type": "web_search"}]},
+            {"role": "user", "content": "x"},
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}},
+        ],
+        "tools": [tool, {"type": "image_generation", "size": "auto"}],
+    }
+    found = asyncio.run(validate_response(server(), ResponsesRequest.model_validate(body)))
+    assert "".join(map(chr, found.prompts[0].token_ids)) == "[fg]x<think>"
+    assert found.left_out == ("tools[] (image_generation)", "tools[] (web_search)", "input[] (web_search_call)")

@@ -1,0 +1,106 @@
+"""Tools as the functions that the model sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from inflight.entrypoints.openai.errors import FieldError
+from inflight.entrypoints.openai.messages import MAX_TOOLS, Tool
+from inflight.entrypoints.openai.rendering import plain_tools
+from inflight.entrypoints.responses_api.tools import CalledTool, NamedTool, PromptTools, ResponseTools
+
+FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
+LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+
+
+def prompt_tools(*tools: dict[str, Any], enforces_patterns: bool = False) -> PromptTools:
+    return PromptTools(TypeAdapter(ResponseTools).validate_python(list(tools)), enforces_patterns=enforces_patterns)
+
+
+def functions(*tools: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
+    """What the template gets."""
+    chat = TypeAdapter(list[Tool]).validate_python(prompt_tools(*tools, **more).functions)
+    return [tool["function"] for tool in plain_tools(chat) or ()]
+
+
+@pytest.mark.parametrize(("strict", "shown"), [({}, {}), ({"strict": False}, {}), ({"strict": True}, {"strict": True})])
+def test_a_function_has_only_what_it_needs(strict: dict[str, Any], shown: dict[str, Any]) -> None:
+    assert functions({**FUNCTION, **strict}) == [
+        {"name": "f", "description": "d", "parameters": {"type": "object"}, **shown}
+    ]
+    assert functions({"type": "function", "name": "f", "description": None, "parameters": None}) == [{"name": "f"}]
+
+
+def test_a_tool_of_a_namespace_has_its_name_in_front() -> None:
+    custom = {"type": "custom", "name": "exec"}
+    tools = prompt_tools(
+        FUNCTION, {"type": "namespace", "name": "ns", "description": "d", "tools": [FUNCTION, custom, {"type": "mcp"}]}
+    )
+    assert [tool["function"]["name"] for tool in tools.functions] == ["f", "ns__f", "ns__exec"]
+    assert tools.called("f") == CalledTool("f")
+    assert tools.called("ns__f") == CalledTool("f", "ns")
+    assert tools.called("ns__exec") == CalledTool("exec", "ns", is_custom=True)
+    assert tools.called("unknown") == CalledTool("unknown")
+    assert tools.left_out == ["tools[] (mcp)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "chosen"),
+    [("f", None, "f"), ("exec", None, "ns__exec"), ("exec", "ns", "ns__exec"), ("exec", "other", "other__exec")],
+)
+def test_a_choice_names_the_function(name: str, namespace: str | None, chosen: str) -> None:
+    tools = prompt_tools(FUNCTION, {"type": "namespace", "name": "ns", "tools": [{**FUNCTION, "name": "exec"}]})
+    assert tools.choice(NamedTool(type="function", name=name, namespace=namespace)) == {
+        "type": "function", "function": {"name": chosen},
+    }  # fmt: skip
+
+
+def test_a_custom_tool_is_a_function_with_one_argument() -> None:
+    (shown,) = functions({"type": "custom", "name": "patch", "description": "d", "format": {"type": "text"}})
+    text = {"type": "string"}
+    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    assert shown == {"name": "patch", "description": "d", "parameters": parameters}
+
+
+def test_a_grammar_is_shown_and_named_if_it_is_not_enforced() -> None:
+    tool = {"type": "custom", "name": "patch", "description": "d", "format": LARK}
+    (shown,) = functions(tool, enforces_patterns=True)
+    assert shown["description"] == 'd\n\nThe input must match this lark grammar:\nstart: "a"'
+    assert "strict" not in shown
+    assert prompt_tools(tool, enforces_patterns=True).left_out == ["tools[] ('patch'): format.definition"]
+
+
+@pytest.mark.parametrize("enforces", [True, False])
+def test_a_regex_is_enforced_if_the_models_calls_allow_it(enforces: bool) -> None:
+    tool = {"type": "custom", "name": "t", "format": {"type": "grammar", "syntax": "regex", "definition": "a|b"}}
+    (shown,) = functions(tool, enforces_patterns=enforces)
+    assert shown["parameters"]["properties"]["input"].get("pattern") == ("^(?:a|b)$" if enforces else None)
+    assert shown.get("strict") is (True if enforces else None)
+    assert bool(prompt_tools(tool, enforces_patterns=enforces).left_out) is not enforces
+
+
+def test_names_are_told_apart() -> None:
+    assert len(functions(FUNCTION, FUNCTION)) == 1, "a client may repeat a tool in an item"
+    with pytest.raises(FieldError, match="two tools with the name 'ns__f'"):
+        prompt_tools({**FUNCTION, "name": "ns__f"}, {"type": "namespace", "name": "ns", "tools": [FUNCTION]})
+    with pytest.raises(FieldError, match="has 302 characters"):
+        prompt_tools({"type": "namespace", "name": "n" * 150, "tools": [{**FUNCTION, "name": "f" * 150}]})
+
+
+def test_there_are_not_too_many_tools() -> None:
+    tools = [{**FUNCTION, "name": f"f{i}"} for i in range(MAX_TOOLS)]
+    assert len(functions(*tools)) == MAX_TOOLS
+    namespace = {"type": "namespace", "name": "ns", "tools": tools}
+    with pytest.raises(FieldError, match="has 1023 tools"):
+        prompt_tools(*tools[1:], namespace)
+
+
+@pytest.mark.parametrize(
+    "tool", [{"type": 5}, {"name": "f"}, {"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]
+)
+def test_a_tool_has_a_type(tool: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        prompt_tools(tool)
