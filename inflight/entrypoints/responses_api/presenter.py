@@ -33,6 +33,7 @@ from inflight.entrypoints.responses_api.bodies import (
     ResponseUsage,
 )
 from inflight.entrypoints.responses_api.conversation import ValidatedResponse
+from inflight.entrypoints.responses_api.items import REASONING_ID
 from inflight.entrypoints.responses_api.tools import INPUT, OtherTool
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import RequestOutput
@@ -55,7 +56,7 @@ class _Kind(NamedTuple):
     part: str | None
 
 
-_REASONING = _Kind("rs_", "reasoning", b"response.reasoning_text", "text", "reasoning_text")
+_REASONING = _Kind(REASONING_ID, "reasoning", b"response.reasoning_text", "text", "reasoning_text")
 _MESSAGE = _Kind("msg_", "message", b"response.output_text", "text", "output_text")
 _FUNCTION = _Kind("fc_", "function_call", b"response.function_call_arguments", "arguments", None)
 _CUSTOM = _Kind("ctc_", "custom_tool_call", b"response.custom_tool_call_input", "input", None)
