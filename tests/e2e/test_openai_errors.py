@@ -214,7 +214,7 @@ def test_other_refusals(client: httpx.Client) -> None:
     assert error_of(client.get("/v1/nothing"), 404)["code"] == "not_found"
     for path, instead in (
         ("/v1/responses", "use /v1/chat/completions"),
-        ("/v1/messages/count_tokens", "use /v1/chat/completions"),
+        ("/messages", "use /v1/messages"),
         ("/v1/v1/chat/completions", "/v1 comes twice"),
         ("/chat/completions", "use /v1/chat/completions"),
         ("/v1/embeddings", "this server only generates text"),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -43,6 +43,7 @@ REQUEST_ID_HEADER = b"x-request-id"
 # The id is written to logs, traces and the response's header. So it must be short, without characters that are special there.
 _ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _MAX_SHOWN = 100  # characters of a refused name
+_HOW_TO_SEND = "send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 
 
 def wrap(
@@ -154,7 +155,7 @@ class AllowedHosts:
             "--allowed-hosts. Without this option, a server that listens on loopback and asks for no key allows only local "
             "names. Use an allowed name, or start the server with --allowed-hosts NAME or with an API key"
         )
-        await send_error(send, 403, message, kind="invalid_request_error", code="host_not_allowed")
+        await send_error(scope, send, 403, message, kind="invalid_request_error", code="host_not_allowed")
 
     def _allows(self, given: str) -> bool:
         name = _without_port(given)
@@ -171,8 +172,9 @@ def _without_port(host: str) -> str:
 
 
 class Authentication:
-    """If the server has keys, a request needs `Authorization: Bearer KEY`. Health checks need no key, and if `metrics_public`,
-    /metrics needs none. CORS preflights have no key, but the CORS middleware answers them before they come here.
+    """If the server has keys, a request needs `Authorization: Bearer KEY` or `x-api-key: KEY`. Health checks need no key, and
+    if `metrics_public`, /metrics needs none. CORS preflights have no key, but the CORS middleware answers them before they
+    come here.
 
     A request without a valid key does not reach the app, so its client cannot find out which routes exist.
     """
@@ -186,16 +188,30 @@ class Authentication:
         if not self._keys or scope["path"] in self._public:
             await self._app(scope, receive, send)
             return
-        shown = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, key = shown[0].partition(b" ") if len(shown) == 1 else (b"", b"", b"")
-        if scheme.lower() == b"bearer" and self._keys.accepts(key.strip()):
+        shown = list(_shown_keys(scope))
+        if any(self._keys.accepts(key) for key in shown):
             await self._app(scope, receive, send)
             return
         await send_error(
+            scope,
             send,
             401,
-            "Incorrect API key provided." if shown else "No API key was given: send it as `Authorization: Bearer KEY`.",
+            "Incorrect API key provided." if shown else f"No API key was given: {_HOW_TO_SEND}.",
             kind="invalid_request_error",
             code="invalid_api_key",
             headers=[(b"www-authenticate", b"Bearer")],
         )
+
+
+def _shown_keys(scope: Scope) -> Iterator[bytes]:
+    """The keys in a request's headers. If a header comes twice, or `Authorization` has no key, the result has the key b"",
+    which no server has. A proxy may have checked only one of two headers."""
+    for wanted in (b"authorization", b"x-api-key"):
+        given = [value for name, value in scope["headers"] if name == wanted]
+        if not given:
+            continue
+        value = given[0] if len(given) == 1 else b""
+        if wanted == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            value = key if scheme.lower() == b"bearer" else b""
+        yield value.strip()
