@@ -293,7 +293,8 @@ class InputProcessor:
         if num_prompt_tokens >= self._max_model_len:
             raise ContextLengthExceededError(
                 f"This model's maximum context length is {self._max_model_len} tokens. However, the prompt is too long: "
-                f"it has {how_exact}{num_prompt_tokens} tokens, and at least one more is needed to generate: shorten it."
+                f"it has {how_exact}{num_prompt_tokens} tokens, and at least one more is needed to generate: shorten it.",
+                num_prompt_tokens,
             )
 
 

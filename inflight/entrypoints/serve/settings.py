@@ -177,6 +177,9 @@ class ServerSettings:
     strict_fields: bool = _answer(
         False, "Refuse requests with unknown fields. Default: ignore the fields, and name them in the answer's header."
     )
+    strict_model_names: bool = _answer(
+        False, "Refuse requests to /v1/messages for models of other names. Default: any name means the served model."
+    )
     disable_fastapi_docs: bool = _answer(False, "Serve neither the page /docs nor /openapi.json.")
 
     def __post_init__(self) -> None:
