@@ -27,7 +27,8 @@ from conversations import (
     user,
 )
 
-GREEDY: dict[str, Any] = {"model": "claude-opus-5-5", "max_tokens": 60, "temperature": 0}
+# the client has no argument for the temperature, but the API has a field
+GREEDY: dict[str, Any] = {"model": "claude-opus-5-5", "max_tokens": 60, "extra_body": {"temperature": 0}}
 TOOL: dict[str, Any] = {
     "name": WEATHER_TOOL["function"]["name"],
     "description": WEATHER_TOOL["function"]["description"],
@@ -116,7 +117,7 @@ def test_errors_have_their_classes(client: Anthropic, url: str) -> None:
     ):
         ask(client, TOO_LONG)
     with pytest.raises(anthropic.BadRequestError, match="top_k"):
-        ask(client, top_k=-5)
+        ask(client, extra_body={"top_k": -5})
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.models.retrieve("another")
     assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
