@@ -56,6 +56,13 @@ def test_chat_stream_and_batch(model: ChatOpenAI) -> None:
     assert [one.content for one in model.batch([SUM] * 4)] == [SUM_ANSWER] * 4
 
 
+def test_the_responses_api(base_url: str, api_key: str) -> None:
+    model = ChatOpenAI(model=MODEL, base_url=base_url, api_key=api_key, temperature=0, use_responses_api=True)  # type: ignore[arg-type]
+    assert model.invoke(SUM).text == SUM_ANSWER
+    assert "".join(chunk.text for chunk in model.stream(SUM)) == SUM_ANSWER
+    assert model.bind_tools([get_weather]).invoke(WEATHER_QUESTION).tool_calls[0]["args"] == WEATHER_CALL
+
+
 def test_usage_of_a_stream(base_url: str, api_key: str) -> None:
     model = ChatOpenAI(model=MODEL, base_url=base_url, api_key=api_key, temperature=0, stream_usage=True)  # type: ignore[arg-type]
     whole: Any = None

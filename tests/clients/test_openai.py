@@ -376,6 +376,34 @@ def test_timeout_of_the_client(client: OpenAI) -> None:
         ask(client, STORY, max_tokens=1500, extra_body={"ignore_eos": True}, timeout=0.2)
 
 
+# ---- the Responses API --------------------------------------------------------------------------------------------------
+
+
+def test_responses_and_their_stream(client: OpenAI) -> None:
+    response = client.responses.create(input=SUM, **GREEDY)
+    assert (response.output_text, response.status) == (SUM_ANSWER, "completed")
+    with client.responses.stream(input=SUM, **GREEDY) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert text == stream.get_final_response().output_text == SUM_ANSWER
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_responses_call_tools(client: OpenAI, strict: bool) -> None:
+    tool: Any = {"type": "function", **WEATHER_TOOL["function"], "strict": strict}
+    history: Any = [user(WEATHER_QUESTION)]
+    with client.responses.stream(input=history, tools=[tool], **GREEDY) as stream:
+        (call,) = stream.get_final_response().output
+    assert call.type == "function_call"
+    assert json.loads(call.arguments) == WEATHER_CALL
+    history += [call, {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER_RESULT}]
+    assert client.responses.create(input=history, tools=[tool], **GREEDY).output_text == WEATHER_ANSWER
+
+
+def test_responses_are_parsed(client: OpenAI) -> None:
+    parsed = client.responses.parse(input=EXTRACT, text_format=Person, **GREEDY).output_parsed
+    assert parsed == Person(**PERSON)  # type: ignore[arg-type]
+
+
 # ---- streams of load generators -----------------------------------------------------------------------------------------
 
 

@@ -94,13 +94,13 @@ class ResponseState(Body):
     usage: ResponseUsage | None
 
 
-class RequestEcho(Body):
-    """The members that do not change. Most of them repeat the request."""
-
+class Response(ResponseState):
     id: str
     object: Literal["response"]
     created_at: int
     model: str
+    output: list[OutputMessage | Reasoning | FunctionToolCall | CustomToolCall]
+    # most of the other members repeat the request
     instructions: str | None
     tools: list[dict[str, Any]]  # Any: JSON
     tool_choice: str | dict[str, Any]
@@ -124,10 +124,6 @@ class RequestEcho(Body):
     safety_identifier: str | None
     prompt_cache_key: str | None
     prompt_cache_retention: str | None
-
-
-class Response(RequestEcho, ResponseState):
-    output: list[OutputMessage | Reasoning | FunctionToolCall | CustomToolCall]
 
 
 class ResponseEvent(Body):

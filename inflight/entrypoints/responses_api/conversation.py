@@ -65,7 +65,10 @@ async def validate_response(server: ApiServer, body: ResponsesRequest) -> Valida
     tools = PromptTools([*(body.tools or ()), *added], enforces_patterns=can_enforce)
     validated = await validate_chat(server, _chat(body, tools))
     same = {field.name: getattr(validated, field.name) for field in fields(ValidatedRequest)}
-    left_out = [*tools.left_out, *(f"input[] ({item.type})" for item in items if isinstance(item, ServerCallItem))]
+    left_out = [
+        *tools.left_out,
+        *(f"input[] ({item.type})" for item in items if isinstance(item, ServerCallItem | ItemReference)),
+    ]
     return ValidatedResponse(**{**same, "left_out": tuple(left_out)}, asked=body, tools=tools)
 
 
@@ -129,7 +132,7 @@ class _Messages:
             self._add_call(item, where)
         elif isinstance(item, CallOutputItem):
             self._add("tool", content=item.output, tool_call_id=item.call_id)
-        elif isinstance(item, ItemReference):
+        elif isinstance(item, ItemReference) and not item.is_of_reasoning:
             raise ApiError(
                 404,
                 f"Item with id {item.id!r} not found: this server stores no items. Send the item itself.",

@@ -10,6 +10,7 @@ from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Ro
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect
 from inflight.entrypoints.responses_api.tools import ResponseTools
 
+REASONING_ID = "rs_"  # the ids of reasoning items begin with it
 _FROM_CLIENT = "Data of the client or of an earlier answer."
 _ServerCall = Literal["web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"]
 
@@ -82,8 +83,15 @@ class AdditionalToolsItem(Item):
 
 
 class ItemReference(StrictModel):
+    """An item that the client believes to be stored. A reference to reasoning is left out: @ai-sdk/openai sends one in a tool
+    loop, unless it is told not to store, and a model can go on without its earlier reasoning."""
+
     type: Literal["item_reference"]
     id: str
+
+    @property
+    def is_of_reasoning(self) -> bool:
+        return self.id.startswith(REASONING_ID)
 
 
 class ServerCallItem(StrictModel):

@@ -26,13 +26,14 @@ from inflight.entrypoints.openai.responses import TokenLogprob
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.entrypoints.responses_api.bodies import (
     ItemStatus,
-    RequestEcho,
     ResponseError,
     ResponseState,
     ResponseStatus,
     ResponseUsage,
 )
 from inflight.entrypoints.responses_api.conversation import ValidatedResponse
+from inflight.entrypoints.responses_api.items import REASONING_ID
+from inflight.entrypoints.responses_api.protocol import TextOptions
 from inflight.entrypoints.responses_api.tools import INPUT, OtherTool
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import RequestOutput
@@ -55,10 +56,15 @@ class _Kind(NamedTuple):
     part: str | None
 
 
-_REASONING = _Kind("rs_", "reasoning", b"response.reasoning_text", "text", "reasoning_text")
+_REASONING = _Kind(REASONING_ID, "reasoning", b"response.reasoning_text", "text", "reasoning_text")
 _MESSAGE = _Kind("msg_", "message", b"response.output_text", "text", "output_text")
 _FUNCTION = _Kind("fc_", "function_call", b"response.function_call_arguments", "arguments", None)
 _CUSTOM = _Kind("ctc_", "custom_tool_call", b"response.custom_tool_call_input", "input", None)
+
+# members of a response that repeat fields of the request
+_REPEATED = "instructions max_output_tokens max_tool_calls user safety_identifier".split()
+_REPEATED += ["prompt_cache_key", "prompt_cache_retention"]
+_SAMPLING = "temperature top_p presence_penalty frequency_penalty".split()
 
 
 @dataclass(slots=True)
@@ -286,40 +292,28 @@ def _members(**members: object) -> bytes:
     return b"," + to_json(members)[1:-1]
 
 
-def _echo(answer_id: str, request: ValidatedResponse) -> RequestEcho:
+def _echo(answer_id: str, request: ValidatedResponse) -> dict[str, Any]:
+    """The members of a response that do not change. Most of them repeat the request."""
     asked, params = request.asked, request.params
-    choice, text, reasoning = asked.tool_choice or "auto", asked.text, asked.reasoning
-    text_format = {"type": "text"} if text is None or text.format is None else text.format.model_dump(by_alias=True)
-    verbosity = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
+    choice, text, reasoning = asked.tool_choice or "auto", asked.text or TextOptions(), asked.reasoning
+    text_format = {"type": "text"} if text.format is None else text.format.model_dump(by_alias=True)
     return {
         "id": answer_id,
         "object": "response",
         "created_at": int(time.time()),
         "model": request.presentation.model,
-        "instructions": asked.instructions,
+        **{name: getattr(asked, name) for name in _REPEATED},
+        **{name: getattr(params, name) for name in _SAMPLING},
+        "top_logprobs": params.logprobs or 0,
         "tools": [tool.model_dump() for tool in asked.tools or () if not isinstance(tool, OtherTool)],
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "top_logprobs": params.logprobs or 0,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
-        "text": {"format": text_format, **verbosity},
-        "reasoning": {
-            "effort": None if reasoning is None else reasoning.effort,
-            "summary": None if reasoning is None else reasoning.summary,
-        },
+        "text": {"format": text_format, **text.model_dump(include={"verbosity"}, exclude_none=True)},
+        "reasoning": {name: reasoning and getattr(reasoning, name) for name in ("effort", "summary")},
+        "metadata": asked.metadata or {},
         "truncation": "disabled",
         "background": False,
         "store": False,
         "previous_response_id": None,
         "service_tier": "default",
-        "metadata": asked.metadata or {},
-        "user": asked.user,
-        "safety_identifier": asked.safety_identifier,
-        "prompt_cache_key": asked.prompt_cache_key,
-        "prompt_cache_retention": asked.prompt_cache_retention,
     }

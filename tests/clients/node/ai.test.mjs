@@ -1,4 +1,4 @@
-// Vercel's AI SDK, with its provider for OpenAI-compatible servers, and with its provider for OpenAI in chat mode.
+// Vercel's AI SDK, with its provider for OpenAI-compatible servers, and with its provider for OpenAI in both of its modes.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { createOpenAI } from "@ai-sdk/openai";
@@ -17,6 +17,7 @@ const compatible = createOpenAICompatible({
 const models = {
   "openai-compatible": compatible(c.MODEL),
   "openai in chat mode": createOpenAI(options).chat(c.MODEL),
+  "openai": createOpenAI(options)(c.MODEL),
 };
 const Person = z.object({ name: z.string(), age: z.number().int() });
 const weather = (more = {}) =>

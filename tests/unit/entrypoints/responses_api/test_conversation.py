@@ -161,9 +161,12 @@ def test_tools_come_from_items_too_and_what_is_not_served_is_named() -> None:
             {"type": "additional_tools", "role": "developer", "tools": [{**tool, "name": "g"}, {"type": "web_search"}]},
             {"role": "user", "content": "x"},
             {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}},
+            {"type": "item_reference", "id": "rs_1"},
         ],
         "tools": [tool, {"type": "image_generation", "size": "auto"}],
     }
     found = asyncio.run(validate_response(server(), ResponsesRequest.model_validate(body)))
     assert "".join(map(chr, found.prompts[0].token_ids)) == "[fg]x<think>"
-    assert found.left_out == ("tools[] (image_generation)", "tools[] (web_search)", "input[] (web_search_call)")
+    assert found.left_out == (
+        "tools[] (image_generation)", "tools[] (web_search)", "input[] (web_search_call)", "input[] (item_reference)",
+    )  # fmt: skip

@@ -130,6 +130,7 @@ def test_a_whole_response_is_the_end_of_a_stream() -> None:
     final = streamed([text])[-1]["response"]
     found = whole(text)
     for response in (final, found):
+        assert response.pop("completed_at") >= response.pop("created_at")
         for item in response["output"]:
             for name in ("id", "call_id"):
                 item.pop(name, None)
