@@ -1,5 +1,7 @@
 """Builds the CPU kernels, once per instruction set, as plain shared libraries. pyproject.toml says everything else.
 
+The libraries use neither Python nor torch, so one wheel serves every Python.
+
 The kernels are optional: without a C++ compiler, or on a processor that is not x86-64, the install goes on without them, and
 plain torch does the arithmetic. With `INFLIGHT_REQUIRE_KERNELS=1` an install fails if a kernel cannot be built.
 
@@ -12,6 +14,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import runpy
 import subprocess
 import tempfile
@@ -19,10 +22,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("inflight/kernels/cpu")
 COMPILING = runpy.run_path(str(FOLDER / "compile_flags.py"))
+OLDEST_GLIBC = 28  # minor version: torch's own wheels need glibc 2.28
 KEPT_LIBRARIES = 24  # of the cache folder: three for each of the last eight states of the sources, 26 MB
 
 
@@ -51,6 +56,10 @@ class BuildKernels(build_ext):
     may look newer than the sources, and would then be shipped. A library that `pip install -e .` has built beside the sources
     is copied, and so is one of the cache folder.
     """
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """`inflight/kernels/cpu/_avx2.so`. setuptools would put the version of Python into the name."""
+        return f"{fullname.replace('.', '/')}.so"
 
     def build_extensions(self) -> None:
         self.objects: dict[str, list[Future[list[str]]]] = {}
@@ -155,4 +164,18 @@ def keep_library(built: Path, cached: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildKernels})
+class BuildWheel(bdist_wheel):
+    """Names the wheel after what it needs: no version of Python, and the glibc of its libraries. A wheel without libraries
+    needs no platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        libraries = [path.read_bytes() for path in Path(self.bdist_dir or "").rglob("*.so")]
+        if not libraries:
+            return "py3", "none", "any"
+        if platform.libc_ver()[0] != "glibc":
+            return "py3", "none", super().get_tag()[2]
+        needed = (int(minor) for library in libraries for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library))
+        return "py3", "none", f"manylinux_2_{max(OLDEST_GLIBC, *needed)}_{platform.machine()}"
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildKernels, "bdist_wheel": BuildWheel})

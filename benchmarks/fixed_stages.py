@@ -34,7 +34,7 @@ from inflight.engine.core import EngineCore
 from inflight.executor.executor import Executor
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.uniproc import UniProcExecutor
-from inflight.interface.request import EngineCoreRequest, ResolvedSampling
+from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.interface.worker import Rendezvous
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
@@ -136,16 +136,13 @@ def make_engine(layout: Layout, max_num_seqs: int) -> tuple[EngineCore, Executor
         raise
 
 
-def decode_request(index: int, max_tokens: int) -> EngineCoreRequest:
+def decode_request(index: int, max_tokens: int) -> tuple[EngineCoreRequest, Int32Array]:
     """Eight prompt tokens, each its predecessor plus one; then as many as said, drawn greedily."""
     prompt = (np.arange(8, dtype=np.int32) + 10 * index) % VOCAB_SIZE
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return EngineCoreRequest(
-        request_id=str(index),
-        prompt_token_ids=prompt.astype(np.int32),
-        sampling=ResolvedSampling(params=params, seed=index, max_tokens=max_tokens),
-        arrival_time=time.monotonic(),
-    )
+    sampling = ResolvedSampling(params=params, seed=index, max_tokens=max_tokens)
+    request = EngineCoreRequest(request_id=str(index), sampling=sampling, arrival_time=time.monotonic())
+    return request, prompt.astype(np.int32)
 
 
 def rank_events(executor: Executor) -> dict[str, list[Event]]:

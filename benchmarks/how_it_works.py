@@ -69,7 +69,7 @@ def two_stages(num_steps: int) -> Events:
     core, executor = make_engine(LAYOUTS["pp2"], NUM_REQUESTS)
     try:
         for index in range(NUM_REQUESTS):
-            core.add_request(decode_request(index, max_tokens=900))
+            core.add_request(*decode_request(index, max_tokens=900))
         for _ in range(num_steps):
             core.step()
         return {"engine": core.timeline.events(), **rank_events(executor)}

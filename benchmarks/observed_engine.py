@@ -86,10 +86,10 @@ class ObservedEngine:
             self.core.add_request(
                 EngineCoreRequest(
                     request_id=str(self._num_requests),
-                    prompt_token_ids=np.array(prompt, dtype=np.int32),
                     sampling=ResolvedSampling(params=params, seed=0, max_tokens=params.max_tokens),
                     arrival_time=time.monotonic(),
-                )
+                ),
+                np.array(prompt, dtype=np.int32),
             )
             self._num_requests += 1
         while self.core.has_unfinished_requests():

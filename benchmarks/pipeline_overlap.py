@@ -108,7 +108,7 @@ def measure_fixed(layout: Layout, num_steps: int) -> Measured:
     core, executor = make_engine(layout, NUM_REQUESTS)
     try:
         for index in range(NUM_REQUESTS):
-            core.add_request(decode_request(index, max_tokens=900))
+            core.add_request(*decode_request(index, max_tokens=900))
         return measure(core, executor, core.step, num_steps)
     finally:
         core.close()

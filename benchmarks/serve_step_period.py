@@ -97,8 +97,9 @@ class StepPeriods:
             processor = make_input_processor(self._args, self._config)
             params = SamplingParams(max_tokens=self._num_tokens, ignore_eos=True, temperature=0.0)
             for index, prompt in enumerate(self._prompts):
-                for child in processor.process(str(index), prompt, params, default_seed=index).children:
-                    core.add_request(child)
+                request = processor.process(str(index), prompt, params, default_seed=index)
+                for child in request.children:
+                    core.add_request(child, request.prompt_array)
             gc.collect()
             gc.freeze()  # as the engine's process does
             start = time.perf_counter()

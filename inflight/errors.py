@@ -68,7 +68,14 @@ class ContextLengthExceededError(InvalidRequestError):
 
     Clients recognise this error by its message: "This model's maximum context length is N tokens. However, the prompt is too
     long: ".
+
+    Attributes:
+        num_tokens: how many tokens the prompt has; at least so many if it was not tokenised.
     """
+
+    def __init__(self, message: str, num_tokens: int = 0) -> None:
+        super().__init__(message)
+        self.num_tokens = num_tokens
 
 
 class OverloadedError(InflightError):

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -153,6 +154,20 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a number of bytes like 1500000, 512M or 2G")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_count(text: str) -> int:
+    """Reads a number of tokens: "32768", "32k" (32,000) or "32K" (32,768). As in vLLM, units are powers of 1000 in small
+    letters and powers of 1024 in capitals.
+
+    Raises:
+        ValueError: the text has none of these forms, or is not a whole number.
+    """
+    match = re.fullmatch(r"(-?\d{1,15}(?:\.\d+)?)([kmKM]?)", text.strip(), re.ASCII)
+    unit = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20, "": 1}[match[2]] if match else 1
+    if match is None or (count := Fraction(match[1]) * unit).denominator != 1:
+        raise ValueError(f"{text!r} is not a number of tokens like 32768, 32k (32,000) or 32K (32,768)")
+    return int(count)
 
 
 def parse_json_object(text: str) -> dict[str, Any]:  # Any: JSON

@@ -248,14 +248,14 @@ class MockEngine:
         self.core.add_request(
             EngineCoreRequest(
                 request_id=request_id,
-                prompt_token_ids=np.array(prompt, dtype=np.int32),
                 sampling=ResolvedSampling(params=params, seed=0, max_tokens=max_tokens, stop_token_ids=stop),
                 arrival_time=0.0,
                 priority=priority,
                 cache_salt=salt,
                 prompt_leader=leader,
                 num_losses=num_losses,
-            )
+            ),
+            np.array(prompt, dtype=np.int32),
         )
 
     def step(self) -> list[EngineCoreOutput]:

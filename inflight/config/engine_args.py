@@ -10,7 +10,7 @@ from typing import Any
 
 from inflight.config.weight_format import STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
-from inflight.setting import check_values, parse_bytes, setting, unknown_name
+from inflight.setting import check_values, parse_bytes, parse_count, setting, unknown_name
 
 _EXECUTORS = ("uni", "mp", "external_launcher")
 MAX_MILLISECONDS = 3_600_000
@@ -21,7 +21,7 @@ _engine = partial(setting, group="Engine")
 _parallel = partial(setting, group="Parallel")
 _faults = partial(setting, group="Faults")
 _COUNT = {"bounds": (1, 65536)}
-_LENGTH = {"bounds": (1, 2**24)}
+_LENGTH = {"bounds": (1, 2**24), "metavar": "TOKENS", "parse": parse_count}
 _PORT = {"bounds": (1, 65535), "metavar": "PORT"}
 
 

@@ -285,7 +285,7 @@ class AsyncLLM(AsyncFrontEnd):
         """Send what is left of a request to the engine. During a recovery it waits until `on_restored` sends it."""
         children = state.resumed_children()
         if not self._connection.lost_because:
-            self._connection.send(AddRequest.of(children))
+            self._connection.send(AddRequest(prompt_token_ids=state.request.prompt_array, children=children))
             state.was_sent = True
         self._admission.sent(len(children), len(state.request.prompt_token_ids))
 
@@ -356,7 +356,7 @@ class AsyncLLM(AsyncFrontEnd):
     def _start_canary(self) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
         canary = self._with_own_ids(self._input_processor.process("canary", [0], params, default_seed=0))
-        self._connection.send(AddRequest.of(canary.children))
+        self._connection.send(AddRequest(prompt_token_ids=canary.prompt_array, children=canary.children))
         self._admission.sent(1, 1)
         return canary.children[0].request_id
 

@@ -37,7 +37,7 @@ from inflight.engine.step_records import StepRecords
 from inflight.engine.step_time_start import measured_step_times
 from inflight.errors import EngineDeadError, EngineError, RankError, StepError
 from inflight.executor.executor import Executor
-from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, Int32Array
 from inflight.interface.statistics import FaultStatus, SchedulerStats
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
@@ -109,8 +109,8 @@ class EngineCore:
         self._records = StepRecords(self.scheduler, kv_cache)
         self.timeline = self._records.timeline
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        self.scheduler.add_request(request)
+    def add_request(self, request: EngineCoreRequest, prompt_token_ids: Int32Array) -> None:
+        self.scheduler.add_request(request, prompt_token_ids)
         if self._waits_for_grammars:
             self.scheduler.wait_for_grammars()
 
@@ -210,7 +210,7 @@ class EngineCore:
             self._records.worked(plan.step_id, "plan", start)
             budget = max(MIN_BUDGET_SECONDS, BUDGET_FACTOR * self.scheduler.limits.predicted_seconds)
             future = self._executor.execute_model(plan, non_block=True, budget=budget)
-            self._records.submitted(plan.step_id, future, start)
+            self._records.submitted(plan, future, start)
             self._in_flight.append((plan, future))
             self._send_masks()
 

@@ -235,10 +235,10 @@ class CoreServer:
         match message:
             case AddRequest():
                 is_guilty = not self._guilty.isdisjoint(child.request_id for child in message.children)
-                for child in message.sequences():
+                for child in message.children:
                     self._owners[child.request_id] = link
                     link.num_received += 1
-                    self._core.add_request(child)
+                    self._core.add_request(child, message.prompt_token_ids)
                     if is_guilty:  # siblings have the same prompt, so each of them would end this process, too
                         self._core.scheduler.fail(child.request_id, GUILTY, engine_failed=True)
                     elif child.emitted_token_ids:

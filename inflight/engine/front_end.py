@@ -42,6 +42,7 @@ class ModelInfo:
     Attributes:
         name: the model's name as the user gave it; "embedded" for the small model that Inflight contains.
         num_kv_cache_tokens: how many tokens fit into the KV cache.
+        block_size: tokens of one KV block.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ModelInfo:
     dtype: str
     max_num_seqs: int
     num_kv_cache_tokens: int
+    block_size: int
 
     @classmethod
     def of(cls, config: EngineConfig, num_kv_cache_tokens: int) -> ModelInfo:
@@ -60,6 +62,7 @@ class ModelInfo:
             dtype=config.model.dtype,
             max_num_seqs=config.scheduler.max_num_seqs,
             num_kv_cache_tokens=num_kv_cache_tokens,
+            block_size=config.cache.block_size,
         )
 
 

@@ -84,6 +84,7 @@ class ProcessedRequest:
 
     Attributes:
         prompt: the text, or None if the request was given as token ids.
+        prompt_array: the `prompt_token_ids` as the engine core gets them, once for all `children`.
         children: its sequences, ordered by index. They are sent to the engine core.
         unenforced: the places in the request's JSON schemas that its grammar does not enforce.
         make_parser: makes a parser for the text of one of its sequences; None if there is none.
@@ -92,6 +93,7 @@ class ProcessedRequest:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
+    prompt_array: Int32Array
     params: SamplingParams
     arrival_time: float
     children: tuple[EngineCoreRequest, ...]
@@ -195,7 +197,6 @@ class InputProcessor:
         check_sampling(sampling, self._vocab_size)
         parent = EngineCoreRequest(
             request_id=request_id,
-            prompt_token_ids=token_ids,
             sampling=sampling,
             arrival_time=arrival_time,
             priority=priority,
@@ -205,6 +206,7 @@ class InputProcessor:
             request_id=request_id,
             prompt=text,
             prompt_token_ids=token_ids.tolist(),
+            prompt_array=token_ids,
             params=params,
             arrival_time=arrival_time,
             children=_make_children(parent),
@@ -293,7 +295,8 @@ class InputProcessor:
         if num_prompt_tokens >= self._max_model_len:
             raise ContextLengthExceededError(
                 f"This model's maximum context length is {self._max_model_len} tokens. However, the prompt is too long: "
-                f"it has {how_exact}{num_prompt_tokens} tokens, and at least one more is needed to generate: shorten it."
+                f"it has {how_exact}{num_prompt_tokens} tokens, and at least one more is needed to generate: shorten it.",
+                num_prompt_tokens,
             )
 
 

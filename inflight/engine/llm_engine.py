@@ -95,7 +95,7 @@ class LLMEngine:
         self._output_processor.add_request(request, kind)
         self._log_unenforced(request.unenforced)
         for child in request.children:
-            self.core.add_request(child)
+            self.core.add_request(child, request.prompt_array)
 
     def _log_unenforced(self, places: Iterable[str]) -> None:
         """Log each place only once, because the requests of a batch usually have the same schema."""

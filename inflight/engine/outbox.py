@@ -126,6 +126,7 @@ def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStat
     return replace(
         later,
         **counts,
+        step_tokens=(earlier.step_tokens + later.step_tokens)[-MAX_GAPS:],
         step_gaps=(earlier.step_gaps + later.step_gaps)[-MAX_GAPS:],
         step_time_ratios=(earlier.step_time_ratios + later.step_time_ratios)[-MAX_GAPS:],
         hidden_share=earlier.hidden_share if later.hidden_share is None else later.hidden_share,

@@ -103,7 +103,7 @@ class _Measurement:
         """Returns the median time from one commit to the next, with `depth` steps in flight. The first `depth` steps fill the
         pipeline and are not timed."""
         for index in range(num_requests):
-            scheduler.add_request(measured_request(f"pipeline measurement {index}", 1, max_tokens))
+            scheduler.add_request(*measured_request(f"pipeline measurement {index}", 1, max_tokens))
         in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         commits: list[float] = []
         while len(commits) < depth + NUM_STEPS:

@@ -123,12 +123,7 @@ class RequestState:
             found = self.prompt_logprobs
             num_prompt_logprobs = len(self.request.prompt_token_ids) if found is None else len(found)
         return tuple(
-            replace(
-                child,
-                emitted_token_ids=completion.token_ids,
-                num_prompt_logprobs_done=num_prompt_logprobs if completion.index == 0 else 1,
-                num_losses=completion.num_losses,
-            )
+            completion.resumed(child, num_prompt_logprobs if completion.index == 0 else 1)
             for child, completion in zip(self.request.children, self.completions, strict=True)
             if completion.finish_reason is None
         )
@@ -200,9 +195,16 @@ class Completion:
         """The number of tokens so far."""
         return len(self._token_ids)
 
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return tuple(self._token_ids)
+    def resumed(self, child: EngineCoreRequest, num_prompt_logprobs: int) -> EngineCoreRequest:
+        """Returns the sequence with what has happened to it. If nothing has, this is `child` itself."""
+        if not (self._token_ids or self.num_losses) and num_prompt_logprobs == child.num_prompt_logprobs_done:
+            return child
+        return replace(
+            child,
+            emitted_token_ids=tuple(self._token_ids),
+            num_prompt_logprobs_done=num_prompt_logprobs,
+            num_losses=self.num_losses,
+        )
 
     def add(self, output: EngineCoreOutput) -> None:
         """Add the tokens of `output`. If a token completes a stop string, the completion ends, and later tokens are dropped.

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from inflight.engine.step_figures import MAX_GAPS, StepClock
 from inflight.interface.statistics import SchedulerStats
-from inflight.interface.step import ModelRunnerOutput
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.added_tokens import StepCounters
 from inflight.scheduler.scheduler import Scheduler
@@ -30,6 +30,7 @@ class StepRecords:
         self._clock = StepClock()
         # measured / predicted times of the steps since the last report
         self._ratios: deque[float] = deque(maxlen=MAX_GAPS)
+        self._step_tokens: deque[int] = deque(maxlen=MAX_GAPS)
         self._newest_step = -1  # the id of the step that was committed last
         self._reported = StepCounters()
         self._idle_since_ns: int | None = None  # when the last request ended; None while steps are submitted
@@ -42,11 +43,12 @@ class StepRecords:
         self._clock.worked(start_ns, end_ns)
         return end_ns
 
-    def submitted(self, step_id: int, future: Future[ModelRunnerOutput], planned_at_ns: int) -> None:
+    def submitted(self, plan: SchedulerOutput, future: Future[ModelRunnerOutput], planned_at_ns: int) -> None:
         was_idle = self._idle_since_ns is not None
         if self._idle_since_ns is not None:
-            self.timeline.record(step_id, "idle", self._idle_since_ns, planned_at_ns)
+            self.timeline.record(plan.step_id, "idle", self._idle_since_ns, planned_at_ns)
             self._idle_since_ns = None
+        self._step_tokens.append(plan.num_tokens)
         self._clock.submitted(future, after_idleness=was_idle)
 
     def committed(self, step_id: int, start_ns: int, last_step: tuple[float, float] | None) -> None:
@@ -73,6 +75,8 @@ class StepRecords:
         gaps, hidden_share = self._clock.take()
         ratios = tuple(self._ratios)
         self._ratios.clear()
+        step_tokens = tuple(self._step_tokens)
+        self._step_tokens.clear()
         return SchedulerStats(
             step_id=self._newest_step,
             num_running=scheduler.num_running,
@@ -88,6 +92,7 @@ class StepRecords:
             - before.num_forced_tokens,
             num_draft_tokens=now.num_draft_tokens - before.num_draft_tokens,
             num_accepted_tokens=now.num_accepted_tokens - before.num_accepted_tokens,
+            step_tokens=step_tokens,
             step_gaps=gaps,
             step_time_ratios=ratios,
             hidden_share=hidden_share,

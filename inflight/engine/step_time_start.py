@@ -14,7 +14,7 @@ import numpy as np
 from inflight.config.engine import EngineConfig, SchedulerConfig
 from inflight.executor.executor import Executor
 from inflight.interface.kv_cache import KVCacheConfig
-from inflight.interface.request import EngineCoreRequest, ResolvedSampling
+from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.scheduler import Scheduler
@@ -61,7 +61,7 @@ def _measure(
 ) -> float:
     """Returns the seconds that a step with a prompt of `num_tokens` tokens computes."""
     scheduler = measuring_scheduler(config, config.scheduler, kv_cache_config, first_step_id=step_id)
-    scheduler.add_request(measured_request(f"measurement of {num_tokens} tokens", num_tokens, max_tokens=1))
+    scheduler.add_request(*measured_request(f"measurement of {num_tokens} tokens", num_tokens, max_tokens=1))
     plan = scheduler.schedule()
     assert plan is not None
     output = executor.execute_model(plan)
@@ -89,12 +89,9 @@ def measuring_scheduler(
     )
 
 
-def measured_request(request_id: str, num_prompt_tokens: int, max_tokens: int) -> EngineCoreRequest:
-    """Returns an invented request, which draws exactly `max_tokens` tokens."""
+def measured_request(request_id: str, num_prompt_tokens: int, max_tokens: int) -> tuple[EngineCoreRequest, Int32Array]:
+    """Returns an invented request, which draws exactly `max_tokens` tokens, and its prompt."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=np.zeros(num_prompt_tokens, dtype=np.int32),
-        sampling=ResolvedSampling(params=params, seed=0, max_tokens=max_tokens),
-        arrival_time=time.monotonic(),
-    )
+    sampling = ResolvedSampling(params=params, seed=0, max_tokens=max_tokens)
+    request = EngineCoreRequest(request_id=request_id, sampling=sampling, arrival_time=time.monotonic())
+    return request, np.zeros(num_prompt_tokens, dtype=np.int32)

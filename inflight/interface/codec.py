@@ -3,7 +3,8 @@
 A frame (framing.py) has a kind, a body and segments. The kind is the index of the message's class in `MESSAGE_TYPES`. The body
 is the message in MessagePack, a binary relative of JSON. The decoder checks the body against the annotations of the class. If
 the body is not valid, the decoder raises a `CodecError`, and no other exception. In the body, an array is an extension of
-MessagePack that holds an `_Array`. The bytes of a large array are not in the body, but in a segment of the frame.
+MessagePack that holds an `_Array`. The bytes of a large array are not in the body, but in a segment of the frame. Arrays that
+are the same memory, such as the prompt of n sequences in a plan, have one segment. They share memory at the receiver, too.
 
 The arguments and results of remote calls (`RpcCall`, `RpcReply`) are typed Any. They are trees of plain data. MessagePack does
 not distinguish a tuple from a list, and has no dataclasses. So each container or dataclass in such a tree is sent as a list.
@@ -98,12 +99,12 @@ def encode(message: Message) -> Frame:
     Raises:
         CodecError: the message contains something that cannot be sent, for example an argument that is not plain data.
     """
-    segments: list[ByteArray] = []
+    segments: dict[tuple[int, int], tuple[int, ByteArray]] = {}  # address and size of an array -> index, bytes
     try:
         body = msgspec.msgpack.Encoder(enc_hook=partial(_write, segments)).encode(_packed(message))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:  # e.g. an integer of more than 64 bits
         raise CodecError(f"a {type(message).__name__} cannot be encoded: {error}") from error
-    return Frame(_KINDS[type(message)], body, segments)
+    return Frame(_KINDS[type(message)], body, [segment for _, segment in segments.values()])
 
 
 def _packed(message: Message) -> Message:
@@ -117,8 +118,8 @@ def _packed(message: Message) -> Message:
     return message
 
 
-def _write(segments: list[ByteArray], value: object) -> object:
-    """Encodes the types that msgspec does not know. The bytes of a large array are appended to `segments`."""
+def _write(segments: dict[tuple[int, int], tuple[int, ByteArray]], value: object) -> object:
+    """Encodes the types that msgspec does not know. The bytes of a large array are added to `segments`."""
     if isinstance(value, Path):
         return str(value)
     if not isinstance(value, np.ndarray):
@@ -132,8 +133,8 @@ def _write(segments: list[ByteArray], value: object) -> object:
     if value.nbytes <= INLINE_BYTES:
         data: bytes | int = value.tobytes()
     else:
-        segments.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
-        data = len(segments) - 1
+        segment = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        data, _ = segments.setdefault((segment.ctypes.data, segment.nbytes), (len(segments), segment))
     return msgspec.msgpack.Ext(_ARRAY, _array_encoder.encode((dtype, value.shape, data)))
 
 
@@ -170,7 +171,8 @@ class Decoder:
     def __init__(self) -> None:
         self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}  # kind of a frame -> its decoder, made when needed
         self._dtypes: dict[Any, np.dtype[Any]] = {}  # annotation of an array -> its dtype
-        self._segments: list[ByteArray | None] = []
+        self._segments: Sequence[ByteArray] = ()
+        self._unused: set[int] = set()  # indices of the segments that no array has referred to
 
     def decode(self, frame: Frame, allowed: Sequence[type] = MESSAGE_TYPES) -> Message:
         """Read a message. Its arrays can be written to. A large array uses the memory of its segment.
@@ -183,12 +185,12 @@ class Decoder:
             name = f"kind {frame.kind}" if message_type is None else message_type.__name__
             expected = ", ".join(kind.__name__ for kind in allowed)
             raise CodecError(f"received a frame of {name}; expected one of {expected}")
-        self._segments = list(frame.segments)
+        self._segments, self._unused = frame.segments, set(range(len(frame.segments)))
         try:
             message = _unpacked(self._decoder(frame.kind).decode(frame.body), self._check_type)
         except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
             raise CodecError(f"a frame of {message_type.__name__} is damaged: {error}") from error
-        if any(segment is not None for segment in self._segments):
+        if self._unused:
             raise CodecError(f"a frame of {message_type.__name__} has a segment that none of its arrays refers to")
         return message
 
@@ -208,7 +210,7 @@ class Decoder:
         dtype = _DTYPES.get(array.dtype)
         if dtype is None:
             raise ValueError(f"an array has the dtype {array.dtype!r}, which is not known")
-        buffer = array.data if isinstance(array.data, bytearray) else self._take_segment(array.data)
+        buffer = array.data if isinstance(array.data, bytearray) else self._segment(array.data)
         if math.prod(array.shape) * dtype.itemsize != len(buffer):
             raise ValueError(f"an array of {dtype} with shape {array.shape} cannot be in {len(buffer)} bytes")
         flat = np.frombuffer(buffer, dtype=np.uint8)
@@ -217,12 +219,11 @@ class Decoder:
         shaped: Array = flat.view(dtype).reshape(array.shape)
         return shaped
 
-    def _take_segment(self, index: int) -> ByteArray:
-        segment = self._segments[index] if 0 <= index < len(self._segments) else None
-        if segment is None:
-            raise ValueError(f"an array refers to segment {index} of {len(self._segments)}, which is missing or in use")
-        self._segments[index] = None
-        return segment
+    def _segment(self, index: int) -> ByteArray:
+        if not 0 <= index < len(self._segments):
+            raise ValueError(f"an array refers to segment {index} of {len(self._segments)}, which is missing")
+        self._unused.discard(index)
+        return self._segments[index]
 
     def _check_type(self, wanted: Any, value: object) -> object:
         """msgspec calls this for a value whose annotation, `wanted`, it does not know: a path or an array."""

@@ -82,7 +82,8 @@ MIN_PROGRESS_TOKENS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreRequest:
-    """One sequence to generate. A request with n > 1 becomes n of these, which are called siblings.
+    """One sequence to generate. A request with n > 1 becomes n of these, which are called siblings. The prompt stands beside
+    them, once: it may have a hundred thousand tokens, and a hundred siblings.
 
     `prompt_leader` is the id of the first sibling, which computes the prompt and shares its blocks with this sequence. It is
     None in the first sibling itself. `arrival_time` is a value of `time.monotonic()`. Requests with different `cache_salt` do
@@ -98,7 +99,6 @@ class EngineCoreRequest:
     """
 
     request_id: str
-    prompt_token_ids: Int32Array
     sampling: ResolvedSampling
     arrival_time: float
     priority: int = 0

@@ -12,8 +12,7 @@ unfinished requests again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from inflight.config.engine import EngineConfig
 from inflight.interface.messages import WorkerFailure
@@ -56,25 +55,11 @@ class EngineStartFailed:
 class AddRequest:
     """The n sequences of one request, in order. Each sequence has an id, and no other sequence ever gets the same id.
 
-    A front end sends a request again if the engine core was lost. Then sequences that have ended are left out. The prompt is
-    here once. It may have a hundred thousand tokens, and the sequences a hundred copies of it, so theirs are empty.
+    A front end sends a request again if the engine core was lost. Then sequences that have ended are left out.
     """
 
     prompt_token_ids: Int32Array
     children: tuple[EngineCoreRequest, ...]
-
-    @classmethod
-    def of(cls, children: Sequence[EngineCoreRequest]) -> AddRequest:
-        """Returns the message for sequences of one request, at least one."""
-        prompt = children[0].prompt_token_ids
-        return cls(
-            prompt_token_ids=prompt, children=tuple(replace(each, prompt_token_ids=prompt[:0]) for each in children)
-        )
-
-    def sequences(self) -> Iterator[EngineCoreRequest]:
-        """Yields the sequences, each with the prompt."""
-        for child in self.children:
-            yield replace(child, prompt_token_ids=self.prompt_token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

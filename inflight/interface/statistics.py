@@ -24,6 +24,7 @@ class SchedulerStats:
         num_generation_tokens: tokens added to requests since the last report.
         num_draft_tokens: drafts that were verified since the last report.
         num_accepted_tokens: how many of these drafts were accepted.
+        step_tokens: for each step since the last report, the tokens that it was planned to compute, drafts among them.
         step_gaps: for each step since the last report, the seconds that the devices were idle before it.
         step_time_ratios: measured time / predicted time of each step since the last report. Steps without a prediction are
             left out.
@@ -42,6 +43,7 @@ class SchedulerStats:
     num_generation_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    step_tokens: tuple[int, ...] = ()
     step_gaps: tuple[float, ...] = ()
     step_time_ratios: tuple[float, ...] = ()
     hidden_share: float | None = None

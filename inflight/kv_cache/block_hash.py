@@ -24,10 +24,18 @@ class BlockHasher:
         salt = cache_salt.encode()
         return hashlib.sha256(len(self._fingerprint).to_bytes(8, "little") + self._fingerprint + salt).digest()
 
-    def extend(self, root: bytes, hashes: list[bytes], token_ids: Int32Array, num_blocks: int) -> None:
-        """Append names to `hashes` until it has `num_blocks` names. `token_ids` must contain at least that many full blocks."""
+    def extend(
+        self, root: bytes, hashes: list[bytes], token_ids: Int32Array, num_blocks: int, *, first_token: int = 0
+    ) -> None:
+        """Append names to `hashes` until it has `num_blocks` names. `token_ids` are the tokens from position `first_token` on,
+        at least all those of blocks without names."""
+        if num_blocks <= len(hashes):
+            return
         size = self.block_size
-        assert len(token_ids) >= num_blocks * size, (len(token_ids), num_blocks)
-        for i in range(len(hashes), num_blocks):
-            parent = hashes[-1] if hashes else root
-            hashes.append(hashlib.sha256(parent + token_ids[i * size : (i + 1) * size].tobytes()).digest())
+        start, end = len(hashes) * size - first_token, num_blocks * size - first_token
+        assert start >= 0 and end <= len(token_ids), (first_token, len(token_ids), num_blocks)
+        name = hashes[-1] if hashes else root
+        data, num_bytes = token_ids[start:end].tobytes(), size * token_ids.itemsize
+        for first in range(0, len(data), num_bytes):
+            name = hashlib.sha256(name + data[first : first + num_bytes]).digest()
+            hashes.append(name)

@@ -64,28 +64,31 @@ class BlockPool:
 
     def touch(self, block_ids: Iterable[int]) -> None:
         """Add a reference to each block but the dummy block. So a cached block becomes a block in use."""
+        counts = self._ref_counts
         for block_id in block_ids:
-            if block_id == DUMMY_BLOCK:
-                continue
-            if self._ref_counts[block_id] == 0:
-                del self._cached[block_id]
-            self._ref_counts[block_id] += 1
+            if block_id != DUMMY_BLOCK:
+                if not counts[block_id]:
+                    del self._cached[block_id]
+                counts[block_id] += 1
 
     def free(self, block_ids: Iterable[int]) -> None:
         """Remove a reference from each block but the dummy block. The first of `block_ids` will be evicted first."""
+        counts = self._ref_counts
         for block_id in block_ids:
             if block_id == DUMMY_BLOCK:
                 continue
-            assert self._ref_counts[block_id] > 0, block_id
-            self._ref_counts[block_id] -= 1
-            if self._ref_counts[block_id] == 0:
+            assert counts[block_id] > 0, block_id
+            counts[block_id] -= 1
+            if not counts[block_id]:
                 if self._keys[block_id] is None:
                     self._empty.append(block_id)
                 else:
                     self._cached[block_id] = None
 
-    def is_free(self, block_id: int) -> bool:
-        return self._ref_counts[block_id] == 0
+    def count_free(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks are free."""
+        counts = self._ref_counts
+        return [counts[block_id] for block_id in block_ids].count(0)
 
     def lookup(self, key: BlockKey) -> int | None:
         return self._index.get(key)

@@ -95,7 +95,8 @@ class KVCacheManager:
 
     def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
         """Returns the leader's first blocks for the request of `blocks`, which has the same prompt. Returns NO_BLOCKS
-        if this request needs a block that the leader has freed, because it is outside the leader's sliding window."""
+        if this request needs a block that the leader has freed, because it is outside the leader's sliding window. The names of
+        the shared blocks are not computed again."""
         tables = []
         for group, table in enumerate(leader.tables):
             first = self._first_live_block(group, num_blocks * self.block_size)
@@ -103,6 +104,7 @@ class KVCacheManager:
                 return NO_BLOCKS
             tables.append([DUMMY_BLOCK] * first + table[first:num_blocks])
         blocks.may_be_named = leader.may_be_named
+        blocks.hashes = blocks.hashes or leader.hashes[:num_blocks]
         return tuple(tables)
 
     def allocate_slots(
@@ -122,8 +124,7 @@ class KVCacheManager:
         num_states = sum(self._has_states)
         num_attention_blocks = (length - first) * (self.num_groups - num_states)
         snapshots = [i for i in range(first, length) if self._is_snapshot(blocks, i)] if num_states else []
-        revived = {block_id for table in computed for block_id in table if self.pool.is_free(block_id)}
-        room = self.pool.num_free_blocks - len(revived) - num_attention_blocks
+        room = self.pool.num_free_blocks - sum(map(self.pool.count_free, computed)) - num_attention_blocks
         while len({*snapshots, length - 1}) * num_states > room:
             if not snapshots:
                 return None
@@ -144,13 +145,20 @@ class KVCacheManager:
         """Whether there are full blocks that `commit` has not processed."""
         return num_computed_tokens // self.block_size > blocks.num_committed
 
-    def commit(self, blocks: RequestBlocks, token_ids: Int32Array, num_computed_tokens: int) -> None:
+    def num_named_tokens(self, blocks: RequestBlocks) -> int:
+        """How many tokens are in blocks whose names are computed."""
+        return len(blocks.hashes) * self.block_size
+
+    def commit(
+        self, blocks: RequestBlocks, token_ids: Int32Array, num_computed_tokens: int, *, first_token: int = 0
+    ) -> None:
         """Name full blocks, and free blocks that are outside the sliding window now. Call this when tokens
-        `[0, num_computed_tokens)` are computed, and only if `has_full_blocks` is true."""
+        `[0, num_computed_tokens)` are computed, and only if `has_full_blocks` is true. `token_ids` are the tokens from position
+        `first_token` on, which may be up to `num_named_tokens`."""
         num_full = num_computed_tokens // self.block_size
         is_named = self._caching and blocks.may_be_named
         if is_named:
-            self._hasher.extend(blocks.root, blocks.hashes, token_ids, num_full)
+            self._hasher.extend(blocks.root, blocks.hashes, token_ids, num_full, first_token=first_token)
         for group, (table, has_states) in enumerate(zip(blocks.tables, self._has_states, strict=True)):
             if is_named:
                 for i in range(blocks.num_committed, num_full):

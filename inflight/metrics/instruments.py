@@ -55,8 +55,8 @@ def _counter(name: str, help: str, *labels: str, in_vllm: bool = False) -> Instr
     return Instrument(name, "counter", help, labels, in_vllm=in_vllm)
 
 
-def _gauge(name: str, help: str, *, in_vllm: bool = False) -> Instrument:
-    return Instrument(name, "gauge", help, in_vllm=in_vllm)
+def _gauge(name: str, help: str, *labels: str, in_vllm: bool = False) -> Instrument:
+    return Instrument(name, "gauge", help, labels, in_vllm=in_vllm)
 
 
 def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str, in_vllm: bool = False) -> Instrument:
@@ -76,6 +76,9 @@ INSTRUMENTS = (
         "num_waiting_tokens", "Tokens of the waiting requests: their prompts, and what preempted requests have emitted."
     ),
     _counter("engine_steps", "Steps committed by the engine."),
+    _histogram(
+        "iteration_tokens_total", "Tokens of a step: of prompts, of decodes, and drafts.", TOKEN_BUCKETS, in_vllm=True
+    ),
     _histogram("step_gap_seconds", "Time for which the devices were idle between two steps.", STEP_GAP_BUCKETS),
     _histogram(
         "step_time_ratio",
@@ -106,6 +109,15 @@ INSTRUMENTS = (
         "How many of these tokens were in the prefix cache, or in blocks of another completion of the same request.",
         in_vllm=True,
     ),
+    _gauge(
+        "cache_config_info",
+        "Always 1. The labels are the tokens of a KV block and the number of blocks, also on a CPU.",
+        *("block_size", "num_gpu_blocks"),
+        in_vllm=True,
+    ),
+    # speculative decoding
+    _counter("spec_decode_num_draft_tokens", "Drafts that were verified.", in_vllm=True),
+    _counter("spec_decode_num_accepted_tokens", "How many of these drafts were accepted.", in_vllm=True),
     # traffic
     _counter("prompt_tokens", "Prompt tokens of requests that have ended.", in_vllm=True),
     _counter("generation_tokens", "Tokens generated, counted when they are generated.", in_vllm=True),

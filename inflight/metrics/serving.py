@@ -31,6 +31,11 @@ class ServingMetrics(EngineObserver):
             self._set("engine_up", 1)
             self._set("hidden_share", math.nan)
 
+    def kv_cache_made(self, block_size: int, num_blocks: int) -> None:
+        """The engine is ready. Call this once: each call with other numbers adds a sample."""
+        if self._records_engine:
+            self._metrics.get("cache_config_info", str(block_size), str(num_blocks)).set(1)
+
     def stats_changed(self, stats: SchedulerStats) -> None:
         self._flush()
         if not self._records_engine:
@@ -42,9 +47,13 @@ class ServingMetrics(EngineObserver):
         self._inc("prefix_cache_queries", stats.prefix_cache_queries)
         self._inc("prefix_cache_hits", stats.prefix_cache_hits)
         self._inc("num_preemptions", stats.num_preemptions)
+        self._inc("spec_decode_num_draft_tokens", stats.num_draft_tokens)
+        self._inc("spec_decode_num_accepted_tokens", stats.num_accepted_tokens)
         if self._last_step_id is not None:
             self._inc("engine_steps", max(0, stats.step_id - self._last_step_id))
         self._last_step_id = stats.step_id
+        for count in stats.step_tokens:
+            self._observe("iteration_tokens_total", count)
         for gap in stats.step_gaps:
             self._observe("step_gap_seconds", gap)
         for ratio in stats.step_time_ratios:

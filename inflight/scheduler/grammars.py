@@ -151,7 +151,7 @@ class RequestGrammars:
             has_drafts = most[row] != NO_DRAFTS
             first = request.num_drawn_tokens if has_drafts else ends[row]  # the position of the row's first drawn token
             drafts = request.draft_token_ids[: most[row]] if has_drafts else []
-            asked.append(MaskRequest(request.request_id, drafts, request.token_ids[first:].tolist()))
+            asked.append(MaskRequest(request.request_id, drafts, request.token_ids_from(first).tolist()))
         masks = self.manager.fill(asked)
         errors.update(masks.errors)
         num_masks = np.array([len(wanted.draft_token_ids) + 1 for wanted in asked], dtype=np.int32)

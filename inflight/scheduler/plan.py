@@ -74,7 +74,7 @@ def _forced(rows: Sequence[PlannedRow]) -> TokenDelta | None:
     return TokenDelta(
         slots=np.repeat([request.slot for request, _ in forced], [len(span) for _, span in forced]).astype(np.int32),
         positions=np.concatenate([np.arange(span.start, span.stop, dtype=np.int32) for _, span in forced]),
-        token_ids=np.concatenate([request.token_ids[span.start :] for request, span in forced]),
+        token_ids=np.concatenate([request.token_ids_from(span.start) for request, span in forced]),
     )
 
 

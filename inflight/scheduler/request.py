@@ -48,7 +48,15 @@ class Request:
             them.
     """
 
-    def __init__(self, core: EngineCoreRequest, *, order: int, blocks: RequestBlocks, max_model_len: int) -> None:
+    def __init__(
+        self,
+        core: EngineCoreRequest,
+        prompt_token_ids: Int32Array,
+        *,
+        order: int,
+        blocks: RequestBlocks,
+        max_model_len: int,
+    ) -> None:
         self.core = core
         self.request_id = core.request_id
         self.sampling = core.sampling
@@ -56,12 +64,12 @@ class Request:
         self.blocks = blocks
         self.status = RequestStatus.WAITING
         self.slot = NO_SLOT
-        # Siblings share the array of the prompt until `append` copies it: a prompt may be long, and the siblings many.
-        self._token_ids = np.asarray(core.prompt_token_ids, dtype=np.int32)
-        if core.emitted_token_ids:
-            self._token_ids = np.concatenate([self._token_ids, np.array(core.emitted_token_ids, dtype=np.int32)])
-        self.num_prompt_tokens = len(core.prompt_token_ids)
-        self.num_tokens = self.num_planned_tokens = len(self._token_ids)
+        self._prompt_token_ids = (
+            prompt_token_ids  # one array for all siblings: a prompt may be long, and they may be many
+        )
+        self._output_token_ids = np.array(core.emitted_token_ids, dtype=np.int32)  # the first `num_output_tokens` of it
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_tokens = self.num_planned_tokens = self.num_prompt_tokens + len(self._output_token_ids)
         self.max_num_tokens = min(self.num_prompt_tokens + core.sampling.max_tokens, max_model_len)
         self.num_computed_tokens = 0
         self.num_in_flight = 0  # steps in flight with a row of this request
@@ -83,8 +91,16 @@ class Request:
 
     @property
     def token_ids(self) -> Int32Array:
-        """The prompt and the emitted tokens. Tokens that are appended later are not in the returned array."""
-        return self._token_ids[: self.num_tokens]
+        """The prompt and the emitted tokens. The array must not be changed: it may be the prompt that siblings share."""
+        return self.token_ids_from(0)
+
+    def token_ids_from(self, start: int) -> Int32Array:
+        """Returns `token_ids[start:]`. Only if these are tokens of both the prompt and the output, they are copied."""
+        prompt, num_prompt_tokens = self._prompt_token_ids, self.num_prompt_tokens
+        output = self._output_token_ids[max(start - num_prompt_tokens, 0) : self.num_output_tokens]
+        if not len(output):
+            return prompt[start:]
+        return output if start >= num_prompt_tokens else np.concatenate([prompt[start:], output])
 
     @property
     def num_output_tokens(self) -> int:
@@ -115,11 +131,10 @@ class Request:
         return min(len(self.draft_token_ids), most) or NO_DRAFTS
 
     def append(self, token_id: int) -> None:
-        if self.num_tokens == len(self._token_ids):
-            grown = np.empty(min(self.max_num_tokens, self.num_tokens * 2 + 64), dtype=np.int32)
-            grown[: self.num_tokens] = self._token_ids
-            self._token_ids = grown
-        self._token_ids[self.num_tokens] = token_id
+        count = self.num_output_tokens
+        if count == len(self._output_token_ids):
+            self._output_token_ids = np.concatenate([self._output_token_ids, np.empty(count + 64, dtype=np.int32)])
+        self._output_token_ids[count] = token_id
         self.num_tokens += 1
 
     def describe(self) -> str:

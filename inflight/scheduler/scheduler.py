@@ -33,7 +33,7 @@ from collections.abc import Collection
 
 from inflight.config.engine import SchedulerConfig
 from inflight.errors import EngineError
-from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, Int32Array
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.added_tokens import (
@@ -89,8 +89,7 @@ class Scheduler:
         self._running: list[Request] = []  # in queue order
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._in_flight: deque[tuple[SchedulerOutput, list[Request]]] = deque()
-        self._num_added = 0
-        self._next_step_id = first_step_id
+        self._num_added, self._next_step_id = 0, first_step_id
         self._failed: list[EngineCoreOutput] = []  # requests that failed outside a commit, see `take_failures`
         self.stats, self.suspects = StepCounters(), Suspects(self._in_flight)
 
@@ -113,11 +112,11 @@ class Scheduler:
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests or self._failed)
 
-    def add_request(self, core: EngineCoreRequest) -> None:
+    def add_request(self, core: EngineCoreRequest, prompt: Int32Array) -> None:
         """Queue a request. The input processor has already checked its sizes and that its id is new."""
         assert core.request_id not in self._requests, core.request_id
-        blocks = self._kv_cache.new_request(core.cache_salt, len(core.prompt_token_ids))
-        request = Request(core, order=self._num_added, blocks=blocks, max_model_len=self._max_model_len)
+        blocks = self._kv_cache.new_request(core.cache_salt, len(prompt))
+        request = Request(core, prompt, order=self._num_added, blocks=blocks, max_model_len=self._max_model_len)
         self._num_added += 1
         self._requests[core.request_id] = request
         if self.suspects.add(request):
@@ -366,7 +365,8 @@ class Scheduler:
             self._may_have_prompts |= request.has_untold_tokens
             num_computed = min(num_computed, request.num_tokens)
             if request.status is RequestStatus.RUNNING and self._kv_cache.has_full_blocks(request.blocks, num_computed):
-                self._kv_cache.commit(request.blocks, request.token_ids, num_computed)
+                first = self._kv_cache.num_named_tokens(request.blocks)
+                self._kv_cache.commit(request.blocks, request.token_ids_from(first), num_computed, first_token=first)
             if added.finish_reason is not None:
                 self._finish(request)
             elif added.token_ids and request.num_faults:

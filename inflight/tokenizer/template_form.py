@@ -1,7 +1,8 @@
 """`TemplateForm`: the form of messages that a chat template can write, found by rendering invented conversations.
 
 Templates differ in what they accept: text parts or a string, null or "" for an answer without text, call ids of one length,
-names of tool results. Clients differ in what they send. Each property is found when a conversation needs it for the first time.
+names of tool results, system messages at any place. Clients differ in what they send. Each property is found when a
+conversation needs it for the first time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from inflight.tokenizer.call_arguments import called_with_objects, need_text
 from inflight.tokenizer.content_parts import THINKING, joined, takes_parts, takes_thoughts
 from inflight.tokenizer.messages import set_reasoning
 from inflight.tokenizer.probes import CALL_ID, NAME, QUESTION, Message, Render, a_call, a_result, a_tool, first_rendered
+from inflight.tokenizer.system_messages import has_late_system, takes_late_system, without_late_system
 
 _LONG_ID = "call_0123456789abcdef01234567"
 _SHORT_IDS = re.compile(r"[A-Za-z0-9]{9}")
@@ -35,6 +37,8 @@ class TemplateForm:
 
     def prepare(self, conversation: list[dict[str, Any]]) -> None:
         """Bring checked messages, in place, into the form that the template can write."""
+        if has_late_system(conversation) and not self.takes_late_system:
+            conversation[:] = without_late_system(conversation)
         calls: dict[str, str] = {}  # id -> name of the called function
         for message in conversation:
             if message["role"] == "assistant" and message.get("content") is None:
@@ -76,6 +80,11 @@ class TemplateForm:
     def takes_thoughts(self) -> bool:
         """Whether the template writes parts of the type "thinking"."""
         return takes_thoughts(self._render)
+
+    @cached_property
+    def takes_late_system(self) -> bool:
+        """Whether the template writes a system message at its place if it is not the first message."""
+        return takes_late_system(self._render)
 
     def takes_parts(self, role: str) -> bool:
         """Whether the template writes the parts of a list in messages of this role."""

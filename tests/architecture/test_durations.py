@@ -24,7 +24,7 @@ BUDGETS = {
     "unit/device": 10,
     "unit/distributed": 80,
     "unit/engine": 130,
-    "unit/entrypoints": 100,
+    "unit/entrypoints": 110,
     "unit/executor": 140,
     "unit/interface": 20,
     "unit/kernels": 130,

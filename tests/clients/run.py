@@ -57,7 +57,8 @@ def node_tests() -> list[str]:
 
 def suites() -> list[Suite]:
     has_node = (ENVIRONMENTS / "node" / ".stamp").exists()
-    current = ["test_openai.py", "test_http.py", "test_langchain.py", "test_pydantic_ai.py", "test_openai_agents.py"]
+    current = ["test_openai.py", "test_anthropic.py", "test_http.py", "test_langchain.py", "test_pydantic_ai.py"]
+    current.append("test_openai_agents.py")
     return [
         Suite("openai-3", pytest("openai-3", *current), 300),
         Suite("openai-2", pytest("openai-2", "test_openai.py", "test_litellm.py", "test_llama_index.py"), 300),
@@ -94,7 +95,7 @@ def server() -> Iterator[str]:
         finally:
             started.terminate()
             try:
-                started.wait(60)
+                started.wait(300)
             except subprocess.TimeoutExpired:
                 started.kill()
                 started.wait()

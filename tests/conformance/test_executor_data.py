@@ -48,4 +48,4 @@ def test_many_large_calls_in_flight_do_not_block_one_another(executor_factory: E
     futures = [executor.collective_rpc("echo", (large,), non_block=True) for _ in range(10)]
     assert executor.execute_model(plan(0)).step_id == 0
     for future in futures:
-        assert len(future.result(timeout=60)) == executor.world_size
+        assert len(future.result(timeout=300)) == executor.world_size

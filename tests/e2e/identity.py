@@ -205,8 +205,9 @@ def resume(engine: LLMEngine) -> None:
     states = engine._output_processor.unfinished()
     engine.core.abort_requests([child.request_id for state in states for child in state.request.children])
     engine.core.reset_prefix_cache()
-    for child in [child for state in states for child in state.resumed_children()]:
-        engine.core.add_request(child)
+    for state, children in [(state, state.resumed_children()) for state in states]:
+        for child in children:
+            engine.core.add_request(child, state.request.prompt_array)
 
 
 def make_params(fields: dict[str, Any], seed: int) -> SamplingParams:

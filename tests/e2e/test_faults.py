@@ -170,7 +170,7 @@ def test_when_no_recovery_is_left_the_server_fails_with_exit_code_1() -> None:
         assert server.wait_until_recovered(30)
         assert complete(server, 3).choices is not None
         _kill_a_rank(server)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not server.has_ended and time.monotonic() < end:
             with contextlib.suppress(AssertionError):
                 assert complete(server, 3, max_tokens=1).choices is None

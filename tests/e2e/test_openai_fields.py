@@ -108,7 +108,7 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
     },
 }
 # no outcome of one request shows these: they have tests of their own below
-SHOWN_BELOW = {"cache_salt", "priority"}
+SHOWN_BELOW = {"cache_salt", "priority", "request_id"}
 MODELS: dict[str, type[StrictModel]] = {CHAT: ChatCompletionRequest, TEXT: CompletionRequest}
 
 
@@ -254,6 +254,37 @@ def test_a_priority_is_taken(client: httpx.Client) -> None:
             outcome(client, path, {"priority": -3})
             asked: dict[str, Any] = {"messages": ASKED} if path == CHAT else {"prompt": PROMPT}
             assert "priority" in other.post(path, json={**asked, "priority": -3}).json()["error"]["message"]
+
+
+def test_usage_can_be_forced() -> None:
+    """Whoever bills by usage wants it of every stream."""
+    settings = ServerSettings(enable_force_include_usage=True)
+    with running_server(settings=settings) as server, httpx.Client(base_url=server.url, timeout=60) as other:
+        for path in MODELS:
+            asked: dict[str, Any] = {"messages": ASKED} if path == CHAT else {"prompt": PROMPT}
+            for options in ({}, {"stream_options": {"include_usage": False}}):
+                text = other.post(path, json={**asked, "max_tokens": 3, "stream": True, **options}).text
+                *_, last, done = (
+                    event.removeprefix("data: ") for event in text.split("\n\n") if event.startswith("data")
+                )
+                assert done == "[DONE]"
+                assert json.loads(last)["choices"] == [] and json.loads(last)["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("path", list(MODELS))
+def test_the_body_s_request_id(client: httpx.Client, path: str) -> None:
+    asked: dict[str, Any] = {"messages": ASKED} if path == CHAT else {"prompt": PROMPT}
+    asked |= {"max_tokens": 1, "request_id": "mine-1"}
+    response = client.post(path, json=asked)
+    assert response.json()["id"].endswith("-mine-1")
+    assert response.headers["x-request-id"] == "mine-1"
+    response = client.post(path, json=asked, headers={"X-Request-Id": "header-2"})
+    assert response.json()["id"].endswith("-header-2")
+    assert response.headers["x-request-id"] == "header-2"
+    for wrong in ("", "a b", "x" * 129, "é", 5):
+        response = client.post(path, json={**asked, "request_id": wrong})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "request_id"
 
 
 # -- docs/server-api.md ------------------------------------------------------------------------------------------------

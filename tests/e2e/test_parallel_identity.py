@@ -27,7 +27,7 @@ from tests.listening import listening_hosts
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 from tests.unit.executor.processes import children
 
-NUM_EXAMPLES = 100 if FULL else 8
+NUM_EXAMPLES = 100 if FULL else 6
 NUM_PROCESS_EXAMPLES = 40 if FULL else 4
 NUM_LAYERS = 4
 LAYOUTS: dict[str, dict[str, Any]] = {

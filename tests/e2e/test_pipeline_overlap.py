@@ -28,7 +28,7 @@ def test_stages_of_a_fixed_time_overlap(num_stages: int) -> None:
 
     try:
         for index in range(NUM_REQUESTS):
-            core.add_request(decode_request(index, max_tokens=900))
+            core.add_request(*decode_request(index, max_tokens=900))
         measured = measure(core, executor, step, num_steps=36)
     finally:
         core.close()

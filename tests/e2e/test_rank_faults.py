@@ -139,11 +139,11 @@ def test_without_fault_tolerance_a_rank_that_hangs_is_found_within_the_budget_an
             stream = server.start_stream(2000)
             os.kill(pid, signal.SIGSTOP)
             start = time.monotonic()
-            events = pool.submit(stream.rest).result(60)
+            events = pool.submit(stream.rest).result(300)
         seconds = time.monotonic() - start
         summary = "the engine has failed: rank 1 did not answer in time"
         assert events_of(events)[-1]["error"]["message"] == summary
-        assert seconds < budget + 60
+        assert seconds < budget + 150
         assert_dead(server, summary)
         log = server.text_of_log()
         assert f"from rank 1 (process {pid} is stopped by a signal; does not say what it is doing; answered step" in log

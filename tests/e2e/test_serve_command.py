@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import ssl
 import time
@@ -33,6 +34,10 @@ def test_sigterm_lets_twenty_streams_end_and_leaves_nothing() -> None:
         pids = tree_of(server.popen.pid)
         shared = shared_memory_of(pids)
         assert len(pids) == 2
+        phases = r"listening [\d.]+, importing [\d.]+, engine [\d.]+, app [\d.]+"
+        assert re.search(
+            rf"ready: http://\S+ serves {MODEL}, .*, after [\d.]+ s: {phases}$", server.text_of_log(), re.MULTILINE
+        )
         server.popen.send_signal(signal.SIGTERM)
         assert "server_draining" in server.wait_until("/ready", 503)
         status, refusal = server.request("POST", "/v1/completions", COMPLETION)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from inflight.kernels.cpu.library import INSTRUCTION_SETS
 from tests.documented_commands import ROOT, blocks_of, commands_of
 from tests.e2e.serve_process import ServeProcess, serving
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
@@ -104,7 +105,25 @@ def test_the_wheel_has_what_it_needs(wheel: Path) -> None:
     libraries = [name for name in names if name.endswith(".so")]
     if INSTRUCTION_SETS_HERE:
         assert len(libraries) == 3, libraries
+        assert {name.rpartition("/")[2] for name in libraries} == {f"_{name}.so" for name in INSTRUCTION_SETS}
     assert not [name for name in names if name.endswith((".cpp", ".h")) or name.startswith(("tests", "scripts"))]
+
+
+def test_one_wheel_serves_every_python(wheel: Path) -> None:
+    """Its name says what it needs: no version of Python, and a glibc that is new enough for its libraries."""
+    tags = wheel.stem.split("-")[2:]
+    assert tags[:2] == ["py3", "none"]
+    if not INSTRUCTION_SETS_HERE:
+        assert tags == ["py3", "none", "any"]
+        return
+    found = re.fullmatch(r"manylinux_2_(\d+)_x86_64", tags[2])
+    assert found is not None, wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        libraries = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
+    needed = [int(minor) for library in libraries for minor in re.findall(rb"GLIBC_2\.(\d+)", library)]
+    assert max(needed) <= int(found.group(1))
+    for library in libraries:
+        assert b"libpython" not in library and b"Py_" not in library and b"PyInit" not in library
 
 
 def test_the_environment_runs_the_wheel(commands: Path) -> None:

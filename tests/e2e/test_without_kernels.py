@@ -104,7 +104,7 @@ def test_what_an_older_build_has_left_is_not_shipped(tmp_path: Path) -> None:
     """setuptools takes a library in build/ for that of the sources if it is newer than they are."""
     (tmp_path / "source").mkdir()
     source = copied_package(tmp_path / "source")
-    (built,) = (ROOT / "inflight/kernels/cpu").glob(f"_{INSTRUCTION_SETS_HERE[0]}.*.so")
+    built = ROOT / f"inflight/kernels/cpu/_{INSTRUCTION_SETS_HERE[0]}.so"
     left = [source / f"build/lib.linux-x86_64-cpython-{sys.version_info.major}{sys.version_info.minor}"]
     for folder in (*left, source):
         (folder / "inflight/kernels/cpu").mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ def serve_process(*options: str) -> Iterator[WatchedServer]:
         yield WatchedServer(popen, found, log)
     finally:
         popen.terminate()
-        code = popen.wait(60)
+        code = popen.wait(300)
         reader.join()
         popen.stderr.close()
     assert code == 0, "".join(log)

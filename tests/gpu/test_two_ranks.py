@@ -121,7 +121,7 @@ def test_nccl(layout: RankLayout) -> None:
             line = rank.stdout.readline()  # the time limit of the ranks ends it
             assert line == "checked\n", rank.communicate()[1]
         for rank in ranks:
-            rank.communicate(timeout=60)
+            rank.communicate(timeout=300)
     finally:
         for rank in ranks:
             rank.kill()

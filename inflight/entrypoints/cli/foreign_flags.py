@@ -80,7 +80,6 @@ NO_EFFECT = {
     "the role of answers is always assistant": "--response-role=",
     "--api-server-count is the number of front ends": "--disable-frontend-multiprocessing --renderer-num-workers=",
     "usage always says how many prompt tokens were cached": "--enable-prompt-tokens-details",
-    "a request asks for usage with stream_options": "--enable-force-include-usage",
     "every answer has an X-Request-Id": "--enable-request-id-headers",
     "/tokenizer_info is always there": "--enable-tokenizer-info-endpoint",
     "the page /docs loads its scripts from the network": "--enable-offline-docs",

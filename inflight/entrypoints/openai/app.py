@@ -6,6 +6,7 @@ from fastapi import FastAPI
 
 import inflight
 from inflight.engine.async_llm import AsyncLLM
+from inflight.entrypoints.anthropic.routes import add_messages_routes
 from inflight.entrypoints.openai.errors import add_error_handlers
 from inflight.entrypoints.openai.generation_routes import add_generation_routes
 from inflight.entrypoints.openai.server import ApiServer
@@ -46,6 +47,7 @@ def build_app(
     server = ApiServer(engine, settings, metrics, templates, request_log)
     add_error_handlers(app)
     add_generation_routes(app, server)
+    add_messages_routes(app, server)
     add_response_routes(app, server)
     add_model_routes(app, server)
     add_token_routes(app, server)

@@ -25,8 +25,13 @@ from inflight.structured_output.spec import GrammarSpec
 _REASONING_TAIL = 16  # tokens at the end of the prompt: a tag in them may switch the reasoning on or off
 
 
-async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> ValidatedRequest:
+async def validate_chat(
+    server: ApiServer, body: ChatCompletionRequest, *, hidden_tools: frozenset[str] = frozenset()
+) -> ValidatedRequest:
     """Check, render and tokenise a chat request. No generation is started.
+
+    Args:
+        hidden_tools: names of tools that the template does not list, because the messages describe them.
 
     Raises:
         ApiError, InvalidRequestError: the request is wrong.
@@ -36,7 +41,8 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
     body.check_stream()
     tool_choice = _tool_choice(body)
     params, tools = await asyncio.to_thread(_constrain, server, body, tool_choice)
-    token_ids = await render_messages(server, body, tools, _template_kwargs(body))
+    listed = [tool for tool in tools or () if tool["function"]["name"] not in hidden_tools]
+    token_ids = await render_messages(server, body, listed or None, _template_kwargs(body))
     token_ids = body.truncate_prompt(token_ids, server.engine.model.max_model_len)
     default = server.engine.default_max_tokens
     if params.max_tokens is None and default is not None:
@@ -53,7 +59,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
         thinks_first=not body.continue_final_message,
         answer_frame=frame,
         make_parser=make_parser,
-        presentation=body.presentation(model),
+        presentation=body.presentation(model, force_usage=server.settings.enable_force_include_usage),
     )
 
 

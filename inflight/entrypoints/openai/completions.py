@@ -51,7 +51,11 @@ async def validate_completion(server: ApiServer, body: CompletionRequest) -> Val
         params=_sampling_params(server, body),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        presentation=replace(body.presentation(model), echo=bool(body.echo), prompt_only=prompt_only),
+        presentation=replace(
+            body.presentation(model, force_usage=server.settings.enable_force_include_usage),
+            echo=bool(body.echo),
+            prompt_only=prompt_only,
+        ),
     )
 
 

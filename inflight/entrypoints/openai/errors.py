@@ -1,4 +1,5 @@
-"""Turns each exception into an answer with OpenAI's form of errors: {"error": {"message", "type", "param", "code"}}.
+"""Turns each exception into an answer with OpenAI's form of errors, {"error": {"message", "type", "param", "code"}}, or with
+Anthropic's form (`error_form`).
 
 The answer names the client's mistake, or it says that the server failed. It never contains a file's path, a traceback or an
 address in memory.
@@ -19,7 +20,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from inflight.entrypoints.openai.responses import ErrorDetail
+from inflight.entrypoints.serve.error_form import ErrorForm, error_form, openai_error
 from inflight.errors import (
     ContextLengthExceededError,
     EngineClosedError,
@@ -64,7 +65,7 @@ _MODELS = ": /v1/models lists the models"
 # The beginning of a path of another API, without /v1 -> what to use instead. The first that fits counts.
 _INSTEAD = {
     "/responses": ": POST the whole conversation to /v1/responses, because no responses are stored",  # OpenAI
-    "/messages": _CHATS,  # Anthropic
+    "/messages": ": use /v1/messages",  # Anthropic
     "/complete": ": use /v1/completions",
     "/v1": ": /v1 comes twice, use it once in the base URL",
     "/chat/completions": _CHATS,  # without /v1
@@ -123,19 +124,18 @@ class ApiError(HTTPException):
         self.param = param
         self.code = code
 
-    def body(self) -> bytes:
+    def body(self, form: ErrorForm = openai_error) -> bytes:
         """The JSON of the answer, in ASCII. All other characters are escaped, so even a lone surrogate in a client's text
         causes no error."""
         message = _ADDRESS.sub("", str(self.detail))
         if len(message) > MAX_MESSAGE:
             message = message[: -_KEPT_END + MAX_MESSAGE - 1] + "…" + message[-_KEPT_END:]
         param = None if self.param is None else self.param[:MAX_PARAM]
-        error: ErrorDetail = {"message": message, "type": self.type, "param": param, "code": self.code}
-        return json.dumps({"error": error}).encode("ascii")
+        return json.dumps(form(self.status_code, message, self.type, param, self.code)).encode("ascii")
 
-    def response(self) -> Response:
+    def response(self, form: ErrorForm = openai_error) -> Response:
         headers = dict(self.headers or {})
-        return Response(self.body(), self.status_code, headers, media_type="application/json")
+        return Response(self.body(form), self.status_code, headers, media_type="application/json")
 
 
 class FieldError(InvalidRequestError):
@@ -210,18 +210,19 @@ def _has(body: BaseModel, name: str) -> bool:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    async def on_error(_: Request, error: Exception) -> Response:
-        return to_api_error(error).response()
+    async def on_error(request: Request, error: Exception) -> Response:
+        return to_api_error(error).response(error_form(request.scope))
 
-    async def on_validation(_: Request, error: Exception) -> Response:
+    async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _validation_error(error.errors(), error.body).response()
+        return _validation_error(error.errors(), error.body).response(error_form(request.scope))
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if request.method == "OPTIONS" and error.status_code == 405:  # say which methods the path has
             return Response(status_code=204, headers={"Allow": f"{(error.headers or {}).get('Allow', '')}, OPTIONS"})
-        return (error if isinstance(error, ApiError) else _http_error(request, error)).response()
+        told = error if isinstance(error, ApiError) else _http_error(request, error)
+        return told.response(error_form(request.scope))
 
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)

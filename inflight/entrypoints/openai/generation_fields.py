@@ -14,6 +14,7 @@ from pydantic import Field
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
 from inflight.entrypoints.openai.validated import Presentation
+from inflight.entrypoints.serve.settings import REQUEST_ID_PATTERN
 from inflight.sampling_params import (
     MAX_BAD_WORDS,
     MAX_CHOICES,
@@ -243,6 +244,11 @@ class GenerationFields(StrictModel):
         None, description='Ollama\'s name: "json" for a JSON object, or a JSON schema, which is not strict.'
     )
     # how the request is run
+    request_id: str | None = Field(
+        None,
+        pattern=REQUEST_ID_PATTERN,
+        description="Id of the request in the answer, logs and traces; the header X-Request-Id comes first.",
+    )
     cache_salt: str | None = Field(None, max_length=1024, description="Separates prefix caches of users.")
     priority: int | None = Field(
         None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Lower runs first; needs scheduling_policy='priority'."
@@ -293,13 +299,15 @@ class GenerationFields(StrictModel):
         given |= {"logit_bias": self._logit_bias(), "structured_outputs": self._structured_outputs()}
         return replace(defaults, **given)
 
-    def presentation(self, model: str) -> Presentation:
-        """How the answer is written, according to these fields. `model` is the name that the client used."""
+    def presentation(self, model: str, *, force_usage: bool) -> Presentation:
+        """How the answer is written, according to these fields. `model` is the name that the client used. With `force_usage` a
+        stream ends with the usage, whatever the client asked for."""
         options = self.stream_options
         return Presentation(
             model=model,
+            request_id=self.request_id,
             stream=bool(self.stream),
-            include_usage=bool(options and options.include_usage),
+            include_usage=force_usage or bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
             prompt_logprobs=self.prompt_logprobs is not None,
             return_token_ids=bool(self.return_token_ids),

@@ -69,7 +69,7 @@ def respond(
         with server.engine.accepted():  # if the queue is full, refuse before anything is tokenised
             async with within_deadline(request):
                 validated = await validate()
-                name = answer_id(request, presenter_type.id_prefix)
+                name = answer_id(request, presenter_type.id_prefix, validated.presentation.request_id)
                 streams = await submit(server, request, validated, name)
         server.log_started(request, streams)
         presenter = presenter_type(name, validated, server.fingerprint, server.engine.tokenizer)

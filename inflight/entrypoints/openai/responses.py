@@ -170,17 +170,30 @@ class Completion(Answer):
 
 
 class ModelCard(Body):
+    """A model as OpenAI's clients read it, vLLM's (root, max_model_len) and Anthropic's (type and what follows it)."""
+
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
     max_model_len: int
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+    max_tokens: int
 
 
 class ModelList(Body):
+    """`has_more` and what follows it are read by Anthropic's clients."""
+
     object: Literal["list"]
     data: list[ModelCard]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
 
 
 class Tokens(Body):

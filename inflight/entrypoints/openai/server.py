@@ -85,9 +85,12 @@ class ApiServer:
                 )
 
 
-def answer_id(request: Request, prefix: str) -> str:
-    """The id of an answer. It contains the request's id if a middleware has set one."""
-    state = request.scope.get("state") or {}
+def answer_id(request: Request, prefix: str, wanted: str | None) -> str:
+    """The id of an answer, which contains the request's id. That is the id in the header X-Request-Id, else `wanted`, which is
+    the body's field `request_id`, else a random id."""
+    state = request.scope.setdefault("state", {})
+    if wanted is not None and not state.get("has_own_id"):
+        state["request_id"] = wanted
     return f"{prefix}-{state.get('request_id') or uuid.uuid4().hex}"
 
 

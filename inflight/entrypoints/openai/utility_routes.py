@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 
 from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
@@ -30,6 +31,8 @@ from inflight.interface.statistics import FaultStatus
 
 
 def add_model_routes(app: FastAPI, server: ApiServer) -> None:
+    created_at = datetime.fromtimestamp(server.created, UTC).isoformat()
+
     def card(name: str) -> ModelCard:
         model = server.engine.model
         return {
@@ -39,10 +42,18 @@ def add_model_routes(app: FastAPI, server: ApiServer) -> None:
             "owned_by": "inflight",
             "root": model.name,
             "max_model_len": model.max_model_len,
+            "type": "model",
+            "display_name": name,
+            "created_at": created_at,
+            "lifecycle": "active",
+            "max_input_tokens": model.max_model_len,
+            "max_tokens": model.max_model_len,
         }
 
     async def list_models() -> ModelList:
-        return {"object": "list", "data": [card(name) for name in server.model_names]}
+        names = server.model_names
+        cards = [card(name) for name in names]
+        return {"object": "list", "data": cards, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
     async def retrieve_model(model: str) -> ModelCard:
         return card(server.check_model(model))

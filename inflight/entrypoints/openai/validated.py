@@ -25,6 +25,7 @@ class Presentation:
 
     Attributes:
         model: the name that the client used.
+        request_id: the id that the body chooses for the request; None if it chooses none.
         include_usage: whether a stream ends with a chunk that has the usage.
         continuous_usage: whether every chunk of a stream has the usage so far.
         prompt_logprobs: whether the answer has the prompt's log-probabilities, in vLLM's form.
@@ -35,6 +36,7 @@ class Presentation:
     """
 
     model: str
+    request_id: str | None = None
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False

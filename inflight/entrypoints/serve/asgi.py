@@ -1,10 +1,12 @@
-"""What all middlewares use: ASGI's types, JSON answers, errors in OpenAI's form, and the paths of health checks (probes)."""
+"""What all middlewares use: ASGI's types, JSON answers, errors, and the paths of health checks (probes)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
+
+from inflight.entrypoints.serve.error_form import error_form
 
 Message = MutableMapping[str, Any]  # Any: ASGI's own messages
 Scope = MutableMapping[str, Any]
@@ -20,12 +22,19 @@ SENT_METHOD = "sent_method"  # key in scope["state"]: the method that the client
 
 
 async def send_error(
-    send: Send, status: int, message: str, *, kind: str, code: str, headers: Iterable[tuple[bytes, bytes]] = ()
+    scope: Scope,
+    send: Send,
+    status: int,
+    message: str,
+    *,
+    kind: str,
+    code: str,
+    headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Send an error object as OpenAI defines it, with the type `kind`. With status 503, `Retry-After` is sent, too."""
-    error = {"message": message, "type": kind, "param": None, "code": code}
+    """Send an error of the type `kind` in the form that the client reads. With status 503, `Retry-After` is sent, too."""
+    error = error_form(scope)(status, message, kind, None, code)
     retry = [(b"retry-after", b"%d" % RETRY_AFTER_SECONDS)] if status == 503 else []
-    await send_json(send, status, {"error": error}, [*headers, *retry])
+    await send_json(send, status, error, [*headers, *retry])
 
 
 async def send_json(send: Send, status: int, value: object, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:

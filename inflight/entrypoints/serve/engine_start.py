@@ -84,6 +84,7 @@ async def start(
     else:
         engine = await AsyncLLM.attach(args, engine_sockets, limits=limits, observers=observers)
     clock.mark("engine")
+    metrics.kv_cache_made(engine.model.block_size, engine.model.num_kv_cache_tokens // engine.model.block_size)
     templates = TemplateProcesses(settings.template_timeout) if settings.enable_request_chat_template else None
     try:
         app: ASGIApp = (await app_module).build_app(

@@ -70,6 +70,7 @@ class Gate:
             if path not in PROBES:
                 self._on_refusal(self.phase.value)
             await send_error(
+                scope,
                 send_and_close,
                 503,
                 f"{_WHY[self.phase]}; try again later",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -36,13 +36,13 @@ from inflight.entrypoints.serve.asgi import (
     header_of,
     send_error,
 )
-from inflight.entrypoints.serve.settings import ServerSettings, is_loopback
+from inflight.entrypoints.serve.settings import REQUEST_ID_PATTERN, ServerSettings, is_loopback
 from inflight.entrypoints.serve.size_limits import SizeLimits
 
 REQUEST_ID_HEADER = b"x-request-id"
-# The id is written to logs, traces and the response's header. So it must be short, without characters that are special there.
-_ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_ACCEPTED_ID = re.compile(REQUEST_ID_PATTERN.encode())
 _MAX_SHOWN = 100  # characters of a refused name
+_HOW_TO_SEND = "send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 
 
 def wrap(
@@ -103,7 +103,8 @@ class RequestIds:
     """Puts the id of each request into scope["state"]["request_id"], and into the header X-Request-Id of the response.
 
     A client may choose the id with the same header. If the client's id is too long or has characters that are not accepted, a
-    random id is used instead.
+    random id is used instead. If the client chose none, scope["state"]["has_own_id"] is False, and the app may replace the id
+    until the response starts.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -111,13 +112,14 @@ class RequestIds:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = header_of(scope, REQUEST_ID_HEADER)
-        request_id = given if given is not None and _ACCEPTED_ID.fullmatch(given) else uuid.uuid4().hex.encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        state = scope.setdefault("state", {})
+        state["has_own_id"] = given is not None and _ACCEPTED_ID.fullmatch(given) is not None
+        state["request_id"] = given.decode() if given is not None and state["has_own_id"] else uuid.uuid4().hex
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = [header for header in message.get("headers", ()) if header[0].lower() != REQUEST_ID_HEADER]
-                message = {**message, "headers": [*headers, (REQUEST_ID_HEADER, request_id)]}
+                message = {**message, "headers": [*headers, (REQUEST_ID_HEADER, state["request_id"].encode())]}
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -154,7 +156,7 @@ class AllowedHosts:
             "--allowed-hosts. Without this option, a server that listens on loopback and asks for no key allows only local "
             "names. Use an allowed name, or start the server with --allowed-hosts NAME or with an API key"
         )
-        await send_error(send, 403, message, kind="invalid_request_error", code="host_not_allowed")
+        await send_error(scope, send, 403, message, kind="invalid_request_error", code="host_not_allowed")
 
     def _allows(self, given: str) -> bool:
         name = _without_port(given)
@@ -171,8 +173,9 @@ def _without_port(host: str) -> str:
 
 
 class Authentication:
-    """If the server has keys, a request needs `Authorization: Bearer KEY`. Health checks need no key, and if `metrics_public`,
-    /metrics needs none. CORS preflights have no key, but the CORS middleware answers them before they come here.
+    """If the server has keys, a request needs `Authorization: Bearer KEY` or `x-api-key: KEY`. Health checks need no key, and
+    if `metrics_public`, /metrics needs none. CORS preflights have no key, but the CORS middleware answers them before they
+    come here.
 
     A request without a valid key does not reach the app, so its client cannot find out which routes exist.
     """
@@ -186,16 +189,30 @@ class Authentication:
         if not self._keys or scope["path"] in self._public:
             await self._app(scope, receive, send)
             return
-        shown = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, key = shown[0].partition(b" ") if len(shown) == 1 else (b"", b"", b"")
-        if scheme.lower() == b"bearer" and self._keys.accepts(key.strip()):
+        shown = list(_shown_keys(scope))
+        if any(self._keys.accepts(key) for key in shown):
             await self._app(scope, receive, send)
             return
         await send_error(
+            scope,
             send,
             401,
-            "Incorrect API key provided." if shown else "No API key was given: send it as `Authorization: Bearer KEY`.",
+            "Incorrect API key provided." if shown else f"No API key was given: {_HOW_TO_SEND}.",
             kind="invalid_request_error",
             code="invalid_api_key",
             headers=[(b"www-authenticate", b"Bearer")],
         )
+
+
+def _shown_keys(scope: Scope) -> Iterator[bytes]:
+    """The keys in a request's headers. If a header comes twice, or `Authorization` has no key, the result has the key b"",
+    which no server has. A proxy may have checked only one of two headers."""
+    for wanted in (b"authorization", b"x-api-key"):
+        given = [value for name, value in scope["headers"] if name == wanted]
+        if not given:
+            continue
+        value = given[0] if len(given) == 1 else b""
+        if wanted == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            value = key if scheme.lower() == b"bearer" else b""
+        yield value.strip()

@@ -20,6 +20,9 @@ _limit = partial(setting, group="Limits")
 _answer = partial(setting, group="Answers")
 _LONGEST = 7 * 24 * 3600.0
 _SECONDS = {"bounds": (0.001, _LONGEST), "metavar": "SECONDS"}
+# A request's id is written to logs, traces and the response's header. So it is short, and has no characters that are special
+# there.
+REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 _SIZE = {"metavar": "BYTES", "parse": parse_bytes}
 _PATH = {"metavar": "PATH"}
 
@@ -176,6 +179,12 @@ class ServerSettings:
     )
     strict_fields: bool = _answer(
         False, "Refuse requests with unknown fields. Default: ignore the fields, and name them in the answer's header."
+    )
+    enable_force_include_usage: bool = _answer(
+        False, "Each stream ends with the usage, also if the request does not ask for it."
+    )
+    strict_model_names: bool = _answer(
+        False, "Refuse requests to /v1/messages for models of other names. Default: any name means the served model."
     )
     disable_fastapi_docs: bool = _answer(False, "Serve neither the page /docs nor /openapi.json.")
 

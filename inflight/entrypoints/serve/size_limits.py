@@ -38,11 +38,11 @@ class SizeLimits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         line = len(scope.get("raw_path") or b"") + len(scope["query_string"])
         if line + sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_header_bytes:
-            await self._refuse(send, 431)
+            await self._refuse(scope, send, 431)
             return
         announced = header_of(scope, b"content-length")
         if announced is not None and announced.isdigit() and int(announced[:20]) > self._max_body_bytes:
-            await self._refuse(_lingering(receive, send), 413)
+            await self._refuse(scope, _lingering(receive, send), 413)
             return
         await self._count_body(scope, receive, send)
 
@@ -62,7 +62,9 @@ class SizeLimits:
             refused = True
             if not started:
                 status = 413 if num_bytes + added > self._max_body_bytes else 503
-                await self._refuse(_lingering(receive, send) if message.get("more_body", False) else send, status)
+                await self._refuse(
+                    scope, _lingering(receive, send) if message.get("more_body", False) else send, status
+                )
             return {"type": "http.disconnect"}
 
         async def unless_refused(message: Message) -> None:
@@ -76,9 +78,9 @@ class SizeLimits:
         finally:
             self._total -= num_bytes
 
-    async def _refuse(self, send: Send, status: int) -> None:
+    async def _refuse(self, scope: Scope, send: Send, status: int) -> None:
         message, kind, code = self._refusals[status]
-        await send_error(send, status, message, kind=kind, code=code, headers=[(b"connection", b"close")])
+        await send_error(scope, send, status, message, kind=kind, code=code, headers=[(b"connection", b"close")])
 
 
 def _lingering(receive: Receive, send: Send) -> Send:

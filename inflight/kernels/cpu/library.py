@@ -15,7 +15,7 @@ import platform
 import threading
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
-from importlib.machinery import EXTENSION_SUFFIXES
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -295,11 +295,9 @@ def open_kernels(wanted: str) -> KernelLibrary:
     if not usable:
         raise KernelsUnavailableError("the processor has no AVX2")
     chosen = usable[0] if wanted == "auto" else wanted
-    path = _FOLDER / f"_{chosen}{EXTENSION_SUFFIXES[0]}"
+    path = _FOLDER / f"_{chosen}.so"
     if not path.exists():
-        raise KernelsUnavailableError(
-            f"{path.name} was not built; install a C++ compiler, then inflight again (the output of the install has the reason)"
-        )
+        raise KernelsUnavailableError(_why_missing(path))
     _share_openmp_runtime()
     try:
         library = KernelLibrary(path)
@@ -311,6 +309,17 @@ def open_kernels(wanted: str) -> KernelLibrary:
         function.argtypes, function.restype = argument_types, _RESULTS.get(name)
         setattr(library, name, _recordable(library.recording, name, function))
     return library
+
+
+def _why_missing(path: Path) -> str:
+    for installed in metadata.distributions(name="inflight-llm"):
+        built = Path(str(installed.locate_file("inflight/kernels/cpu"))) / path.name
+        if built.exists():
+            return (
+                f"the sources in {_FOLDER.parents[1]} are imported in place of the installed {built.parents[2]}; start in "
+                "another folder, or without it in PYTHONPATH"
+            )
+    return f"{path.name} was not built; install a C++ compiler, then inflight again (the output of the install has the reason)"
 
 
 def _recordable(recording: Recording, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

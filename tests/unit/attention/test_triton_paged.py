@@ -436,6 +436,7 @@ def test_selection_on_a_gpu() -> None:
     assert isinstance(backend, TritonPagedBackend)
     assert not backend.is_batch_invariant
     half = torch.float16
+    assert isinstance(get_backend("cuda", [512], 16, half, half, num_multiprocessors=1), TritonPagedBackend)
     for match, head_dim, kv_cache_dtype in (
         ("kv_cache_dtype='int8' is not for device='cuda'", 64, torch.int8),
         ("head dimension is 21", 21, half),

@@ -82,7 +82,7 @@ def test_a_rank_that_leaves_ends_a_wait_for_another_rank(make: Make, pool: Threa
     wait = waiting(pool, second, 0)
     third.close()
     with pytest.raises(LostPeerError, match="lost rank 12: ") as caught:
-        wait.result(60)
+        wait.result(300)
     assert caught.value.ranks == (12,)
     assert not second.is_waiting
     with pytest.raises(ConnectionError, match="lost rank 12"):
@@ -109,7 +109,7 @@ def test_close_ends_the_waits_of_this_rank(make: Make, pool: ThreadPoolExecutor)
     wait = waiting(pool, first, 1)
     first.close()
     with pytest.raises(ConnectionError, match="this rank has stopped its communication"):
-        wait.result(60)
+        wait.result(300)
     first.close()
     with pytest.raises(ConnectionError, match="this rank has stopped its communication"):
         receive(first, 1)

@@ -335,7 +335,7 @@ def test_a_stage_that_leaves_frees_the_one_that_waits() -> None:
         time.sleep(0.02)
         worlds.of(0).close("a step failed on it")
         with pytest.raises(ConnectionError, match="rank 0 has left: a step failed on it"):
-            waiting.result(timeout=60)
+            waiting.result(timeout=300)
     first.send(0, activations(0, 1))  # it fails in its thread
     first.close()
     with pytest.raises(ConnectionError):
@@ -349,11 +349,11 @@ def test_a_send_that_has_failed_is_told_by_the_next_receive() -> None:
     first, middle, last = make_links(worlds, spec())
     middle.post_receive(1, 1)
     first.send(1, activations(1, 1))
-    middle._posted[0][1].result(timeout=60)  # it has come, and was in order
+    middle._posted[0][1].result(timeout=300)  # it has come, and was in order
     last.close()
     middle.send(0, activations(0, 1))
     assert middle._sender is not None
-    middle._sender.submit(lambda: None).result(timeout=60)  # behind the send, which has failed in this thread
+    middle._sender.submit(lambda: None).result(timeout=300)  # behind the send, which has failed in this thread
     with pytest.raises(ConnectionError, match="the link between the stages is broken"):
         middle.receive(1)
     close(worlds, first, middle, last)

@@ -47,6 +47,7 @@ def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) ->
     """To be called on the event loop."""
     config = SimpleNamespace(
         scheduler=SimpleNamespace(max_num_seqs=max_num_seqs),
+        cache=SimpleNamespace(block_size=16),
         execute_model_timeout_seconds=60.0,
         fault_tolerance=FaultToleranceConfig(),
         model=SimpleNamespace(

@@ -38,16 +38,19 @@ def request(request_id: str = "r", prompt: list[int] | None = None, **params: An
     n = sampling.params.n
     children = tuple(
         EngineCoreRequest(
-            request_id=request_id if n == 1 else f"{index}_{request_id}",
-            prompt_token_ids=np.array(prompt, dtype=np.int32),
-            sampling=sampling,
-            arrival_time=1.0,
+            request_id=request_id if n == 1 else f"{index}_{request_id}", sampling=sampling, arrival_time=1.0
         )
         for index in range(n)
     )
     return ProcessedRequest(
-        request_id=request_id, prompt="hi", prompt_token_ids=prompt, params=sampling.params, arrival_time=1.0, children=children
-    )  # fmt: skip
+        request_id=request_id,
+        prompt="hi",
+        prompt_token_ids=prompt,
+        prompt_array=np.array(prompt, dtype=np.int32),
+        params=sampling.params,
+        arrival_time=1.0,
+        children=children,
+    )
 
 
 def columns(token_ids: list[int], k: int) -> LogprobsColumns:

@@ -73,7 +73,7 @@ def test_the_ways_to_give_a_prompt(prompt: Any, text: str | None) -> None:
     [child] = request.children
     assert (request.prompt, request.prompt_token_ids) == (text, [104, 105])
     assert all(type(token_id) is int for token_id in request.prompt_token_ids)
-    assert child.prompt_token_ids.dtype == np.int32
+    assert request.prompt_array.dtype == np.int32 and request.prompt_array.tolist() == [104, 105]
     assert (child.request_id, child.prompt_leader, child.arrival_time, child.cache_salt) == ("r", None, 1.5, "")
 
 

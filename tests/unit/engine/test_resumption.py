@@ -12,6 +12,7 @@ from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
 from inflight.engine.request_state import RequestState
 from inflight.errors import EngineRecoveringError, OverloadedError
+from inflight.interface.codec import encode
 from inflight.interface.request import EngineCoreRequest, FinishReason
 from inflight.interface.serving import AddRequest
 from tests.unit.engine.event_loop import run
@@ -174,5 +175,19 @@ def test_a_drain_goes_on_when_a_request_is_not_submitted_after_all() -> None:
             await asyncio.sleep(0)
             assert not draining.done()
         await asyncio.wait_for(draining, 5)
+
+    run(test)
+
+
+def test_the_message_of_a_request_has_its_prompt_once() -> None:
+    async def test() -> None:
+        engine, client = lone_front_end()
+        prompt = [i % 256 for i in range(2000)]
+        stream = engine.submit(request("r", prompt, n=64))
+        [message] = client.sent
+        assert isinstance(message, AddRequest) and len(message.children) == 64
+        assert message.prompt_token_ids.tolist() == prompt
+        assert len(encode(message).segments) == 1 and encode(message).num_bytes < 4 * 2000 + 64 * 1000
+        stream.abort()
 
     run(test)

@@ -27,7 +27,7 @@ from inflight.entrypoints.cli.terminal import CompletionPrinter
 from inflight.errors import ConfigError, StepError
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.sampling_params import SamplingParams
-from inflight.setting import parse_bytes
+from inflight.setting import parse_bytes, parse_count
 from tests.architecture.source import ROOT
 from tests.unit.config.fake_driver import H200, facts
 from tests.unit.entrypoints.fake_engine import FakeEngine
@@ -120,6 +120,20 @@ def test_sampling_options_are_sampling_params() -> None:
 )
 def test_bytes(text: str, value: int) -> None:
     assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5", 5), ("-1", -1), ("32k", 32000), ("32K", 32768), ("1.5k", 1500), ("1M", 2**20), ("2m", 2 * 10**6)],
+)
+def test_numbers_of_tokens(text: str, value: int) -> None:
+    assert parse_count(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "auto", "1.5", "1.0001k", "5 k", "32G", "1e3", "٣", "9" * 400])
+def test_no_numbers_of_tokens(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a number of tokens"):
+        parse_count(text)
 
 
 @pytest.mark.parametrize("text", ["", "G", "-5", "2X", "1e9", "5 5", "9" * 400])

@@ -138,7 +138,7 @@ def test_healthy_ranks_are_not_replaced_because_of_one_that_stays_cut_off(clock:
 
 def error_of_a_step(executor: MultiprocExecutor) -> RankError:
     executor.collective_rpc("script", (0, 0, "raise", "bad luck"))
-    error = executor.execute_model(plan(0), non_block=True).exception(timeout=60)
+    error = executor.execute_model(plan(0), non_block=True).exception(timeout=300)
     assert isinstance(error, StepError)
     return error
 

@@ -144,7 +144,7 @@ def test_a_command_to_an_engine_that_was_shut_down_fails_at_once(engines: Engine
     ended = engines.one(0, lambda executor: executor.shutdown())
     time.sleep(0.1)
     going_on = engines.one(1, lambda executor: executor.execute_model(plan(0), non_block=True))
-    error = going_on.result(MAX_SECONDS).exception(60)
+    error = going_on.result(MAX_SECONDS).exception(300)
     assert isinstance(error, WorkerDiedError)
     assert "it has shut its engine down" in str(error)
     ended.result(MAX_SECONDS)

@@ -105,7 +105,7 @@ def test_two_nodes_are_one_executor(port: int) -> None:
         for addresses, *_ in executor.collective_rpc("place"):
             assert [host for host, _ in addresses] == ["127.0.0.1"] * 4
         executor.shutdown()
-        output, errors = other.communicate(timeout=60)
+        output, errors = other.communicate(timeout=300)
         assert (other.returncode, output) == (0, "")
         assert "ranks 2 to 3 of 4 run on this node" in errors
         assert have_ended(pids, 60)
@@ -123,11 +123,11 @@ def test_the_death_of_a_remote_rank_is_known_at_once(port: int, victim: str) -> 
         start = time.monotonic()
         os.kill(pids[1] if victim == "worker" else other.pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match=r"rank 1 was lost \(its? .*stream.*\) before it answered step 0"):
-            future.result(timeout=60)
+            future.result(timeout=300)
         assert time.monotonic() - start < 60
         executor.shutdown()
         assert have_ended(pids, 60)
-        _, errors = other.communicate(timeout=60)
+        _, errors = other.communicate(timeout=300)
         if victim == "worker":
             assert re.search(
                 r"rank 1 was lost: process \d+ was killed by SIGKILL; a new process tries to connect", errors
@@ -153,7 +153,7 @@ def test_no_remote_rank_outlives_the_engine(port: int) -> None:
         pids = [int(pid) for pid in master.stdout.readline().split()]
         master.kill()
         assert have_ended(pids, 60)
-        _, errors = other.communicate(timeout=60)
+        _, errors = other.communicate(timeout=300)
         assert other.returncode == 1
         assert "error: rank 1 has lost node 0" in errors
 
@@ -178,7 +178,7 @@ def test_an_interrupted_node_leaves_nothing(port: int) -> None:
 def waiting(port: int) -> Iterator[int]:
     """A port on which node 0 waits for rank 1, until the test says hello properly."""
     starting = in_thread(lambda: MultiprocExecutor(two_node_config(port), SCRIPTED, max_join_seconds=20).shutdown())
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while time.monotonic() < end:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
@@ -187,8 +187,8 @@ def waiting(port: int) -> Iterator[int]:
             time.sleep(0.01)
     yield port
     run = in_thread(lambda: run_node(node_args(port)))  # it still starts
-    starting.result(timeout=60)
-    run.result(timeout=60)
+    starting.result(timeout=300)
+    run.result(timeout=300)
 
 
 HELLO = Hello(token=TOKEN, schema=schema_digest(), rank=1, world_size=2, nnodes=2)
@@ -219,7 +219,7 @@ def test_a_stranger_is_dropped(waiting: int, caplog: pytest.LogCaptureFixture) -
     stream.send(Ready(rank=1))  # no hello
     assert stream.receive() is None
     stream.close()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while "expected one of Hello" not in caplog.text:  # logged after the stream was closed
         assert time.monotonic() < end, caplog.text
         time.sleep(0.01)
@@ -255,7 +255,7 @@ def test_a_storm_of_strangers_leaves_nothing_behind(port: int) -> None:
     start = time.monotonic()
     left = [object()]
     while left or time.monotonic() < start + 0.5:  # half a second, in which all are accepted
-        assert time.monotonic() < start + 60, left
+        assert time.monotonic() < start + 300, left
         time.sleep(0.1)
         left = [each for each in all_streams() if not any(each is known for known in before)]
     io.run(listener.close)
@@ -272,7 +272,7 @@ def test_a_rank_joins_once(port: int) -> None:
         with pytest.raises(ConfigError, match="rank 3 has joined before"):
             connect(address, hello, max_seconds=300)
         with pytest.raises(EngineError, match=r"ranks 2 did not connect to 127\.0\.0\.1:\d+ within 2 s"):
-            starting.result(timeout=60)
+            starting.result(timeout=300)
 
 
 def test_what_is_no_node_0_is_named(port: int) -> None:
@@ -334,7 +334,7 @@ def test_a_rank_that_fails_on_another_node_is_named(port: int, monkeypatch: pyte
     run = in_thread(lambda: run_node(node_args(port)))
     with pytest.raises(ConfigError, match="no such model"):
         MultiprocExecutor(config, SCRIPTED)
-    assert isinstance(run.exception(timeout=60), InflightError)
+    assert isinstance(run.exception(timeout=300), InflightError)
 
 
 def test_the_last_ranks_of_a_node_do_not_stay(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +346,7 @@ def test_the_last_ranks_of_a_node_do_not_stay(port: int, monkeypatch: pytest.Mon
     os.kill(pids[3], signal.SIGSTOP)
     executor.shutdown()
     assert have_ended(pids, 60)
-    assert run.exception(timeout=60) is None
+    assert run.exception(timeout=300) is None
 
 
 def test_a_lost_rank_of_another_node_is_replaced_there(port: int) -> None:
@@ -357,14 +357,14 @@ def test_a_lost_rank_of_another_node_is_replaced_there(port: int) -> None:
             pids = executor.collective_rpc("pid")
             future = executor.collective_rpc("sleep", (1, 20.0), non_block=True)
             os.kill(pids[1], number)
-            error = future.exception(timeout=60)
+            error = future.exception(timeout=300)
             assert isinstance(error, WorkerDiedError)
             result = executor.recover(error)
             assert (result.epoch, result.replaced) == (epoch, (1,))
             new = executor.collective_rpc("pid")
             assert new[0] == pids[0] and new[1] != pids[1]
         executor.shutdown()
-        other.communicate(timeout=60)
+        other.communicate(timeout=300)
         assert other.returncode == 0
 
 

@@ -35,7 +35,7 @@ def test_sigkill_is_known_at_once(executor: MultiprocExecutor, rank: int) -> Non
     future = executor.execute_model(plan(0), non_block=True)
     start = time.monotonic()
     os.kill(pids[rank], signal.SIGKILL)
-    error = future.exception(timeout=60)
+    error = future.exception(timeout=300)
     seconds = time.monotonic() - start
     assert isinstance(error, WorkerDiedError)
     assert seconds < 60
@@ -74,7 +74,7 @@ def test_what_was_sent_before_a_death_is_not_lost(executor: MultiprocExecutor) -
     assert is_blocked.wait(300)
     answered = executor.collective_rpc("echo", (b"x" * 80_000,), non_block=True)
     executor.collective_rpc("die", (None, "I leave"), non_block=True)
-    assert [value[0] for value in answered.result(timeout=60)] == [0, 1]
+    assert [value[0] for value in answered.result(timeout=300)] == [0, 1]
 
 
 def test_a_stopped_rank_times_out_and_is_ended(caplog: pytest.LogCaptureFixture) -> None:
@@ -146,7 +146,7 @@ def error_after_a_kill(executor: MultiprocExecutor, *ranks: int) -> RankError:
     future = executor.collective_rpc("sleep", (None, 0.3), non_block=True)
     for rank in ranks:
         os.kill(pids[rank], signal.SIGKILL)
-    error = future.exception(timeout=60)
+    error = future.exception(timeout=300)
     assert isinstance(error, RankError)
     return error
 
@@ -162,7 +162,7 @@ def test_a_spare_process_takes_the_place_of_a_rank_and_another_spare_is_started(
         [(spare, _)] = executor._spares
         executor.recover(error_after_a_kill(executor, 1))
         assert pids_of(executor)[1] == spare.pid
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while executor.num_spares == 0:
             assert time.monotonic() < end, "no other spare was started"
             time.sleep(0.01)
@@ -215,7 +215,7 @@ def test_only_replaced_ranks_use_up_the_recoveries() -> None:
         for step_id, fault in enumerate(["raise", "raise", "die"]):
             assert not executor.recovery_problem
             executor.collective_rpc("script", (1, step_id, fault, "bad luck"))
-            error = executor.execute_model(plan(step_id), non_block=True).exception(timeout=60)
+            error = executor.execute_model(plan(step_id), non_block=True).exception(timeout=300)
             assert isinstance(error, RankError)
             executor.recover(error)
         assert executor.recovery_problem

@@ -35,7 +35,7 @@ def shut_down(executor: MultiprocExecutor) -> Iterator[MultiprocExecutor]:
 
 
 def until(find: Callable[[], Any]) -> Any:  # Any: what `find` finds
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not (found := find()):
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)

@@ -24,6 +24,7 @@ from inflight.executor.process import (
     MAX_STOPPED_LOOKS,
     ChildProcess,
     WorkerProcess,
+    name_process,
     stop_processes,
     wait_for_end,
     worker_title,
@@ -37,7 +38,7 @@ def test_a_process_is_killed_when_it_was_found_stopped_often_enough_in_a_row() -
         try:
             for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP):
                 process.send_signal(number)
-                end = time.monotonic() + 60
+                end = time.monotonic() + 300
                 while process.is_stopped is not (number == signal.SIGSTOP):
                     assert time.monotonic() < end
                 for _ in range(MAX_STOPPED_LOOKS - 1):
@@ -50,6 +51,30 @@ def test_a_process_is_killed_when_it_was_found_stopped_often_enough_in_a_row() -
             process.send_signal(signal.SIGKILL)
             wait_for_end([process], 10)
             process.close()
+
+
+@pytest.mark.parametrize(
+    ("title", "short_name", "shown"),
+    [
+        ("inflight: engine core", None, "inflight-engine"),
+        ("inflight: spare", None, "inflight-spare"),
+        ("a: b", "c", "c"),
+    ],
+)
+def test_the_name_that_top_shows(
+    monkeypatch: pytest.MonkeyPatch, title: str, short_name: str | None, shown: str
+) -> None:
+    monkeypatch.setattr(logging, "basicConfig", lambda **changes: None)
+    seen: list[str] = []
+
+    def name() -> None:  # the name is that of a thread
+        name_process(title, short_name)
+        seen.append(Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip())
+
+    thread = threading.Thread(target=name)
+    thread.start()
+    thread.join()
+    assert seen == [shown]
 
 
 class Started:

@@ -186,7 +186,6 @@ plain_data = st.recursive(
 core_requests = st.builds(
     EngineCoreRequest,
     request_id=texts,
-    prompt_token_ids=int32s,
     sampling=samplings,
     arrival_time=st.floats(0, 99),
     priority=st.integers(-9, 9),

@@ -75,6 +75,13 @@ def test_large_arrays_travel_beside_the_frame_and_are_not_copied() -> None:
     assert [len(segment) for segment in frame.segments] == [len(large)]
     assert np.shares_memory(frame.segments[0], large)
     assert len(frame.body) < 3 * INLINE_BYTES
+    twice = encode(rpc([large, large[:], large[1:], large.copy()]))  # the same memory twice, a part of it, equal memory
+    assert [len(segment) for segment in twice.segments] == [len(large)] * 2  # the part is in the body
+    answer = Decoder().decode(twice)
+    assert isinstance(answer, RpcReply)
+    first, again, part, other = answer.value
+    assert np.shares_memory(first, again) and not np.shares_memory(again, other)
+    assert same([first, again, part, other], [large, large, large[1:], large])
     reader = FrameReader()
     big = np.arange(READ_AHEAD_BYTES * 8, dtype=np.int64)
     data = wire(rpc(big))
@@ -215,7 +222,7 @@ SEGMENT = [np.zeros(8, np.uint8)]
         (array("|i1", (8,), 0), [], "segment 0 of 0"),
         (array("|i1", (8,), -1), SEGMENT, "segment -1 of 1"),
         (array("|i1", (8,), 1.5), SEGMENT, "got `float`"),
-        ([0, array("|i1", (8,), 0), array("|i1", (8,), 0)], SEGMENT, "missing or in use"),
+        ([0, array("|i1", (8,), 0), array("|i1", (8,), 1)], SEGMENT, "segment 1 of 1"),
         (None, SEGMENT, "a segment that none of its arrays refers to"),
         (msgspec.msgpack.Ext(7, b""), [], "extension 7"),
         (msgspec.msgpack.Ext(1, b""), [], "truncated"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,26 @@ def test_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pyte
     monkeypatch.setenv("INFLIGHT_REQUIRE_KERNELS", "1")
     with pytest.raises(ConfigError, match="cannot be used"):
         library.load_kernels()
+
+
+@needs_kernels
+def test_sources_that_hide_an_installed_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Started in the clone: the folder is the cause, not a compiler."""
+    name = f"_{INSTRUCTION_SETS_HERE[0]}.so"
+    built = tmp_path / "installed" / "inflight" / "kernels" / "cpu" / name
+    built.parent.mkdir(parents=True)
+    built.write_bytes((library._FOLDER / name).read_bytes())
+    (tmp_path / "installed" / "inflight_llm-0.1.0.dist-info").mkdir()
+    sources = tmp_path / "clone" / "inflight" / "kernels" / "cpu"
+    sources.mkdir(parents=True)
+    hide(monkeypatch, sources)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "clone"), str(tmp_path / "installed")])
+    with pytest.raises(library.KernelsUnavailableError) as caught:
+        library.open_kernels("auto")
+    assert str(tmp_path / "clone" / "inflight") in str(caught.value) and "start in another folder" in str(caught.value)
+    built.unlink()
+    with pytest.raises(library.KernelsUnavailableError, match="install a C\\+\\+ compiler"):
+        library.open_kernels("auto")
 
 
 @needs_kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from inflight.kv_cache.block_hash import BlockHasher
 
@@ -34,3 +35,16 @@ def test_extending_goes_on_where_it_stopped() -> None:
     for count in (1, 2, 2, 4):
         hasher.extend(hasher.root(""), hashes, tokens, count)
     assert hashes == chain(list(range(16)))
+
+
+def test_the_tokens_of_named_blocks_may_be_left_out() -> None:
+    hasher, tokens = BlockHasher("m", 4), np.arange(20, dtype=np.int32)
+    hashes = chain(list(range(12)))
+    for count in (2, 3):  # they are named
+        hasher.extend(hasher.root(""), hashes, tokens[12:], count, first_token=12)
+    assert hashes == chain(list(range(12)))
+    hasher.extend(hasher.root(""), hashes, tokens[12:], 5, first_token=12)
+    assert hashes == chain(list(range(20)))
+    hashes = hashes[:2]
+    with pytest.raises(AssertionError):
+        hasher.extend(hasher.root(""), hashes, tokens[12:], 5, first_token=12)  # block 2 is needed, too

@@ -46,6 +46,7 @@ def stats(step_id: int = 7) -> SchedulerStats:
         prefix_cache_queries=100,
         prefix_cache_hits=40,
         num_preemptions=1,
+        step_tokens=(4, 60),
         step_gaps=(0.00015, 0.004),
         hidden_share=0.9,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -26,7 +27,8 @@ vllm:prompt_tokens vllm:generation_tokens vllm:request_success vllm:num_preempti
 vllm:inter_token_latency_seconds vllm:time_per_output_token_seconds vllm:request_time_per_output_token_seconds
 vllm:e2e_request_latency_seconds vllm:request_queue_time_seconds vllm:request_prefill_time_seconds
 vllm:request_decode_time_seconds vllm:request_inference_time_seconds vllm:request_prompt_tokens
-vllm:request_generation_tokens vllm:request_params_max_tokens vllm:request_params_n
+vllm:request_generation_tokens vllm:request_params_max_tokens vllm:request_params_n vllm:iteration_tokens_total
+vllm:cache_config_info vllm:spec_decode_num_draft_tokens vllm:spec_decode_num_accepted_tokens
 """.split()
 
 
@@ -106,7 +108,7 @@ def test_what_the_engine_says() -> None:
     metrics = ServingMetrics("m")
     assert math.isnan(Scraped(metrics)("hidden_share"))
     metrics.stats_changed(stats(step_id=7))
-    metrics.stats_changed(stats(step_id=12))
+    metrics.stats_changed(dataclasses.replace(stats(step_id=12), num_draft_tokens=30, num_accepted_tokens=20))
     value = Scraped(metrics)
     assert value("num_requests_running") == 3
     assert value("num_requests_waiting") == 2
@@ -116,6 +118,11 @@ def test_what_the_engine_says() -> None:
     assert value("prefix_cache_hits_total") == 80
     assert value("num_preemptions_total") == 2
     assert value("engine_steps_total") == 5
+    assert value("iteration_tokens_total_count") == 4
+    assert value("iteration_tokens_total_sum") == 128
+    assert value("iteration_tokens_total_bucket", le="5.0") == 2
+    assert value("spec_decode_num_draft_tokens_total") == 30
+    assert value("spec_decode_num_accepted_tokens_total") == 20
     assert value("step_gap_seconds_count") == 4
     assert value("step_gap_seconds_bucket", le="0.001") == 2
     assert value("hidden_share") == 0.9
@@ -124,6 +131,15 @@ def test_what_the_engine_says() -> None:
     value = Scraped(metrics)
     assert value("engine_up") == 0
     assert value("num_requests_running") == 0
+
+
+def test_the_size_of_the_kv_cache() -> None:
+    metrics = ServingMetrics("m")
+    metrics.kv_cache_made(16, 300)
+    assert Scraped(metrics)("cache_config_info", block_size="16", num_gpu_blocks="300") == 1
+    other = ServingMetrics("m", records_engine=False)
+    other.kv_cache_made(16, 300)
+    assert not [name for name, _ in scrape(other) if "cache_config_info" in name]
 
 
 def test_http() -> None:

@@ -293,12 +293,12 @@ def test_a_rank_that_leaves_during_a_step(
     vars(sessions[0].model.embed_tokens)["forward"] = lambda ids: torch.zeros(len(ids), 64, dtype=torch.bfloat16)
     with ThreadPoolExecutor(1) as thread:
         step = thread.submit(sessions[0].step, (1,), LAST)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not collectives[0].is_waiting and time.monotonic() < end:
             time.sleep(0.001)
         collectives[leaver].close()
         with pytest.raises(ConnectionError) as raised:
-            step.result(60)
+            step.result(300)
     text = "this rank has stopped its communication" if leaver == 0 else "rank 1 has left the group"
     assert isinstance(raised.value, LostPeerError) == (leaver == 1)
     assert str(raised.value) == text

@@ -37,13 +37,9 @@ class Manager:
 
 def request(request_id: str, regex: str) -> Request:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex))
-    core = EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=np.ones(3, np.int32),
-        sampling=ResolvedSampling(params=params, seed=0, max_tokens=9),
-        arrival_time=0.0,
-    )
-    return Request(core, order=0, blocks=RequestBlocks(([],), b""), max_model_len=64)
+    sampling = ResolvedSampling(params=params, seed=0, max_tokens=9)
+    core = EngineCoreRequest(request_id=request_id, sampling=sampling, arrival_time=0.0)
+    return Request(core, np.ones(3, np.int32), order=0, blocks=RequestBlocks(([],), b""), max_model_len=64)
 
 
 def make() -> tuple[RequestGrammars, Manager]:

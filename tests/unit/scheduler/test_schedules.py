@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from inflight.errors import StepError
+from inflight.interface.codec import encode
+from inflight.interface.messages import ExecuteModel
 from inflight.interface.request import EngineCoreRequest, FinishReason, ResolvedSampling
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.kv_cache.block_hash import BlockHasher
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.scheduler import Scheduler
 from inflight.scheduler.suspects import MAX_FAULTS
@@ -273,8 +279,50 @@ def test_the_first_plan_has_the_step_id_that_it_is_given() -> None:
     scheduler = MockEngine().scheduler
     first = Scheduler(scheduler._config, scheduler._kv_cache, max_model_len=MAX_MODEL_LEN, first_step_id=7)
     sampling = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=3)
-    first.add_request(
-        EngineCoreRequest(request_id="a", prompt_token_ids=np.ones(3, np.int32), sampling=sampling, arrival_time=0.0)
-    )
+    core = EngineCoreRequest(request_id="a", sampling=sampling, arrival_time=0.0)
+    first.add_request(core, np.ones(3, np.int32))
     plan = first.schedule()
     assert plan is not None and plan.step_id == 7
+
+
+def test_a_prompt_is_kept_and_sent_once_for_all_its_sequences() -> None:
+    """It may have 120,000 tokens, and 128 sequences. A resumed sequence has emitted tokens besides."""
+    engine = MockEngine(extra_blocks=1000)
+    config = replace(engine.scheduler._config, max_num_seqs=16, max_num_batched_tokens=4096)
+    scheduler = Scheduler(config, engine.scheduler._kv_cache, max_model_len=4096)
+    prompt = np.arange(2000, dtype=np.int32)
+    sampling = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=9)
+    tracemalloc.start()
+    for index in range(16):
+        emitted = (7, 8) if index == 15 else ()
+        leader = "0" if index else None
+        request_id, others = str(index), {"prompt_leader": leader, "emitted_token_ids": emitted}
+        core = EngineCoreRequest(request_id=request_id, sampling=sampling, arrival_time=0.0, **others)
+        scheduler.add_request(core, prompt)
+    most_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most_bytes < 16 * 4096  # a copy of the prompt has 8000 bytes
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert first is not None and second is not None
+    assert [data.request_id for data in second.new_requests] == [str(index) for index in range(1, 16)]
+    assert second.new_requests[-1].token_ids.tolist() == [*range(2000), 7, 8]
+    frame = encode(ExecuteModel(epoch=0, scheduler_output=second))
+    assert [len(segment) for segment in frame.segments] == [prompt.nbytes, prompt.nbytes + 8]
+
+
+def test_the_blocks_of_a_prompt_are_named_once_for_all_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_named, extend = 0, BlockHasher.extend
+
+    def counted(self: BlockHasher, root: bytes, hashes: list[bytes], *args: Any, **kwargs: Any) -> None:
+        nonlocal num_named
+        num_named -= len(hashes)
+        extend(self, root, hashes, *args, **kwargs)
+        num_named += len(hashes)
+
+    monkeypatch.setattr(BlockHasher, "extend", counted)
+    engine = MockEngine(extra_blocks=60)
+    for index in range(4):
+        engine.add(str(index), list(range(40)), 9, leader="0" if index else None)
+    engine.run()
+    # 40 of the 48 computed tokens are the prompt's. Its last block is not shared, because its last token is computed by each
+    assert num_named == 9 + 4 * 3

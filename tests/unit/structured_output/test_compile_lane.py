@@ -62,7 +62,7 @@ def test_so_many_run_in_order() -> None:
     gates.wait_for("c")
     assert "d" not in gates.started
     gates.open()
-    assert all(job.result(timeout=60) is GRAMMAR for job in jobs.values())
+    assert all(job.result(timeout=300) is GRAMMAR for job in jobs.values())
     two.close()
 
 
@@ -78,10 +78,10 @@ def test_nobody_waits_for_what_nobody_wants() -> None:
     one.leave(jobs["c"])  # one is written off already: this one keeps its place
     assert one._running == {jobs["c"]}
     gates.open("a")
-    assert jobs["a"].result(timeout=60) is GRAMMAR, "who asks for it again gets it"
+    assert jobs["a"].result(timeout=300) is GRAMMAR, "who asks for it again gets it"
     assert "d" not in gates.started
     gates.open()
-    assert jobs["d"].result(timeout=60) is GRAMMAR
+    assert jobs["d"].result(timeout=300) is GRAMMAR
     assert "b" not in gates.started
     one.leave(jobs["d"])
     one.close()
@@ -91,7 +91,7 @@ def test_a_job_that_takes_too_long_fails_and_gives_its_place_away() -> None:
     gates, one = Gates(), lane(1, max_seconds=0.05)
     jobs = submit(one, gates, "ab")
     with pytest.raises(InvalidRequestError, match=r"not compiled within 0\.05 s"):
-        jobs["a"].result(timeout=60)
+        jobs["a"].result(timeout=300)
     gates.wait_for("b")
     gates.open()
     one.close()
@@ -106,7 +106,7 @@ def test_the_queue_is_bounded() -> None:
     one.leave(jobs["b"])
     jobs |= submit(one, gates, "e")
     gates.open()
-    assert jobs["e"].result(timeout=60) is GRAMMAR
+    assert jobs["e"].result(timeout=300) is GRAMMAR
     one.close()
 
 
@@ -120,8 +120,8 @@ def test_whatever_a_library_raises_is_its_own_jobs() -> None:
     gates, one = Gates(), lane(1)
     bad, good = one.submit(panics), one.submit(gates.job("good"))
     gates.open()
-    assert isinstance(bad.exception(timeout=60), PanicError)
-    assert good.result(timeout=60) is GRAMMAR
+    assert isinstance(bad.exception(timeout=300), PanicError)
+    assert good.result(timeout=300) is GRAMMAR
     one.close()
 
 
@@ -140,7 +140,7 @@ def test_when_a_compilation_needs_too_long_the_next_one_starts_although_it_still
     grammar = cast("CompiledGrammar", object())
 
     def compile_slowly() -> CompiledGrammar:
-        assert gate.wait(60)
+        assert gate.wait(300)
         return grammar
 
     lane = CompileLane("lane", num_running=1, max_queued=4, max_seconds=0.05)
@@ -148,7 +148,7 @@ def test_when_a_compilation_needs_too_long_the_next_one_starts_although_it_still
     lane._max_seconds = 60.0  # the next one may take as long as it likes
     following = lane.submit(lambda: grammar)
     with pytest.raises(InvalidRequestError, match="was not compiled within"):
-        slow.result(60)
-    assert following.result(60) is grammar
+        slow.result(300)
+    assert following.result(300) is grammar
     gate.set()
     lane.close()

@@ -128,7 +128,7 @@ def test_many_threads_compile_and_match_at_once() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=300)
     finally:
         grammars.close()
     assert failures == []
@@ -158,7 +158,7 @@ def test_the_backend_is_made_once() -> None:
     grammars._compile = compile_together  # type: ignore[method-assign]
     try:
         for future in [grammars.get(choice(i)) for i in range(2)]:
-            future.result(timeout=60)
+            future.result(timeout=300)
         assert len(made) == 1
     finally:
         grammars.close()
@@ -169,7 +169,7 @@ def test_a_short_grammar_does_not_wait_for_long_ones() -> None:
     grammars = cache(lambda: LongOnesAreSlow(slow), num_threads=1)
     try:
         long = [grammars.get(long_choice(i)) for i in range(3)]
-        grammars.get(choice(0)).result(timeout=60)
+        grammars.get(choice(0)).result(timeout=300)
         assert not any(future.done() for future in long)
     finally:
         slow.gate.set()
@@ -197,9 +197,9 @@ def test_what_absent_clients_wanted_delays_nobody() -> None:
         futures = list(given_up.values())
         assert [future.cancelled() for future in futures] == [False] * 2 + [True] * 13 + [False]
         slow.gate.set()
-        assert honest.result(timeout=60)
-        assert given_up[wanted_twice].result(timeout=60)
-        assert grammars.get(long_choice(5)).result(timeout=60), "what was cancelled can be asked for again"
+        assert honest.result(timeout=300)
+        assert given_up[wanted_twice].result(timeout=300)
+        assert grammars.get(long_choice(5)).result(timeout=300), "what was cancelled can be asked for again"
     finally:
         slow.gate.set()
         grammars.close()
@@ -217,9 +217,9 @@ def test_a_release_of_what_was_evicted_or_refused_changes_nothing(monkeypatch: p
         again = grammars.get(choice(2))  # there is room now
         grammars.release(choice(2), refused)
         slow.gate.set()
-        assert again.result(timeout=60)
+        assert again.result(timeout=300)
         grammars.release(choice(0), running)
-        assert running.result(timeout=60)
+        assert running.result(timeout=300)
         grammars.release(choice(0), running)
         assert grammars.get(choice(0)) is running
     finally:

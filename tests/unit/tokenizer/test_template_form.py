@@ -161,3 +161,72 @@ def test_every_clients_second_turn_renders(name: str) -> None:
                 text.replace("{", " ").replace(":", " ").split()
             )
             assert not result or "21" in text
+
+
+# -- system messages that are not the first message ---------------------------------------------------------------------
+
+WRITES_ALL = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}"
+REFUSES = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first!') }}{% endif %}"
+    "{{ m.role[0] }}:{{ m.content }} {% endfor %}"
+)
+DROPS = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.role[0] }}:{{ m.content }} {% endif %}"
+    "{% endfor %}"
+)
+MOVES = (
+    "{% for m in messages if m.role == 'system' %}s:{{ m.content }} {% endfor %}"
+    "{% for m in messages if m.role != 'system' %}{{ m.role[0] }}:{{ m.content }} {% endfor %}"
+)
+ALTERNATES = (
+    "{% set n = namespace(last='') %}{% for m in messages %}{% if m.role == n.last %}{{ raise_exception('twice') }}"
+    "{% endif %}{% set n.last = m.role %}{{ m.role[0] }}:{{ m.content }} {% endfor %}"
+)
+
+
+def conversation(roles: str) -> list[dict[str, Any]]:
+    """Messages with the numbers of their places. "s" is a message of the system, "u" of the user, "a" of the assistant."""
+    names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    return [{"role": names[role], "content": str(i)} for i, role in enumerate(roles)]
+
+
+def render_roles(source: str, roles: str) -> str:
+    text = ChatTemplate({"default": source}).render(conversation(roles), add_generation_prompt=False)
+    return text.replace("\n\n", "+").strip()
+
+
+@pytest.mark.parametrize("roles", ["u", "su", "sus", "usau", "ssu", "susausa"])
+def test_a_template_that_writes_them_gets_them(roles: str) -> None:
+    assert render_roles(WRITES_ALL, roles) == " ".join(f"{role}:{i}" for i, role in enumerate(roles))
+
+
+@pytest.mark.parametrize("source", [REFUSES, DROPS, MOVES])
+@pytest.mark.parametrize(
+    ("roles", "wanted"),
+    [
+        ("su", "s:0 u:1"),
+        ("ssu", "s:0+1 u:2"),
+        ("susau", "s:0 u:1+2 a:3 u:4"),
+        ("susuau", "s:0 u:1+2+3 a:4 u:5"),
+        ("us", "u:0+1"),
+        ("suatsa", "s:0 u:1 a:2 t:3 u:4 a:5"),
+        ("suasu", "s:0 u:1 a:2 u:3+4"),
+        ("suuasu", "s:0 u:1 u:2 a:3 u:4+5"),  # two messages that the client has sent stay two
+    ],
+)
+def test_elsewhere_they_are_the_users_at_their_place(source: str, roles: str, wanted: str) -> None:
+    assert render_roles(source, roles) == wanted
+
+
+def test_a_template_that_wants_turns_gets_them() -> None:
+    assert render_roles(ALTERNATES, "susau") == "s:0 u:1 s:2 a:3 u:4"
+    refused = ALTERNATES.replace("m.role == n.last", "m.role == n.last or (m.role == 'system' and not loop.first)")
+    assert render_roles(refused, "susau") == "s:0 u:1+2 a:3 u:4"
+
+
+def test_parts_are_joined_too() -> None:
+    messages = conversation("sus")
+    messages[1]["content"] = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    text = ChatTemplate({"default": REFUSES}).render(messages, add_generation_prompt=False)
+    assert text == "s:0 u:a\nb\n\n2 "
+    assert [message["role"] for message in messages] == ["system", "user", "system"], "the caller's messages stay"

@@ -291,7 +291,7 @@ class PlanAhead:
             return
         self.send_masks()
         step = self.in_flight.popleft()
-        output = step.future.result(timeout=60)
+        output = step.future.result(timeout=300)
         if not len(output.num_sampled_tokens):
             output = replace(
                 output,

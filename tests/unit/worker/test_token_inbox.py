@@ -73,6 +73,6 @@ def test_tokens_that_nobody_asks_for_do_not_pile_up(stages: tuple[DrawnTokens, F
         first.expect(step_id, [0])
         last.add(ints(0), ints(0), message([step_id]))
     last.add(ints(0), ints(0), message([50]))
-    first.receiver.post(1).result(timeout=60)  # behind all others
+    first.receiver.post(1).result(timeout=300)  # behind all others
     assert first.filled([], -1) == []
     assert len(first.inbox._expected) == 0

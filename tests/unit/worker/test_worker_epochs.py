@@ -49,7 +49,7 @@ def test_a_new_epoch_forgets_the_steps_of_the_old_one(folder: Path, layout: tupl
         )
     )
     ahead.send_masks()
-    error = failed.exception(timeout=60)
+    error = failed.exception(timeout=300)
     assert isinstance(error, RankError)
     result = driven.executor.recover(error)
     assert (result.epoch, result.replaced) == (1, ())

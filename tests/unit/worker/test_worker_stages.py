@@ -69,7 +69,7 @@ def test_prepare_does_not_wait_for_the_step_before(folder: Path) -> None:
     assert driven.executor._ranks[0].loop.activity.startswith("running steps 0, 1, 2")
     go_on.set()
     for future in futures:
-        future.result(timeout=60)
+        future.result(timeout=300)
     driven.executor.shutdown()
 
 
@@ -91,7 +91,7 @@ def test_steps_run_on_while_their_answers_are_held_up(folder: Path) -> None:
     wait_for(lambda: num_events(worker, "sample") == before + 4)
     assert not any(future.done() for future in futures)
     go_on.set()
-    drawn = [future.result(timeout=60).sampled_token_ids.tolist() for future in futures]
+    drawn = [future.result(timeout=300).sampled_token_ids.tolist() for future in futures]
     assert drawn == [[token] for token in truth.tokens[1:]]
     driven.executor.shutdown()
 
@@ -140,12 +140,12 @@ def test_a_forward_that_fails_behind_a_step_without_its_masks(folder: Path, layo
     # Which rank of several reports first, and whether it has left the group by then, is left to chance.
     left = "failed on it|has stopped its communication"
     if layout[0] == 1:
-        assert len(first.result(timeout=60).sampled_token_ids) == 1
+        assert len(first.result(timeout=300).sampled_token_ids) == 1
     else:
         with pytest.raises(StepError, match=left):
-            first.result(timeout=60)
+            first.result(timeout=300)
     with pytest.raises(StepError, match="bad luck" if layout == (1, 1) else f"bad luck|{left}"):
-        second.result(timeout=60)
+        second.result(timeout=300)
     driven.executor.shutdown()
 
 
@@ -171,10 +171,10 @@ def test_no_step_runs_after_one_that_failed(folder: Path, stage: str) -> None:
     else:
         setattr(worker.runner, stage, failing)
     futures = submit(plan_ahead(driven, [greedy_job("r")]), 3)
-    assert len(futures[0].result(timeout=60).sampled_token_ids) == 1
+    assert len(futures[0].result(timeout=300).sampled_token_ids) == 1
     for future in futures[1:]:
         with pytest.raises(StepError):
-            future.result(timeout=60)
+            future.result(timeout=300)
     assert ran == ([0] if stage == "prepare_inputs" else [0, 1])
     driven.executor.check_health()  # without fault tolerance, the engine goes on after this call
     truth = greedy_job("truth", max_tokens=4)
@@ -192,4 +192,4 @@ def test_masks_that_never_come_do_not_hold_up_the_end(folder: Path) -> None:
     assert all(future.done() for future in held)
     for future in futures:
         with pytest.raises(EngineClosedError):
-            future.result(timeout=60)
+            future.result(timeout=300)

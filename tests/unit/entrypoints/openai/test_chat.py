@@ -20,6 +20,7 @@ from inflight.entrypoints.openai.chat import (
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.interface.events import ContentDelta, ReasoningDelta, ToolCallStart
 from inflight.interface.request import AnswerFrame
 from inflight.parsers.markup import MARKUPS
@@ -56,7 +57,7 @@ class Engine:
 
 def server(**parsers: Any) -> Any:
     found = SimpleNamespace(**{"tool": None, "reasoning": None, "markup": None, **parsers})
-    settings = SimpleNamespace(default_chat_template_kwargs=None)
+    settings = ServerSettings()
     return SimpleNamespace(
         engine=Engine(), parsers=found, settings=settings, templates=None, check_model=lambda name: name or "first"
     )
@@ -249,7 +250,7 @@ def test_the_variables_of_the_template() -> None:
     chosen = {"enable_thinking": True, "x": 1}
     assert variables(reasoning_effort="none", chat_template_kwargs=chosen) == {"reasoning_effort": "none", **chosen}
     here = server()
-    here.settings.default_chat_template_kwargs = {"enable_thinking": False}
+    here.settings = ServerSettings(default_chat_template_kwargs={"enable_thinking": False})
     assert validated(here).prompts[0].token_ids == [ord("x")]  # the server's variable
     assert len(validated(here, chat_template_kwargs={"enable_thinking": True}).prompts[0].token_ids) > 1
 

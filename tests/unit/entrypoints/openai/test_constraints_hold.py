@@ -25,6 +25,7 @@ from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.chat_presenter import _message
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.parsers.selector import resolve_parsers
 from inflight.sampling_params import SamplingParams
 from inflight.structured_output.backend import GrammarBackend
@@ -220,7 +221,7 @@ def server(kind: str, model: str) -> Any:
     return SimpleNamespace(
         engine=Engine(kind, template),
         parsers=resolve_parsers(tool_parser, reasoning_parser, template),
-        settings=SimpleNamespace(default_chat_template_kwargs=None),
+        settings=ServerSettings(),
         templates=None,
         check_model=lambda name: name or "first",
     )

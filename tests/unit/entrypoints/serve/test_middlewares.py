@@ -15,6 +15,7 @@ import pytest
 from inflight.entrypoints.serve.access_log import MAX_LINES, AccessLog, LineWriter
 from inflight.entrypoints.serve.api_keys import ApiKeys, read_key_file
 from inflight.entrypoints.serve.asgi import Message, Receive, Scope, Send, send_json
+from inflight.entrypoints.serve.error_form import anthropic_error, error_form, openai_error
 from inflight.entrypoints.serve.gate import Gate
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -78,7 +79,15 @@ def test_everything_but_health_asks_for_a_key(path: str, method: str, shown: str
 
 @pytest.mark.parametrize("key", KEYS)
 def test_any_of_the_keys_lets_in(key: str) -> None:
-    assert call(wrapped(api_keys=KEYS), headers={"Authorization": f"bearer {key}"})[0] == 200
+    app = wrapped(api_keys=KEYS)
+    assert call(app, headers={"Authorization": f"bearer {key}"})[0] == 200
+    assert call(app, headers={"X-Api-Key": key})[0] == 200
+    assert (
+        call(app, headers={"X-Api-Key": key, "Authorization": "Bearer another"})[0] == 200
+    )  # as Claude Code may send them
+    status, _, body = call(app, "/v1/messages", headers={"X-Api-Key": f"{key}x"})
+    error = {"type": "authentication_error", "message": "Incorrect API key provided."}
+    assert (status, body) == (401, {"type": "error", "error": error})
 
 
 @pytest.mark.parametrize("path", ["/health", "/live", "/ping", "/ready", "/health/"])
@@ -367,6 +376,9 @@ def test_of_two_keys_none_counts() -> None:
     app, right = wrapped(api_keys=KEYS), f"Bearer {KEYS[0]}".encode()
     for shown in ([right, b"Bearer wrong"], [b"Bearer wrong", right], [right, right]):
         assert status_of(app, [(b"authorization", value) for value in shown]) == 401
+    key = KEYS[0].encode()
+    assert status_of(app, [(b"x-api-key", key), (b"x-api-key", key)]) == 401
+    assert status_of(app, [(b"x-api-key", key)]) == 200
 
 
 def status_of(app: Any, headers: list[tuple[bytes, bytes]]) -> int:
@@ -383,3 +395,43 @@ def status_of(app: Any, headers: list[tuple[bytes, bytes]]) -> int:
     asyncio.run(app(scope, receive, send))
     status: int = sent[0]["status"]
     return status
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "is_anthropics"),
+    [
+        ("/v1/messages", [], True),
+        ("/v1/messages/count_tokens", [], True),
+        ("/v1/models", [(b"anthropic-version", b"2023-06-01")], True),
+        ("/v1/models", [(b"x-api-key", b"k")], False),
+        ("/v1/messagesx", [], False),
+        ("/v1/chat/completions", [], False),
+    ],
+)
+def test_whose_form_it_is(path: str, headers: Any, is_anthropics: bool) -> None:
+    assert (error_form({"path": path, "headers": headers}) is anthropic_error) is is_anthropics
+
+
+def test_the_forms() -> None:
+    shown = (404, "no such model", "invalid_request_error", "model", "model_not_found")
+    inner = {"message": "no such model", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+    assert openai_error(*shown) == {"error": inner}
+    assert anthropic_error(*shown) == {
+        "type": "error",
+        "error": {"type": "not_found_error", "message": "no such model"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "invalid_request_error"), (401, "authentication_error"), (403, "permission_error"), (413, "request_too_large"),
+     (415, "invalid_request_error"), (500, "api_error"), (503, "overloaded_error"), (504, "timeout_error")],
+)  # fmt: skip
+def test_anthropics_type_follows_from_the_status(status: int, kind: str) -> None:
+    assert anthropic_error(status, "x", "any", None, None)["error"] == {"type": kind, "message": "x"}
+
+
+def test_anthropics_message_names_the_field() -> None:
+    assert anthropic_error(400, "is wrong", "x", "top_k", None)["error"] == {
+        "type": "invalid_request_error", "message": "top_k: is wrong"
+    }  # fmt: skip

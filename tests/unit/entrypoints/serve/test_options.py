@@ -172,8 +172,8 @@ def test_a_wrong_value_is_told_with_its_source(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("INFLIGHT_SERVE_PORT", "abc")
     monkeypatch.setenv("INFLIGHT_SERVE_BACKLOG", "0")
     monkeypatch.setenv("INFLIGHT_SERVE_METRICS_PUBLIC", "perhaps")
-    done = invoke(["serve", "--check", "--max-model-len", "4k", "--max-body-bytes", "4x", "--port", "0"])
-    assert "--max-model-len: '4k' should be an integer" in done.output
+    done = invoke(["serve", "--check", "--max-model-len", "4x", "--max-body-bytes", "4x", "--port", "0"])
+    assert "--max-model-len: '4x' is not a number of tokens like 32768, 32k (32,000) or 32K (32,768)" in done.output
     assert "--max-body-bytes: '4x' is not a number of bytes like 1500000, 512M or 2G" in done.output
     assert "backlog=0 (INFLIGHT_SERVE_BACKLOG) is not an integer in [1, 65535]" in done.output
     assert "INFLIGHT_SERVE_METRICS_PUBLIC: 'perhaps' should be true or false" in done.output

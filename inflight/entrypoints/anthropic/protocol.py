@@ -1,0 +1,175 @@
+"""The bodies of requests to /v1/messages and /v1/messages/count_tokens, as pydantic models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from inflight.entrypoints.openai.generation_fields import MAX_INT, Schema, StopString, sampling_field
+from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ToolName
+from inflight.entrypoints.openai.protocol import ReasoningEffort
+from inflight.entrypoints.openai.strict_model import StrictModel, no_effect
+from inflight.sampling_params import MAX_STOP_STRINGS
+
+MAX_MODEL_NAME = 256  # characters
+_MEDIA = ("image", "document", "container_upload")
+CacheControl = Annotated[dict[str, Any] | None, no_effect("Equal prefixes are found without marks.")]
+
+
+def _check_medium(block: object) -> object:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if isinstance(kind, str) and kind in _MEDIA:
+        raise PydanticCustomError("part_type", f"a block of the type {kind!r} is not text; this model takes text only")
+    return block
+
+
+class TextBlock(StrictModel):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl = None
+    citations: Annotated[list[Any] | None, no_effect("From other models.")] = None
+
+
+class ThinkingBlock(StrictModel):
+    """A thought of the assistant, as an answer of this server has it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: Annotated[str | None, no_effect("Thoughts are not checked.")] = None
+
+
+class RedactedThinkingBlock(StrictModel):
+    """A thought of another model that only its server can read. It is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: Annotated[str | None, no_effect("Only another server can read it.")] = None
+
+
+class ToolUseBlock(StrictModel):
+    type: Literal["tool_use"]
+    id: str
+    name: ToolName
+    input: dict[str, Any]
+    cache_control: CacheControl = None
+
+
+class ToolReferenceBlock(StrictModel):
+    type: Literal["tool_reference"]
+    tool_name: ToolName = Field(description="A tool with defer_loading. Its definition is written here.")
+    cache_control: CacheControl = None
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")], BeforeValidator(_check_medium)
+]
+
+
+class ToolResultBlock(StrictModel):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Annotated[list[ResultBlock], Field(fail_fast=True)] | None = None
+    is_error: bool | None = Field(None, description='True: the model reads "Error: " before the content.')
+    cache_control: CacheControl = None
+
+
+ContentBlock = Annotated[
+    Annotated[
+        TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    ],
+    BeforeValidator(_check_medium),
+]
+
+
+class InputMessage(StrictModel):
+    role: Literal["user", "assistant", "system"] = Field(description="A system message stays at its place.")
+    content: str | Annotated[list[ContentBlock], Field(fail_fast=True)]
+
+
+class ToolDefinition(StrictModel):
+    name: ToolName
+    type: str | None = Field(
+        None,
+        description="custom, or left out. A tool of another type, which Anthropic defines, is ignored and reported.",
+    )
+    description: str | None = None
+    input_schema: Schema | None = Field(None, description="A JSON schema of type object.")
+    strict: bool | None = Field(None, description="The input is made to satisfy the schema.")
+    defer_loading: bool | None = Field(
+        None, description="True: the model does not see the tool until a tool_reference names it."
+    )
+    cache_control: CacheControl = None
+    eager_input_streaming: Annotated[bool | None, no_effect("Inputs are always streamed as they are written.")] = None
+
+
+class ToolChoice(StrictModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = Field(None, description="The tool that must be called; only with the type tool.")
+    disable_parallel_tool_use: bool | None = Field(None, description="True: at most one call.")
+
+
+class Thinking(StrictModel):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int | None, no_effect("max_tokens limits thoughts and answer together.")] = None
+    display: Annotated[str | None, no_effect("Thoughts are always sent.")] = None
+
+
+class OutputFormat(StrictModel):
+    type: Literal["json_schema"]
+    schema_: Schema = Field(alias="schema", description="The JSON schema that the text satisfies. It is not strict.")
+
+
+class OutputConfig(StrictModel):
+    effort: ReasoningEffort | None = Field(
+        None, description="The variable reasoning_effort of the chat template, such as low, high or max."
+    )
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(StrictModel):
+    """POST /v1/messages/count_tokens"""
+
+    model: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_MODEL_NAME,
+        description="Any name, which the answer repeats; with --strict-model-names one of those in /v1/models.",
+    )
+    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
+        description="The conversation. If the last message is the assistant's, the answer continues it."
+    )
+    system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = Field(
+        None, description="The system prompt, without the line x-anthropic-billing-header."
+    )
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = Field(
+        None, max_length=MAX_TOOLS, description="Tools the model may call."
+    )
+    tool_choice: ToolChoice | None = Field(None, description="auto, any, none, or one tool by name.")
+    thinking: Thinking | None = Field(
+        None,
+        description="enabled and adaptive switch thinking on, disabled switches it off, if the chat template can. Left out: "
+        "as --default-chat-template-kwargs says, otherwise off.",
+    )
+    output_config: OutputConfig | None = Field(None, description="The effort, and the format of the text.")
+    output_format: OutputFormat | None = Field(None, description="Older name of output_config.format.")
+    cache_control: CacheControl = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """POST /v1/messages"""
+
+    max_tokens: int | None = Field(
+        None, ge=1, le=MAX_INT, description="The most tokens of an answer, cut to the room in the context."
+    )
+    stream: bool | None = Field(None, description="Server-sent events.")
+    stop_sequences: list[StopString] | None = Field(
+        None, max_length=MAX_STOP_STRINGS, description="Strings that end the text."
+    )
+    temperature: float | None = sampling_field("temperature", "0 is greedy.")
+    top_p: float | None = sampling_field(
+        "top_p", "Only the smallest set of most probable tokens with this total probability is kept."
+    )
+    top_k: int | None = sampling_field("top_k", "Only this number of the most probable tokens is kept; 0 keeps all.")
+    metadata: Annotated[dict[str, Any] | None, no_effect("Data of the caller; nothing is stored.")] = None
+    service_tier: Annotated[str | None, no_effect("There is only one tier.")] = None

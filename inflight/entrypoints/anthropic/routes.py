@@ -1,0 +1,95 @@
+"""The endpoints of Anthropic's API: /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic import ValidationError
+from pydantic_core import to_json
+from starlette.types import Send
+
+from inflight.entrypoints.anthropic.answers import AnthropicErrorBody, Message, TokenCount
+from inflight.entrypoints.anthropic.presenter import MessagesPresenter
+from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
+from inflight.entrypoints.anthropic.translation import to_chat
+from inflight.entrypoints.openai.chat import validate_chat
+from inflight.entrypoints.openai.errors import ApiError, FieldError
+from inflight.entrypoints.openai.generation_routes import respond
+from inflight.entrypoints.openai.server import ApiServer, within_deadline
+from inflight.entrypoints.openai.sse import WorkResponse
+from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.errors import ContextLengthExceededError
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": AnthropicErrorBody, "description": "The request is wrong."},
+    "5XX": {
+        "model": AnthropicErrorBody,
+        "description": "The queue is full (503, with Retry-After), or the server failed.",
+    },
+}
+_STREAMED = "A Message; with stream, the events message_start, content_block_start, ..., message_stop."
+
+
+def add_messages_routes(app: FastAPI, server: ApiServer) -> None:
+    async def create_message(body: MessagesRequest, request: Request) -> Response:
+        return respond(server, request, body, partial(_validate, server, body), MessagesPresenter)
+
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+        ignored = server.ignored_fields.take_out(body)
+
+        async def work(_: Send) -> Response:
+            async with within_deadline(request):
+                validated = await _validate(server, body)
+            count: TokenCount = {"input_tokens": len(validated.prompts[0].token_ids)}
+            headers = server.ignored_fields.header([*ignored, *validated.left_out])
+            return Response(to_json(count), headers=headers, media_type="application/json")
+
+        return WorkResponse(work)
+
+    # no schema of a stream, because OpenAPI 3.1 cannot describe events
+    streamed = {"model": Message, "description": _STREAMED, "content": {"text/event-stream": {}}}
+    for path, endpoint, answer in (
+        ("/v1/messages", create_message, streamed),
+        ("/v1/messages/count_tokens", count_tokens, {"model": TokenCount}),
+    ):
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses={200: answer, **_ERRORS})
+
+
+async def _validate(server: ApiServer, body: CountTokensRequest) -> ValidatedRequest:
+    """
+    Raises:
+        ApiError, InvalidRequestError: the request is wrong.
+        TokenizerError: the model has no chat template.
+    """
+    # Anthropic's clients ask for names like claude-opus-5-5. There is one model here, so any name can only mean this one.
+    is_strict = server.settings.strict_model_names
+    model = server.check_model(body.model) if is_strict else body.model or server.model_names[0]
+    try:
+        chat, hidden_tools, left_out = await asyncio.to_thread(
+            to_chat, body, server.settings.default_chat_template_kwargs
+        )
+    except ValidationError as error:  # more messages or calls than a chat may have
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise FieldError(
+            "messages", f"messages: as a chat they have too long {first['loc'][-1]}: {first['msg']}"
+        ) from None
+    if left_out and server.settings.strict_fields:
+        raise FieldError("tools", f"{left_out[0]}: the server runs no tools, and --strict-fields is set: leave it out")
+    try:
+        validated = await validate_chat(server, chat, hidden_tools=hidden_tools)
+    except ContextLengthExceededError as error:
+        raise _too_long(server, error.num_tokens) from error
+    num_tokens = len(validated.prompts[0].token_ids)
+    if num_tokens >= server.engine.model.max_model_len and isinstance(body, MessagesRequest):
+        raise _too_long(server, num_tokens)
+    return replace(validated, presentation=replace(validated.presentation, model=model), left_out=left_out)
+
+
+def _too_long(server: ApiServer, num_tokens: int) -> ApiError:
+    """In Anthropic's words, which clients look for, to shorten the conversation. One token of the context is for the answer."""
+    longest = server.engine.model.max_model_len - 1
+    return ApiError(400, f"prompt is too long: {num_tokens} tokens > {longest} maximum", code="context_length_exceeded")
