@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from inflight.interface.events import Event
+from inflight.interface.request import ErrorKind
 
 
 class Logprob(NamedTuple):  # three times as fast to make as a frozen dataclass: a prompt may need hundreds of thousands
@@ -60,7 +61,7 @@ class RequestOutput:
 
     `prompt` is None if the request was given as token ids. `prompt_logprobs` has one entry per prompt token; the first is None.
     `num_cached_tokens` counts the prompt tokens whose KV came from the prefix cache. `error` says why a completion ended with
-    the finish reason "error". `engine_failed` is True if the engine is the cause of this error, False if the request is.
+    the finish reason "error", and `error_kind` whether the request, the engine or an overload is the cause.
     """
 
     request_id: str
@@ -72,4 +73,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str = ""
-    engine_failed: bool = False
+    error_kind: ErrorKind = ErrorKind.REQUEST

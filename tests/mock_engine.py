@@ -23,7 +23,7 @@ from inflight.errors import RankError, StepError
 from inflight.executor.meeting import Meeting
 from inflight.executor.recovery import RecoveryResult
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, ResolvedSampling
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, ErrorKind, FinishReason, ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 from inflight.scheduler.step_time import StepTimeModel
@@ -276,7 +276,7 @@ class MockEngine:
             assert got == wanted.tokens[: len(got)], output.request_id
             if output.prompt_logprobs is not None:
                 self.prompt_logprobs[output.request_id].extend(output.prompt_logprobs.token_ids[:, 0].tolist())
-            if output.engine_failed:
+            if output.error_kind is not ErrorKind.REQUEST:
                 self.finished[output.request_id] = FinishReason.ERROR
             elif output.finish_reason is not None:
                 assert got == wanted.tokens or output.finish_reason is FinishReason.ERROR, output.request_id

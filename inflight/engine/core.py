@@ -37,7 +37,7 @@ from inflight.engine.step_records import StepRecords
 from inflight.engine.step_time_start import measured_step_times
 from inflight.errors import EngineDeadError, EngineError, RankError, StepError
 from inflight.executor.executor import Executor
-from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, Int32Array
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, ErrorKind, Int32Array
 from inflight.interface.statistics import FaultStatus, SchedulerStats
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
@@ -306,7 +306,7 @@ class EngineCore:
             self.scheduler.blame(failed, summary)
         else:
             for request_id in {request_id for plan in plans for request_id in plan.request_ids}:
-                self.scheduler.fail(request_id, summary, engine_failed=True)
+                self.scheduler.fail(request_id, summary, ErrorKind.ENGINE)
         self._faults.end(result, num_resumed=self.scheduler.num_begun)
         self.on_fault_status(self.fault_status())
         return True

@@ -48,7 +48,7 @@ from inflight.executor.failures import failure_of
 from inflight.executor.process import name_process
 from inflight.executor.transport import EXIT_STREAM_ENDED
 from inflight.interface.codec import Message
-from inflight.interface.request import EngineCoreOutput, FinishReason
+from inflight.interface.request import EngineCoreOutput, ErrorKind, FinishReason
 from inflight.interface.serving import (
     AbortRequests,
     AddRequest,
@@ -240,7 +240,7 @@ class CoreServer:
                     link.num_received += 1
                     self._core.add_request(child, message.prompt_token_ids)
                     if is_guilty:  # siblings have the same prompt, so each of them would end this process, too
-                        self._core.scheduler.fail(child.request_id, GUILTY, engine_failed=True)
+                        self._core.scheduler.fail(child.request_id, GUILTY, ErrorKind.ENGINE)
                     elif child.emitted_token_ids:
                         self._num_resumed += 1
                         self._has_fault_news = True
@@ -332,7 +332,7 @@ class CoreServer:
                 new_token_ids=(),
                 finish_reason=FinishReason.ERROR,
                 error=f"the engine failed: {first_line(error)}",
-                engine_failed=True,
+                error_kind=ErrorKind.ENGINE,
             )
             for request_id in failed
         ]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from inflight.engine.input_processor import ProcessedRequest
 from inflight.engine.request_state import Completion, RequestOutputKind, RequestState, logprobs_dicts
 from inflight.errors import InvalidRequestError
-from inflight.interface.request import EngineCoreOutput, FinishReason
+from inflight.interface.request import EngineCoreOutput, ErrorKind, FinishReason
 from inflight.metrics.observer import EngineObserver, Observers
 from inflight.outputs import RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -101,7 +101,7 @@ class OutputProcessor:
                 logger.exception("request %s ends, because its tokens cannot be processed", state.request.request_id)
                 completion.fail()
                 reason = f"the engine failed: tokens could not be processed: {type(error).__name__}"
-                output = replace(output, error=reason)
+                output = replace(output, error=reason, error_kind=ErrorKind.ENGINE)
             changed[state.request.request_id] = state
             if completion.finish_reason is None:
                 continue
@@ -110,7 +110,7 @@ class OutputProcessor:
             if output.finish_reason is None:
                 result.requests_to_abort.append(output.request_id)
             if completion.finish_reason is FinishReason.ERROR:
-                state.error, state.engine_failed = output.error, output.engine_failed
+                state.error, state.error_kind = output.error, output.error_kind
         result.changed = list(changed.values())
         self._forget_finished(result.changed, now)
         return result

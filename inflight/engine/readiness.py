@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from inflight.errors import EngineError
-from inflight.interface.request import EngineCoreOutput, FinishReason
+from inflight.interface.request import EngineCoreOutput, ErrorKind, FinishReason
 from inflight.interface.statistics import SchedulerStats
 
 FRESH_SECONDS = 10.0  # how long after a step the engine counts as ready
@@ -36,7 +36,7 @@ class Readiness:
         if stats is not None:
             has_stepped |= stats.step_id != self._step_id
             self._step_id = stats.step_id
-        failures = [output.error for output in outputs if output.engine_failed]
+        failures = [output.error for output in outputs if output.error_kind is ErrorKind.ENGINE]
         if has_stepped:
             self._last_step = time.monotonic()
             self._failure = ""

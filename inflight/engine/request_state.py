@@ -15,6 +15,7 @@ from inflight.interface.request import (
     MIN_PROGRESS_TOKENS,
     EngineCoreOutput,
     EngineCoreRequest,
+    ErrorKind,
     FinishReason,
     LogprobsColumns,
 )
@@ -44,7 +45,7 @@ class RequestState:
         was_sent: whether the request was sent to an engine core.
         num_unfinished: the number of completions that have not ended.
         error: why a completion failed; "" if none has failed. If several have failed, why the last one failed.
-        engine_failed: True if the engine was the cause of `error`, False if the request was.
+        error_kind: what the cause of `error` was.
         finished_time: when the last completion ended; 0.0 while one is running.
     """
 
@@ -58,7 +59,7 @@ class RequestState:
         self.num_unfinished = len(self.completions)
         self.was_sent = False
         self.error = ""
-        self.engine_failed = False
+        self.error_kind = ErrorKind.REQUEST
         self.finished_time = 0.0
         self.num_cached_tokens = 0
         self.first_scheduled_time = 0.0
@@ -95,7 +96,7 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
             error=self.error,
-            engine_failed=self.engine_failed,
+            error_kind=self.error_kind,
         )
 
     def _visible_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:

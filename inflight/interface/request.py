@@ -23,6 +23,19 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class ErrorKind(StrEnum):
+    """What the cause of a request's error is, and so what its caller can do.
+
+    REQUEST: the request itself, for example a grammar that cannot be compiled. It fails again if it is sent again.
+    ENGINE: the engine, for example a step that failed, or logits that are not finite.
+    OVERLOAD: too much waits. The same request can succeed later.
+    """
+
+    REQUEST = "request"
+    ENGINE = "engine"
+    OVERLOAD = "overload"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFrame:
     """What a model may write around the text that a grammar constrains: reasoning before it, headers, or a call instead.
@@ -141,8 +154,7 @@ class EngineCoreOutput:
 
     `prompt_logprobs` comes in several parts, in order. The first part starts at prompt position 1, because the token at
     position 0 has no log-probability. `stop_reason` is the user's stop token that ended the request; None if something else
-    ended it. Times are values of `time.monotonic()`. `error` says why the request failed. If `engine_failed`, the engine is the
-    cause of the error, otherwise the request is.
+    ended it. Times are values of `time.monotonic()`. `error` says why the request failed, and `error_kind` what the cause is.
     """
 
     request_id: str
@@ -154,4 +166,4 @@ class EngineCoreOutput:
     num_cached_tokens: int = 0
     first_scheduled_time: float = 0.0
     error: str = ""
-    engine_failed: bool = False
+    error_kind: ErrorKind = ErrorKind.REQUEST

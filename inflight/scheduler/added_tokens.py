@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
+from inflight.interface.request import EngineCoreOutput, ErrorKind, FinishReason, LogprobsColumns
 from inflight.interface.step import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.request import Request, RequestStatus
@@ -83,6 +83,7 @@ class AddedTokens(NamedTuple):
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
     error: str
+    error_kind: ErrorKind = ErrorKind.REQUEST
 
 
 NOTHING_ADDED = AddedTokens((), None, "")
@@ -96,12 +97,15 @@ def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, s
     a mask that allows no other token.
     """
     added: list[int] = []
-    reason, error = None, ""
+    reason, error, kind = None, "", ErrorKind.REQUEST
     for position, token in enumerate(drawn.token_ids, drawn.position):
         if position < request.num_tokens:
             continue  # after this step was planned, the grammar forced the same token at this position
         assert position == request.num_tokens, (request.request_id, position)
-        reason, error = _append(request, token, grammars, added)
+        if token < 0:  # no request can forbid every token, so the logits are wrong
+            reason, error, kind = FinishReason.ERROR, NOTHING_TO_DRAW, ErrorKind.ENGINE
+        else:
+            reason, error = _append(request, token, grammars, added)
         stats.num_sampled_tokens += 1
         if reason is not None:
             break
@@ -115,15 +119,13 @@ def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, s
                 break
     if request.num_planned_tokens < request.num_tokens:
         request.num_planned_tokens = request.num_tokens
-    return AddedTokens(tuple(added), reason, error)
+    return AddedTokens(tuple(added), reason, error, kind)
 
 
 def _append(
     request: Request, token: int, grammars: RequestGrammars, added: list[int]
 ) -> tuple[FinishReason | None, str]:
-    """Append one token to the request and to `added`. A negative token means that no token could be drawn."""
-    if token < 0:
-        return FinishReason.ERROR, NOTHING_TO_DRAW
+    """Append one token to the request and to `added`. Returns why the request ends, and the error if there is one."""
     has_ended = False
     if request.has_grammar:
         if error := grammars.manager.advance(request.request_id, token):
@@ -177,4 +179,5 @@ def make_output(
         num_cached_tokens=max(request.num_cached_tokens, 0),
         first_scheduled_time=request.first_scheduled_time,
         error=added.error,
+        error_kind=added.error_kind,
     )

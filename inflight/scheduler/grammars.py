@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from inflight.errors import OverloadedError
 from inflight.interface.step import GrammarOutput, SchedulerOutput
 from inflight.scheduler.request import NO_DRAFTS, Request
 from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
@@ -45,22 +46,23 @@ class RequestGrammars:
         assert self._manager is not None, "a request with a grammar was admitted to an engine without grammars"
         return self._manager
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request) -> str:
+        """Begin to compile the request's grammar. Returns "", or why that is not possible now."""
         params = request.sampling.params.structured_outputs
         assert params is not None
         request.defers_grammar = False
-        future = self.manager.submit(
-            request.request_id,
-            params,
-            frame=request.sampling.answer_frame,
-            emitted_token_ids=request.core.emitted_token_ids,
-        )
+        frame, emitted = request.sampling.answer_frame, request.core.emitted_token_ids
+        try:
+            future = self.manager.submit(request.request_id, params, frame=frame, emitted_token_ids=emitted)
+        except OverloadedError as error:
+            return str(error)
         self._compiling[request.request_id] = future
         if future in self._sharing:
             self._sharing[future].append(request.request_id)
         else:
             self._sharing[future] = [request.request_id]
             future.add_done_callback(self._compiled.put)
+        return ""
 
     def wait(self, seconds: float | None, *, for_all: bool) -> None:
         """Wait until the next grammar is compiled, or with `for_all` until all grammars are compiled, but at most `seconds`.

@@ -33,7 +33,7 @@ from collections.abc import Collection
 
 from inflight.config.engine import SchedulerConfig
 from inflight.errors import EngineError
-from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, Int32Array
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, ErrorKind, FinishReason, Int32Array
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.added_tokens import (
@@ -122,10 +122,10 @@ class Scheduler:
         if self.suspects.add(request):
             for other in list(self._running):
                 self._requeue(other)
-        if request.has_grammar and not request.defers_grammar:
-            self._grammars.add(request)
         request.is_long = self._sharing.leader(request) is None and self._sharing.is_long(request, self.limits)
         self._waiting.push(request, is_held=request.has_grammar)  # held until its grammar has been compiled
+        if request.has_grammar and not request.defers_grammar and (problem := self._grammars.add(request)):
+            self.fail(request.request_id, problem, ErrorKind.OVERLOAD)
 
     def abort_requests(self, request_ids: Collection[str]) -> None:
         """End requests at once, whatever their status. Ids of unknown or ended requests are ignored."""
@@ -152,14 +152,13 @@ class Scheduler:
         requests = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
         if (guilty := self.suspects.note_failed_step(requests)) is not None:
             for each in [each for each in self._requests.values() if each.core.is_sibling(guilty.core)]:
-                self.fail(each.request_id, reason, engine_failed=True)
+                self.fail(each.request_id, reason, ErrorKind.ENGINE)
 
-    def fail(self, request_id: str, reason: str, *, engine_failed: bool = False) -> None:
+    def fail(self, request_id: str, reason: str, kind: ErrorKind = ErrorKind.REQUEST) -> None:
         """End a request with an error, unless it has ended. `take_failures` returns it."""
         if (request := self._requests.get(request_id)) is not None:
             self._finish(request)
-            self._failed.append(make_output(request, AddedTokens((), FinishReason.ERROR, reason)))
-            self._failed[-1].engine_failed = engine_failed
+            self._failed.append(make_output(request, AddedTokens((), FinishReason.ERROR, reason, kind)))
 
     # -- schedule ------------------------------------------------------------------------------------------------
 
@@ -167,7 +166,8 @@ class Scheduler:
         """Plan the next step. Returns None if nothing can be computed until a step in flight is committed or a grammar is
         compiled."""
         for request in self.suspects.take_deferred():
-            self._grammars.add(request)
+            if problem := self._grammars.add(request):
+                self.fail(request.request_id, problem, ErrorKind.OVERLOAD)
         self._release_compiled()
         rows: list[PlannedRow] = []
         budget = self._budget()

@@ -21,9 +21,7 @@ from functools import partial
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.structured_output.backend import CompiledGrammar
 
-TOO_MANY_GRAMMARS = "too many grammars wait to be compiled; try again later"  # the front end recognises this text
 RETRY_SECONDS = 1
-
 SETTLE_SECONDS = 0.05  # the time from the write-off of a running compilation to the start of the next one (see 1.)
 MAX_CLOSE_SECONDS = 5.0  # the longest time that `close` waits for running compilations
 
@@ -58,7 +56,8 @@ class CompileLane:
             if self._is_closed:
                 future.cancel()
             elif len(self._queue) >= self._max_queued:
-                raise OverloadedError(TOO_MANY_GRAMMARS, retry_after_seconds=RETRY_SECONDS)
+                reason = "too many grammars wait to be compiled; try again later"
+                raise OverloadedError(reason, retry_after_seconds=RETRY_SECONDS)
             else:
                 self._queue[future] = compile_grammar
                 self._start_next()

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from inflight.errors import InflightError, InvalidRequestError, OverloadedError
+from inflight.errors import InflightError, InvalidRequestError
 from inflight.structured_output.backend import TOO_COMPLEX, CompiledGrammar, GrammarBackend
 from inflight.structured_output.compile_lane import CompileLane
 from inflight.structured_output.spec import GrammarSpec
@@ -80,19 +80,17 @@ class GrammarCache:
     def get(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
         """Returns the future of the compiled grammar at once. The caller must call `release` once.
 
-        The future can fail with any error that `GrammarBackend.compile` raises, with an `OverloadedError` if too many grammars
-        wait, or with an `InvalidRequestError` if the compilation needs too much time.
+        The future can fail with any error that `GrammarBackend.compile` raises, or with an `InvalidRequestError` if the
+        compilation needs too much time.
+
+        Raises:
+            OverloadedError: too many grammars wait. `release` must not be called.
         """
         with self._lock:
             entry = self._entries.get(spec)
             if entry is None:
                 lane = self._short if len(spec.text) <= LONG_TEXT else self._long
-                try:
-                    entry = self._entries[spec] = _Entry(lane, lane.submit(partial(self._compile, spec)))
-                except OverloadedError as error:
-                    refused: Future[CompiledGrammar] = Future()
-                    refused.set_exception(error)
-                    return refused
+                entry = self._entries[spec] = _Entry(lane, lane.submit(partial(self._compile, spec)))
             entry.num_users += 1
             self._entries.move_to_end(spec)
             self._evict(spec)
@@ -103,7 +101,7 @@ class GrammarCache:
         not needed either: `CompileLane.leave` says what happens to it."""
         with self._lock:
             entry = self._entries.get(spec)
-            if entry is None or entry.future is not future:  # the request was refused, or the grammar was evicted
+            if entry is None or entry.future is not future:  # the grammar was evicted
                 return
             entry.num_users -= 1
             if entry.num_users > 0 or entry.future.done():

@@ -119,6 +119,9 @@ class StructuredOutputManager:
         Returns:
             a future that ends when the grammar has been compiled and advanced over the emitted tokens, or has failed. Do not
             cancel it, because several requests may share it.
+
+        Raises:
+            OverloadedError: too many grammars wait.
         """
         assert request_id not in self._grammars, f"{request_id} was submitted before"
         spec = GrammarSpec.from_params(params)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import cached_property
 
-from inflight.errors import ConfigError, InvalidRequestError, OverloadedError, TokenizerError
+from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
 from inflight.structured_output.backend import ALL_ALLOWED, CompiledGrammar, GrammarMatcher, MaskRows
 from inflight.structured_output.frame_reader import FrameReader, Part, Position
 from inflight.structured_output.spec import GrammarSpec
@@ -40,7 +40,7 @@ class RequestGrammar:
         if self.future.cancelled():
             return "the engine was closed"
         error = self.future.exception()
-        if isinstance(error, InvalidRequestError | ConfigError | OverloadedError | TokenizerError):
+        if isinstance(error, InvalidRequestError | ConfigError | TokenizerError):
             return str(error)
         return "" if error is None else f"the grammar could not be compiled: {type(error).__name__}: {error}"
 

@@ -75,7 +75,12 @@ LOWER_RANKS = {
 PUBLIC_API = "(api)"
 
 # Rooms that only some files may import, whatever their rank; files of the room itself always may.
-GATES = {"worker": frozenset({"executor/uniproc.py", "executor/external_launcher.py", "executor/worker_main.py"})}
+GATES = {
+    "worker": frozenset({"executor/uniproc.py", "executor/external_launcher.py", "executor/worker_main.py"}),
+    "scheduler": frozenset(
+        {"engine/core.py", "engine/step_records.py", "engine/step_time_start.py", "engine/pipeline_tuning.py"}
+    ),
+}
 
 # The load generator measures servers from outside, ours and others. So it imports nothing of the engine.
 OUTSIDERS = {"bench_serve": frozenset({"errors"})}

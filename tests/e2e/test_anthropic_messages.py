@@ -21,6 +21,7 @@ PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 BASE: dict[str, Any] = {"messages": SUM, "max_tokens": 40, "temperature": 0, "model": "claude-opus-5-5"}
 FUNCTION = chat_tool()["function"]
 TOOL = {"name": FUNCTION["name"], "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
+CALL = {"type": "tool_use", "id": "1", "name": "get_weather", "input": {}}
 LONG = [{"role": "user", "content": "Tell me a story about a fox named Anna in the forest. " * 200}]
 
 
@@ -147,6 +148,7 @@ def test_recorded_requests_are_answered(http: httpx.Client, name: str) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "this model takes text only"),
         ({"messages": [{"role": "user", "content": [{"type": "odd"}]}]}, "the type 'odd' is none of"),
         ({"messages": [{"role": "user", "content": [{"type": []}]}]}, "messages[0].content[0]"),
+        ({"messages": [*SUM, {"role": "assistant", "content": [CALL] * 513}]}, "messages: too many tool_calls"),
         ({"system": 5}, "system"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),

@@ -74,9 +74,7 @@ async def _validate(server: ApiServer, body: CountTokensRequest) -> ValidatedReq
         )
     except ValidationError as error:  # more messages or calls than a chat may have
         first = error.errors(include_url=False, include_input=False)[0]
-        raise FieldError(
-            "messages", f"messages: as a chat they have too long {first['loc'][-1]}: {first['msg']}"
-        ) from None
+        raise FieldError("messages", f"messages: too many {first['loc'][-1]}: {first['msg']}") from None
     if left_out and server.settings.strict_fields:
         raise FieldError("tools", f"{left_out[0]}: the server runs no tools, and --strict-fields is set: leave it out")
     try:

@@ -18,11 +18,11 @@ from inflight.entrypoints.openai.server import ApiServer, arrival_time, trace_he
 from inflight.entrypoints.openai.sse import EventStream
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.errors import EngineError, InvalidRequestError, OverloadedError
+from inflight.interface.request import ErrorKind
 from inflight.outputs import RequestOutput
-from inflight.scheduler.added_tokens import NOTHING_TO_DRAW
-from inflight.structured_output.compile_lane import RETRY_SECONDS, TOO_MANY_GRAMMARS
 
 MAX_LOGPROBS_OF_ANSWER = 2**19  # log-probabilities that one answer may hold in memory at once: about 100 MB
+RETRY_SECONDS = 1  # after an overload that the engine core found: too many grammars waited to be compiled
 
 
 async def submit(
@@ -145,9 +145,10 @@ def _check(output: RequestOutput) -> None:
     for choice in output.outputs:
         if choice.finish_reason != "error":
             continue
-        # No request can forbid all tokens. So if there is no token to draw, the logits are wrong, which is the engine's fault.
-        if output.engine_failed or output.error == NOTHING_TO_DRAW:
-            raise EngineError(output.error)
-        if output.error == TOO_MANY_GRAMMARS:
-            raise OverloadedError(output.error, retry_after_seconds=RETRY_SECONDS)
-        raise InvalidRequestError(output.error or "the request could not be completed")
+        match output.error_kind:
+            case ErrorKind.ENGINE:
+                raise EngineError(output.error)
+            case ErrorKind.OVERLOAD:
+                raise OverloadedError(output.error, retry_after_seconds=RETRY_SECONDS)
+            case ErrorKind.REQUEST:
+                raise InvalidRequestError(output.error or "the request could not be completed")

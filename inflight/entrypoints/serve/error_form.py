@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -24,8 +25,10 @@ def openai_error(status: int, message: str, kind: str, param: str | None, code: 
 
 
 def anthropic_error(status: int, message: str, kind: str, param: str | None, code: str | None) -> Mapping[str, object]:
-    """Anthropic's types follow from the status, and the message has to name the wrong field."""
-    text = f"{param}: {message}" if param and param not in message else message
+    """Anthropic's types follow from the status, and the message has to name the wrong field. A request is checked as a chat, in
+    which the format of the text has another name."""
+    text = message if param is None or re.split(r"\W", param)[0] in message else f"{param}: {message}"
+    text = re.sub(r"^response_format\b", "output_config.format", text)
     other = "api_error" if status >= 500 else "invalid_request_error"
     return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, other), "message": text}}
 

@@ -161,7 +161,7 @@ def test_a_request_that_kills_the_core_ends_alone(token: int) -> None:
             bad = await submit(engine, "bad", [token], endless())
             streams += [await submit(engine, str(i), "x", endless(400)) for i in range(3, 6)]
             last = (await read(bad))[-1]
-            assert last.engine_failed and "its process ended each time it computed this" in last.error
+            assert last.error_kind == "engine" and "its process ended each time it computed this" in last.error
             for begun, stream in zip([*first, None, None, None], streams, strict=True):
                 assert tokens_of([*([begun] if begun else []), *await read(stream)]) == truth
             assert engine.fault_status.num_recoveries == {"engine_died": MAX_FAULTS + 1}
@@ -177,7 +177,7 @@ def test_the_siblings_of_a_request_that_kills_the_core_end_with_it() -> None:
         async with mock_engine({"distributed_executor_backend": BROKEN + "FailingExecutor"}) as engine:
             bad = await submit(engine, "bad", [16], SamplingParams(max_tokens=50, n=4, seed=1))
             last = (await read(bad))[-1]
-            assert last.engine_failed and all(each.finish_reason == "error" for each in last.outputs)
+            assert last.error_kind == "engine" and all(each.finish_reason == "error" for each in last.outputs)
             assert engine.fault_status.num_recoveries == {"engine_died": MAX_FAULTS + 1}
 
     run(test)

@@ -11,7 +11,7 @@ import pytest
 
 from inflight.engine.readiness import FRESH_SECONDS, Readiness
 from inflight.errors import EngineError
-from inflight.interface.request import EngineCoreOutput, FinishReason
+from inflight.interface.request import EngineCoreOutput, ErrorKind, FinishReason
 from inflight.interface.statistics import SchedulerStats
 
 
@@ -69,7 +69,7 @@ def test_a_step_without_outputs_is_one(now: list[float]) -> None:
 def failure(error: str) -> list[EngineCoreOutput]:
     return [
         EngineCoreOutput(
-            request_id="r", new_token_ids=(), finish_reason=FinishReason.ERROR, error=error, engine_failed=True
+            request_id="r", new_token_ids=(), finish_reason=FinishReason.ERROR, error=error, error_kind=ErrorKind.ENGINE
         )
     ]
 

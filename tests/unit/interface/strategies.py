@@ -23,6 +23,7 @@ from inflight.interface.messages import (
 from inflight.interface.request import (
     EngineCoreOutput,
     EngineCoreRequest,
+    ErrorKind,
     FinishReason,
     LogprobsColumns,
     ResolvedSampling,
@@ -206,6 +207,7 @@ core_outputs = st.builds(
     num_cached_tokens=ids,
     first_scheduled_time=st.floats(0, 99),
     error=texts,
+    error_kind=st.sampled_from(ErrorKind),
 )
 fault_statuses = st.builds(
     FaultStatus,

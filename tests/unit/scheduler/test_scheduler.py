@@ -14,6 +14,8 @@ from inflight.errors import StepError
 from inflight.interface.request import FinishReason
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.scheduler.request import NO_SLOT
+from inflight.scheduler.suspects import MAX_FAULTS
+from inflight.structured_output import grammar_cache
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
 from tests.mock_engine import MAX_MODEL_LEN, VOCAB_SIZE, MockEngine
@@ -190,9 +192,25 @@ def test_a_row_from_which_nothing_can_be_drawn_fails_alone(depth: int, monkeypat
     monkeypatch.setattr(engine.worker, "execute_model", draws_nothing_in_step_0)
     first, _ = engine.step()
     assert (first.request_id, first.finish_reason, first.new_token_ids) == ("a", FinishReason.ERROR, ())
-    assert "no token could be drawn" in first.error
+    assert "no token could be drawn" in first.error and first.error_kind == "engine"
     engine.run()
     assert engine.finished["b"] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("num_losses", [0, MAX_FAULTS])  # the grammar of a suspect is compiled when it may run
+def test_a_request_whose_grammar_finds_no_place_in_the_queue_ends(
+    num_losses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_cache, "MAX_QUEUED_SHORT", 0)
+    engine = MockEngine()
+    engine.add("a", [1] * 10, 5, grammar="3", num_losses=num_losses)
+    engine.add("b", [2] * 10, 5)
+    outputs = engine.step() + engine.step()
+    [refused] = [each for each in outputs if each.request_id == "a"]
+    assert (refused.finish_reason, refused.error_kind) == (FinishReason.ERROR, "overload")
+    assert "too many grammars wait" in refused.error
+    engine.run()
+    assert engine.finished["b"] is FinishReason.LENGTH and engine.scheduler.suspects.alone is None
 
 
 def test_a_plan_does_not_look_at_those_that_wait_for_their_grammars(compiling: threading.Event) -> None:

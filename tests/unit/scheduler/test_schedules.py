@@ -119,13 +119,13 @@ def test_requests_that_fail_their_steps_end_alone_and_the_others_go_on(depth: in
     poison = Poison(engine, "bad", "worse")
     for i, name in enumerate(("a", "bad", "b", "worse")):
         engine.add(name, [i] * 9, 6)
-    errors: dict[str, tuple[bool, str]] = {}
+    errors: dict[str, tuple[str, str]] = {}
     while engine.core.has_unfinished_requests():
         for output in engine.step():
             if output.finish_reason is FinishReason.ERROR:
-                errors[output.request_id] = output.engine_failed, output.error
+                errors[output.request_id] = output.error_kind, output.error
     engine.run()
-    assert errors == dict.fromkeys(("bad", "worse"), (True, "the engine failed: poisoned"))
+    assert errors == dict.fromkeys(("bad", "worse"), ("engine", "the engine failed: poisoned"))
     assert [set(failed) for failed in poison.failed[:MAX_FAULTS]] == [{"a", "bad", "b", "worse"}] * MAX_FAULTS
     assert poison.failed[MAX_FAULTS:] == [("bad",), ("worse",)]  # each alone, once
     assert [engine.finished[name] for name in ("a", "b")] == [FinishReason.LENGTH] * 2

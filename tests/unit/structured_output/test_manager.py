@@ -10,12 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from inflight.errors import ConfigError
+from inflight.errors import ConfigError, OverloadedError
 from inflight.interface.request import AnswerFrame
 from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output import grammar_cache
 from inflight.structured_output.backend import TOO_COMPLEX, CompiledGrammar, GrammarBackend
-from inflight.structured_output.compile_lane import TOO_MANY_GRAMMARS
 from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
 from inflight.structured_output.spec import GrammarSpec
 from tests.unit.structured_output.grammar_case import allowed_ids, backend, mask_of, tokenizer
@@ -119,14 +118,14 @@ def test_a_backend_that_cannot_be_made_fails_the_request() -> None:
         manager.close()
 
 
-def test_a_request_without_a_place_in_the_queue_fails_with_words_that_the_front_end_knows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_without_a_place_in_the_queue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_cache, "MAX_QUEUED_SHORT", 0)
     manager = StructuredOutputManager(lambda: GRAMMAR, 100, num_buffers=1)
     try:
-        start(manager, "a", YES_NO)
-        assert manager.failure("a") == TOO_MANY_GRAMMARS
+        with pytest.raises(OverloadedError, match="too many grammars wait"):
+            manager.submit("a", YES_NO)
+        manager.check_integrity([])
+        manager.drop("a")
     finally:
         manager.close()
 

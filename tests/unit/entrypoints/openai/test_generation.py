@@ -15,25 +15,23 @@ from inflight.entrypoints.openai.errors import to_api_error
 from inflight.entrypoints.openai.generation import MAX_LOGPROBS_OF_ANSWER, _check, _check_logprobs, send_events
 from inflight.entrypoints.openai.sse import EventStream
 from inflight.errors import InflightError, InvalidRequestError
+from inflight.interface.request import ErrorKind
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
-from inflight.scheduler.added_tokens import NOTHING_TO_DRAW
-from inflight.structured_output.compile_lane import TOO_MANY_GRAMMARS
 from tests.unit.entrypoints.openai.outputs import completion, output, request
 
 
 @pytest.mark.parametrize(
-    ("error", "engine_failed", "status"),
+    ("error", "kind", "status"),
     [
-        ("json: it is too complex", False, 400),
-        ("", False, 400),
-        ("the step failed", True, 500),
-        (NOTHING_TO_DRAW, False, 500),  # the model's logits are not finite
-        (TOO_MANY_GRAMMARS, False, 503),
+        ("json: it is too complex", ErrorKind.REQUEST, 400),
+        ("", ErrorKind.REQUEST, 400),
+        ("the step failed", ErrorKind.ENGINE, 500),
+        ("too many grammars wait", ErrorKind.OVERLOAD, 503),
     ],
 )
-def test_an_error_is_the_requests_or_the_servers(error: str, engine_failed: bool, status: int) -> None:
-    failed = output(completion("", finish_reason="error"), error=error, engine_failed=engine_failed)
+def test_an_error_is_the_requests_or_the_servers(error: str, kind: ErrorKind, status: int) -> None:
+    failed = output(completion("", finish_reason="error"), error=error, error_kind=kind)
     with pytest.raises(InflightError) as raised:
         _check(failed)
     told = to_api_error(raised.value)

@@ -431,7 +431,14 @@ def test_anthropics_type_follows_from_the_status(status: int, kind: str) -> None
     assert anthropic_error(status, "x", "any", None, None)["error"] == {"type": kind, "message": "x"}
 
 
-def test_anthropics_message_names_the_field() -> None:
-    assert anthropic_error(400, "is wrong", "x", "top_k", None)["error"] == {
-        "type": "invalid_request_error", "message": "top_k: is wrong"
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("message", "param", "text"),
+    [
+        ("is wrong", "top_k", "top_k: is wrong"),
+        ("tools[0]['function'] is wrong", "tools[0].function", "tools[0]['function'] is wrong"),
+        ("response_format: #/a is wrong", None, "output_config.format: #/a is wrong"),
+    ],
+)
+def test_anthropics_message_names_the_field(message: str, param: str | None, text: str) -> None:
+    error = {"type": "invalid_request_error", "message": text}
+    assert anthropic_error(400, message, "x", param, None)["error"] == error
