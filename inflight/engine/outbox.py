@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from inflight.engine.step_figures import MAX_GAPS
+from inflight.engine.step_clock import MAX_GAPS
 from inflight.executor.transport import BlockingStream
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, LogprobsColumns

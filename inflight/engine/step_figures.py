@@ -13,29 +13,23 @@ In the rest of a period the device is idle. It is idle before the forward pass, 
 timeline, and those in which the engine had no request for some time (`idle` in its timeline). Times are integers, in
 nanoseconds. All processes must have the same clock.
 
-`StepClock` estimates idle times and the hidden share while the engine runs, for metrics. It reads the clock only twice in each
-step, and it learns the end of a step only when the step's result has arrived.
+`StepClock` (step_clock.py) estimates idle times and the hidden share while the engine runs.
 """
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
 
-from inflight.interface.step import ModelRunnerOutput
 from inflight.timeline import Event
 
 DEVICE_PHASES = frozenset({"forward", "sample"})
 HOST_PHASES = frozenset({"plan", "mask", "commit", "prepare", "drain"})  # in the other phases the host waits
 ENGINE = "engine"  # the key of the engine's own timeline
-MAX_GAPS = 1024  # a `StepClock` keeps at most this many idle times until its method `take` is called
 
 Interval = tuple[int, int]  # [start, end) in nanoseconds
 
@@ -174,39 +168,3 @@ def _spread(nanoseconds: Sequence[int]) -> Spread | None:
         return None
     p50, p99 = np.percentile(nanoseconds, (50, 99), method="inverted_cdf")
     return Spread(float(p50) / 1e3, float(p99) / 1e3)
-
-
-class StepClock:
-    """Estimates idle times while the engine runs. The engine's thread calls all methods. Steps may end in any thread."""
-
-    def __init__(self) -> None:
-        self._newest: Future[ModelRunnerOutput] | None = None  # the step that was submitted last
-        self._ended_ns = 0  # when the last step ended
-        self._gaps: deque[float] = deque(maxlen=MAX_GAPS)
-        self._work_ns = self._hidden_ns = 0
-
-    def submitted(self, future: Future[ModelRunnerOutput], *, after_idleness: bool) -> None:
-        """Record that a step was submitted. If `after_idleness`, the engine had no request before this step, so the time before
-        the step does not count as idle time."""
-        if self._newest is not None and not after_idleness:
-            now = time.perf_counter_ns()
-            self._gaps.append(max(now - self._ended_ns, 0) / 1e9 if self._newest.done() else 0.0)
-        self._newest = future
-        future.add_done_callback(self._note_end)
-
-    def worked(self, start_ns: int, end_ns: int) -> None:
-        """Record work of the host: planning, commits, masks. It counts as hidden if the newest step has not ended yet."""
-        self._work_ns += end_ns - start_ns
-        if self._newest is not None and not self._newest.done():
-            self._hidden_ns += end_ns - start_ns
-
-    def take(self) -> tuple[tuple[float, ...], float | None]:
-        """Returns the idle time in seconds before each step since the last call, and which share of the host's work was hidden.
-        The share is None if there was no work."""
-        gaps, work, hidden = tuple(self._gaps), self._work_ns, self._hidden_ns
-        self._gaps.clear()
-        self._work_ns = self._hidden_ns = 0
-        return gaps, hidden / work if work else None
-
-    def _note_end(self, _: Future[ModelRunnerOutput]) -> None:
-        self._ended_ns = time.perf_counter_ns()

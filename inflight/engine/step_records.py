@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
-from inflight.engine.step_figures import MAX_GAPS, StepClock
+from inflight.engine.step_clock import MAX_GAPS, StepClock
 from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager

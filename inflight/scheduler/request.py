@@ -49,13 +49,7 @@ class Request:
     """
 
     def __init__(
-        self,
-        core: EngineCoreRequest,
-        prompt_token_ids: Int32Array,
-        *,
-        order: int,
-        blocks: RequestBlocks,
-        max_model_len: int,
+        self, core: EngineCoreRequest, prompt: Int32Array, *, order: int, blocks: RequestBlocks, max_model_len: int
     ) -> None:
         self.core = core
         self.request_id = core.request_id
@@ -64,11 +58,9 @@ class Request:
         self.blocks = blocks
         self.status = RequestStatus.WAITING
         self.slot = NO_SLOT
-        self._prompt_token_ids = (
-            prompt_token_ids  # one array for all siblings: a prompt may be long, and they may be many
-        )
+        self._prompt_token_ids = prompt  # one array for all siblings: a prompt may be long, and they may be many
         self._output_token_ids = np.array(core.emitted_token_ids, dtype=np.int32)  # the first `num_output_tokens` of it
-        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt)
         self.num_tokens = self.num_planned_tokens = self.num_prompt_tokens + len(self._output_token_ids)
         self.max_num_tokens = min(self.num_prompt_tokens + core.sampling.max_tokens, max_model_len)
         self.num_computed_tokens = 0

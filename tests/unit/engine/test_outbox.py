@@ -7,7 +7,7 @@ import socket
 import numpy as np
 
 from inflight.engine.outbox import Outbox, merge_stats
-from inflight.engine.step_figures import MAX_GAPS
+from inflight.engine.step_clock import MAX_GAPS
 from inflight.executor.transport import BlockingStream
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
 from inflight.interface.serving import EngineOutputs
