@@ -29,6 +29,7 @@ Ranks also raise subclasses of `PeerError`, which never reach a user: a rank has
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 
 class InflightError(Exception):
@@ -218,3 +219,16 @@ def error_by_name(name: str, message: str) -> InflightError | None:
     ):
         return kind(message)
     return None
+
+
+class ErrorKind(StrEnum):
+    """What the cause of a request's error is, and so what its caller can do.
+
+    REQUEST: the request itself, for example a grammar that cannot be compiled. It fails again if it is sent again.
+    ENGINE: the engine, for example a step that failed, or logits that are not finite.
+    OVERLOAD: too much waits. The same request can succeed later.
+    """
+
+    REQUEST = "request"
+    ENGINE = "engine"
+    OVERLOAD = "overload"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from inflight.errors import ErrorKind
 from inflight.interface.events import Event
-from inflight.interface.request import ErrorKind
 
 
 class Logprob(NamedTuple):  # three times as fast to make as a frozen dataclass: a prompt may need hundreds of thousands

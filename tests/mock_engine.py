@@ -19,11 +19,11 @@ from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.resolve import resolve_speculative
 from inflight.engine.core import EngineCore
 from inflight.engine.kv_cache_sizing import blocks_per_sequence, make_groups
-from inflight.errors import RankError, StepError
+from inflight.errors import ErrorKind, RankError, StepError
 from inflight.executor.meeting import Meeting
 from inflight.executor.recovery import RecoveryResult
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, ErrorKind, FinishReason, ResolvedSampling
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 from inflight.scheduler.step_time.model import StepTimeModel

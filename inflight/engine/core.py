@@ -35,9 +35,9 @@ from inflight.engine.kv_cache_start import allocate_kv_cache
 from inflight.engine.pipeline_tuning import tuned
 from inflight.engine.step_records import StepRecords
 from inflight.engine.step_time_start import measured_step_times
-from inflight.errors import EngineDeadError, EngineError, RankError, StepError
+from inflight.errors import EngineDeadError, EngineError, ErrorKind, RankError, StepError
 from inflight.executor.executor import Executor
-from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, ErrorKind, Int32Array
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, Int32Array
 from inflight.interface.statistics import FaultStatus, SchedulerStats
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager

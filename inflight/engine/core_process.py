@@ -41,14 +41,14 @@ from inflight.engine.core import EngineCore
 from inflight.engine.engine_process import EXIT_GIVEN_UP, TITLE
 from inflight.engine.front_end import make_grammars
 from inflight.engine.outbox import EXIT_FAILED
-from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, RankError
+from inflight.errors import CodecError, EngineDeadError, EngineError, ErrorKind, InflightError, RankError
 from inflight.executor.command_line import show_title
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failure_of
 from inflight.executor.process import name_process
 from inflight.executor.transport import EXIT_STREAM_ENDED
 from inflight.interface.codec import Message
-from inflight.interface.request import EngineCoreOutput, ErrorKind, FinishReason
+from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import (
     AbortRequests,
     AddRequest,

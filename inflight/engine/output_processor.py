@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 
 from inflight.engine.input_processor import ProcessedRequest
 from inflight.engine.request_state import Completion, RequestOutputKind, RequestState, logprobs_dicts
-from inflight.errors import InvalidRequestError
-from inflight.interface.request import EngineCoreOutput, ErrorKind, FinishReason
+from inflight.errors import ErrorKind, InvalidRequestError
+from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.metrics.observer import EngineObserver, Observers
 from inflight.outputs import RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from inflight.errors import EngineError
-from inflight.interface.request import EngineCoreOutput, ErrorKind, FinishReason
+from inflight.errors import EngineError, ErrorKind
+from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.statistics import SchedulerStats
 
 FRESH_SECONDS = 10.0  # how long after a step the engine counts as ready

@@ -10,12 +10,12 @@ import numpy as np
 
 from inflight.engine.detokenizer import Detokenizer
 from inflight.engine.input_processor import ProcessedRequest
+from inflight.errors import ErrorKind
 from inflight.interface.events import Event, join_deltas
 from inflight.interface.request import (
     MIN_PROGRESS_TOKENS,
     EngineCoreOutput,
     EngineCoreRequest,
-    ErrorKind,
     FinishReason,
     LogprobsColumns,
 )

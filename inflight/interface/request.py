@@ -8,6 +8,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from inflight.errors import ErrorKind
 from inflight.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -21,19 +22,6 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
-
-
-class ErrorKind(StrEnum):
-    """What the cause of a request's error is, and so what its caller can do.
-
-    REQUEST: the request itself, for example a grammar that cannot be compiled. It fails again if it is sent again.
-    ENGINE: the engine, for example a step that failed, or logits that are not finite.
-    OVERLOAD: too much waits. The same request can succeed later.
-    """
-
-    REQUEST = "request"
-    ENGINE = "engine"
-    OVERLOAD = "overload"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

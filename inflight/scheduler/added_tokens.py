@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inflight.interface.request import EngineCoreOutput, ErrorKind, FinishReason, LogprobsColumns
+from inflight.errors import ErrorKind
+from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
 from inflight.interface.step import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.request import Request, RequestStatus

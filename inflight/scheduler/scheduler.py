@@ -32,8 +32,8 @@ from collections import deque
 from collections.abc import Collection
 
 from inflight.config.engine import SchedulerConfig
-from inflight.errors import EngineError
-from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, ErrorKind, FinishReason, Int32Array
+from inflight.errors import EngineError, ErrorKind
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, Int32Array
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.added_tokens import (

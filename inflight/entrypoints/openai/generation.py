@@ -17,8 +17,7 @@ from inflight.entrypoints.openai.presenter import Presenter
 from inflight.entrypoints.openai.server import ApiServer, arrival_time, trace_headers
 from inflight.entrypoints.openai.sse import EventStream
 from inflight.entrypoints.openai.validated import ValidatedRequest
-from inflight.errors import EngineError, InvalidRequestError, OverloadedError
-from inflight.interface.request import ErrorKind
+from inflight.errors import EngineError, ErrorKind, InvalidRequestError, OverloadedError
 from inflight.outputs import RequestOutput
 
 MAX_LOGPROBS_OF_ANSWER = 2**19  # log-probabilities that one answer may hold in memory at once: about 100 MB

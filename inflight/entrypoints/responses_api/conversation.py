@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -63,7 +64,10 @@ async def validate_response(server: ApiServer, body: ResponsesRequest) -> Valida
     items = [] if isinstance(body.input, str) else body.input
     added = [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
     tools = PromptTools([*(body.tools or ()), *added], enforces_patterns=can_enforce)
-    validated = await validate_chat(server, _chat(body, tools))
+    if tools.left_out and server.settings.strict_fields:
+        raise FieldError("tools", f"{tools.left_out[0]}: this is not served, and --strict-fields is set: leave it out")
+    # in a thread, because there may be thousands of items
+    validated = await validate_chat(server, await asyncio.to_thread(_chat, body, tools))
     same = {field.name: getattr(validated, field.name) for field in fields(ValidatedRequest)}
     left_out = [
         *tools.left_out,

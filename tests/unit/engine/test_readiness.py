@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from inflight.engine.readiness import FRESH_SECONDS, Readiness
-from inflight.errors import EngineError
-from inflight.interface.request import EngineCoreOutput, ErrorKind, FinishReason
+from inflight.errors import EngineError, ErrorKind
+from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.statistics import SchedulerStats
 
 

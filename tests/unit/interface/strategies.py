@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from inflight.errors import ErrorKind
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.messages import (
     AskActivity,
@@ -23,7 +24,6 @@ from inflight.interface.messages import (
 from inflight.interface.request import (
     EngineCoreOutput,
     EngineCoreRequest,
-    ErrorKind,
     FinishReason,
     LogprobsColumns,
     ResolvedSampling,

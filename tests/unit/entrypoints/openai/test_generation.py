@@ -14,8 +14,7 @@ from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.errors import to_api_error
 from inflight.entrypoints.openai.generation import MAX_LOGPROBS_OF_ANSWER, _check, _check_logprobs, send_events
 from inflight.entrypoints.openai.sse import EventStream
-from inflight.errors import InflightError, InvalidRequestError
-from inflight.interface.request import ErrorKind
+from inflight.errors import ErrorKind, InflightError, InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from tests.unit.entrypoints.openai.outputs import completion, output, request

@@ -10,9 +10,10 @@ import pytest
 from inflight.entrypoints.openai.errors import ApiError, FieldError
 from inflight.entrypoints.openai.messages import MAX_TOOLS, template_messages
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
-from inflight.entrypoints.responses_api.conversation import _chat, validate_response
+from inflight.entrypoints.responses_api.conversation import ValidatedResponse, _chat, validate_response
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.entrypoints.responses_api.tools import PromptTools
+from inflight.entrypoints.serve.settings import ServerSettings
 from tests.unit.entrypoints.openai.test_chat import server
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
@@ -135,9 +136,15 @@ def test_logprobs(body: dict[str, Any], logprobs: tuple[bool | None, int | None]
     assert (found.logprobs, found.top_logprobs) == logprobs
 
 
-def refusal(body: dict[str, Any]) -> Any:
+def validated(body: dict[str, Any], *, strict_fields: bool = False) -> ValidatedResponse:
+    one = server()
+    one.settings = ServerSettings(strict_fields=strict_fields)
+    return asyncio.run(validate_response(one, ResponsesRequest.model_validate({"input": "x", **body})))
+
+
+def refusal(body: dict[str, Any], **settings: bool) -> Any:
     with pytest.raises((ApiError, FieldError)) as raised:
-        asyncio.run(validate_response(server(), ResponsesRequest.model_validate({"input": "x", **body})))
+        validated(body, **settings)
     return raised.value
 
 
@@ -165,8 +172,10 @@ def test_tools_come_from_items_too_and_what_is_not_served_is_named() -> None:
         ],
         "tools": [tool, {"type": "image_generation", "size": "auto"}],
     }
-    found = asyncio.run(validate_response(server(), ResponsesRequest.model_validate(body)))
+    found = validated(body)
     assert "".join(map(chr, found.prompts[0].token_ids)) == "[fg]x<think>"
     assert found.left_out == (
         "tools[] (image_generation)", "tools[] (web_search)", "input[] (web_search_call)", "input[] (item_reference)",
     )  # fmt: skip
+    error = refusal(body, strict_fields=True)
+    assert (error.param, "image_generation" in str(error)) == ("tools", True)
