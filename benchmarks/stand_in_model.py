@@ -8,7 +8,7 @@ import torch
 
 from inflight.attention.backend import AttentionBackend, AttentionParams
 from inflight.config.architecture import ModelArchitecture
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext, make_context
 from inflight.layers.weights import Loadable

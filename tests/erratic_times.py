@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from inflight.scheduler.scheduler import Scheduler
-from inflight.scheduler.step_limits import StepLimits
-from inflight.scheduler.step_time import StepLoad, StepTimeModel
+from inflight.scheduler.step_time.limits import StepLimits
+from inflight.scheduler.step_time.load import StepLoad
+from inflight.scheduler.step_time.model import StepTimeModel
 
 
 class ErraticTimes(StepTimeModel):

@@ -26,7 +26,7 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
-from inflight.scheduler.step_time import StepTimeModel
+from inflight.scheduler.step_time.model import StepTimeModel
 from inflight.structured_output.manager import StructuredOutputManager
 from tests.conformance.configs import engine_config
 from tests.erratic_times import limit_times

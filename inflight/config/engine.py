@@ -86,7 +86,7 @@ class SchedulerConfig:
 
     `target_seconds` limits the prompt tokens of a step: if the step also has decodes, no request should wait longer than this
     time for its next token. None: the time is computed from the decodes of the step; infinite: no limit. `max_step_seconds`
-    limits a step while no request decodes. `scheduler.step_limits` describes these two, and how prompts share a step.
+    limits a step while no request decodes. `scheduler.step_time.limits` describes these two, and how prompts share a step.
     """
 
     max_num_seqs: int

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.errors import ConfigError
 
@@ -13,29 +11,6 @@ MAX_SIZES_SHOWN = 8
 # of the head's weights count as its cost. If all its weights counted, the last stage would get too few layers. Then it would be
 # idle for half of the time in which a prompt is computed.
 TOKENS_PER_DRAWN_TOKEN = 4
-
-
-@dataclass(frozen=True)
-class PipelineStage:
-    """Layers `[start, stop)` of a model. The first stage also has the embedding, the last stage the final norm and the head."""
-
-    start: int
-    stop: int
-    num_layers: int  # of the whole model
-
-    @property
-    def is_first(self) -> bool:
-        return self.start == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.stop == self.num_layers
-
-
-def pipeline_stage(layer_partition: tuple[int, ...], pp_rank: int) -> PipelineStage:
-    """`layer_partition`: the number of layers of each stage."""
-    start = sum(layer_partition[:pp_rank])
-    return PipelineStage(start, start + layer_partition[pp_rank], sum(layer_partition))
 
 
 def resolve_partition(text: str | None, architecture: ModelArchitecture, num_stages: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from dataclasses import astuple
 
 from inflight.config.architecture import DTYPE_BYTES, TRANSFORMERS, LayerSpec, ShortConvSpec
 from inflight.config.engine import ModelConfig, ParallelConfig
-from inflight.config.partition import pipeline_stage
+from inflight.config.pipeline_stage import pipeline_stage
 from inflight.config.weight_format import PLAIN
 from inflight.errors import OutOfMemoryError
 

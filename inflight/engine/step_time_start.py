@@ -18,7 +18,8 @@ from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSa
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.scheduler import Scheduler
-from inflight.scheduler.step_time import TOKEN_LIMITS, StepTimeModel
+from inflight.scheduler.step_time.load import TOKEN_LIMITS
+from inflight.scheduler.step_time.model import StepTimeModel
 
 logger = logging.getLogger(__name__)
 

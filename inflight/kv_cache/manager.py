@@ -13,8 +13,7 @@ It owns the pool and, in `RequestBlocks`, every block table. What happens in the
 blocks, because these blocks depend on tokens that were computed before the reset. The same is true for followers (requests that
 share blocks of a leader) of these requests. All other requests that are admitted after the reset are not affected.
 
-All KV groups have the same block size, so all tables of a request have the same length. When a block is outside the sliding
-window, it is freed, and its entry in the table becomes the dummy block (block 0, which no request gets).
+All KV groups (groups.py) have the same block size, so all tables of a request have the same length.
 
 In a group of recurrent layers, a block holds a state. A step reads the state of the block before its first token. It writes the
 state after its last token to the block of this token, and snapshots (the state after earlier tokens) to the other blocks that
@@ -31,6 +30,7 @@ from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig
 from inflight.interface.request import Int32Array
 from inflight.kv_cache.block_hash import BlockHasher
 from inflight.kv_cache.block_pool import BlockPool
+from inflight.kv_cache.groups import CacheGroup
 
 NO_BLOCKS: tuple[list[int], ...] = ()
 
@@ -57,16 +57,15 @@ class KVCacheManager:
         self, config: KVCacheConfig, *, fingerprint: str, enable_prefix_caching: bool, checkpoint_tokens: int = 512
     ) -> None:
         self.block_size = config.groups[0].spec.block_size
-        self._windows = [group.spec.sliding_window for group in config.groups]
-        self._has_states = [group.spec.is_state for group in config.groups]
         self._checkpoint_tokens = checkpoint_tokens
         self._caching = enable_prefix_caching
         self._hasher = BlockHasher(fingerprint, self.block_size)
         self.pool = BlockPool(config.num_blocks)
+        self._groups = [CacheGroup(index, group.spec, self.pool) for index, group in enumerate(config.groups)]
 
     @property
     def num_groups(self) -> int:
-        return len(self._windows)
+        return len(self._groups)
 
     @property
     def usage(self) -> float:
@@ -76,7 +75,7 @@ class KVCacheManager:
 
     def new_request(self, cache_salt: str, num_prompt_tokens: int = 0) -> RequestBlocks:
         root, num_prompt_blocks = self._hasher.root(cache_salt), max(0, num_prompt_tokens - 1) // self.block_size
-        return RequestBlocks(tuple([] for _ in self._windows), root, num_prompt_blocks)
+        return RequestBlocks(tuple([] for _ in self._groups), root, num_prompt_blocks)
 
     def get_computed_blocks(self, blocks: RequestBlocks, token_ids: Int32Array) -> tuple[list[int], ...]:
         """Returns for each group the blocks of the longest cached prefix of `token_ids`. It never includes the last token,
@@ -89,20 +88,19 @@ class KVCacheManager:
         num_hit, previous = limit, -1
         while num_hit != previous:  # until all groups have the same number of cached blocks
             previous = num_hit
-            for group in range(self.num_groups):
-                num_hit = self._longest_hit(group, blocks.hashes, num_hit)
-        return tuple(self._cached_table(group, blocks.hashes, num_hit) for group in range(self.num_groups))
+            for group in self._groups:
+                num_hit = group.longest_hit(blocks.hashes, num_hit)
+        return tuple(group.cached_table(blocks.hashes, num_hit) for group in self._groups)
 
     def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
         """Returns the leader's first blocks for the request of `blocks`, which has the same prompt. Returns NO_BLOCKS
         if this request needs a block that the leader has freed, because it is outside the leader's sliding window. The names of
         the shared blocks are not computed again."""
         tables = []
-        for group, table in enumerate(leader.tables):
-            first = self._first_live_block(group, num_blocks * self.block_size)
-            if DUMMY_BLOCK in table[first:num_blocks]:
+        for group, table in zip(self._groups, leader.tables, strict=True):
+            if (shared := group.shared_table(table, num_blocks)) is None:
                 return NO_BLOCKS
-            tables.append([DUMMY_BLOCK] * first + table[first:num_blocks])
+            tables.append(shared)
         blocks.may_be_named = leader.may_be_named
         blocks.hashes = blocks.hashes or leader.hashes[:num_blocks]
         return tuple(tables)
@@ -121,7 +119,7 @@ class KVCacheManager:
             return 0
         num_computed = len(computed[0]) if computed else 0
         first = length - needed + num_computed  # the first new block
-        num_states = sum(self._has_states)
+        num_states = sum(group.has_states for group in self._groups)
         num_attention_blocks = (length - first) * (self.num_groups - num_states)
         snapshots = [i for i in range(first, length) if self._is_snapshot(blocks, i)] if num_states else []
         room = self.pool.num_free_blocks - sum(map(self.pool.count_free, computed)) - num_attention_blocks
@@ -133,8 +131,8 @@ class KVCacheManager:
         for table, shared in zip(blocks.tables, computed, strict=False):
             self.pool.touch(shared)
             table.extend(shared)
-        for table, has_states in zip(blocks.tables, self._has_states, strict=True):
-            if has_states:
+        for table, group in zip(blocks.tables, self._groups, strict=True):
+            if group.has_states:
                 new = iter(self.pool.allocate(len(with_state)))
                 table.extend(next(new) if i in with_state else DUMMY_BLOCK for i in range(first, length))
             else:
@@ -159,12 +157,12 @@ class KVCacheManager:
         is_named = self._caching and blocks.may_be_named
         if is_named:
             self._hasher.extend(blocks.root, blocks.hashes, token_ids, num_full, first_token=first_token)
-        for group, (table, has_states) in enumerate(zip(blocks.tables, self._has_states, strict=True)):
+        for group, table in zip(self._groups, blocks.tables, strict=True):
             if is_named:
                 for i in range(blocks.num_committed, num_full):
-                    if table[i] != DUMMY_BLOCK and (not has_states or self._is_snapshot(blocks, i)):
-                        self.pool.register(table[i], (blocks.hashes[i], group))
-            self._leave_window(group, table, blocks.num_committed, num_computed_tokens)
+                    if table[i] != DUMMY_BLOCK and (not group.has_states or self._is_snapshot(blocks, i)):
+                        group.name(table[i], blocks.hashes[i])
+            group.leave_window(table, blocks.num_committed, num_computed_tokens)
         blocks.num_committed = num_full
 
     def free(self, blocks: RequestBlocks) -> None:
@@ -192,48 +190,9 @@ class KVCacheManager:
                         references[block_id] = references.get(block_id, 0) + 1
         self.pool.check_integrity(references)
 
-    def _first_live_block(self, group: int, num_computed_tokens: int) -> int:
-        """Returns the first block that a token at position `num_computed_tokens` or later can see."""
-        window = self._windows[group]
-        return 0 if window is None else max(0, num_computed_tokens - window + 1) // self.block_size
-
-    def _leave_window(self, group: int, table: list[int], num_committed: int, num_computed_tokens: int) -> None:
-        """Blocks before the window that there was after `num_committed` full blocks were freed then."""
-        first = self._first_live_block(group, num_committed * self.block_size)
-        stop = self._first_live_block(group, num_computed_tokens)
-        self.pool.free(table[first:stop])
-        table[first:stop] = [DUMMY_BLOCK] * max(0, stop - first)
-
     def _is_snapshot(self, blocks: RequestBlocks, index: int) -> bool:
         """Whether others may share the state after the tokens of this block: if the block is the last one before a multiple of
         `checkpoint_tokens`, or before the end of the prompt."""
         end, distance = (index + 1) * self.block_size, self._checkpoint_tokens
         is_last = (end + self.block_size - 1) // distance > (end - 1) // distance
         return self._caching and (is_last or index + 1 == blocks.num_prompt_blocks)
-
-    def _longest_hit(self, group: int, hashes: list[bytes], limit: int) -> int:
-        """Returns the largest n <= limit for which a request with n cached blocks could continue: all blocks that
-        the token at n * block_size sees in this group must be cached."""
-        window = self._windows[group]
-        if window is None:
-            for i in range(limit):
-                if self.pool.lookup((hashes[i], group)) is None:
-                    return i
-            return limit
-        needed = -(-(window - 1) // self.block_size)
-        run = 0
-        # from the right: the first long enough run of cached blocks is the longest hit
-        for i in range(limit - 1, -1, -1):
-            if run >= needed:
-                return i + 1 + run
-            run = run + 1 if self.pool.lookup((hashes[i], group)) is not None else 0
-        return run
-
-    def _cached_table(self, group: int, hashes: list[bytes], num_blocks: int) -> list[int]:
-        first = self._first_live_block(group, num_blocks * self.block_size)
-        table = [DUMMY_BLOCK] * first
-        for i in range(first, num_blocks):
-            block_id = self.pool.lookup((hashes[i], group))
-            assert block_id is not None, (group, i)
-            table.append(block_id)
-        return table

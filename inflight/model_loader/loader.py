@@ -22,7 +22,7 @@ from torch import Tensor
 from inflight.attention.backend import AttentionBackend
 from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
 from inflight.config.engine import ModelConfig
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.config.safetensors_file import have_same_bytes, read_header
 from inflight.config.stored_head import warn_of_another_head
 from inflight.config.weight_format import PLAIN

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from inflight.attention.backend import AttentionBackend, AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from inflight.attention.backend import AttentionMetadata, AttentionParams, Rotation
 from inflight.config.architecture import HEAD, SIGMOID, WHOLE, AttentionSpec, GatedDeltaSpec, MlpSpec, ModelArchitecture
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager
 from inflight.scheduler.request import Request, RequestStatus
-from inflight.scheduler.step_limits import StepLimits
+from inflight.scheduler.step_time.limits import StepLimits
 
 
 class PromptSharing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from enum import Enum, auto
 
 import numpy as np
@@ -59,7 +60,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.slot = NO_SLOT
         self._prompt_token_ids = prompt  # one array for all siblings: a prompt may be long, and they may be many
-        self._output_token_ids = np.array(core.emitted_token_ids, dtype=np.int32)  # the first `num_output_tokens` of it
+        self._output_token_ids = array("i", core.emitted_token_ids)
         self.num_prompt_tokens = len(prompt)
         self.num_tokens = self.num_planned_tokens = self.num_prompt_tokens + len(self._output_token_ids)
         self.max_num_tokens = min(self.num_prompt_tokens + core.sampling.max_tokens, max_model_len)
@@ -87,9 +88,9 @@ class Request:
         return self.token_ids_from(0)
 
     def token_ids_from(self, start: int) -> Int32Array:
-        """Returns `token_ids[start:]`. Only if these are tokens of both the prompt and the output, they are copied."""
+        """Returns `token_ids[start:]`. The prompt is copied only if tokens of the output follow."""
         prompt, num_prompt_tokens = self._prompt_token_ids, self.num_prompt_tokens
-        output = self._output_token_ids[max(start - num_prompt_tokens, 0) : self.num_output_tokens]
+        output = np.array(self._output_token_ids[max(start - num_prompt_tokens, 0) :], dtype=np.int32)
         if not len(output):
             return prompt[start:]
         return output if start >= num_prompt_tokens else np.concatenate([prompt[start:], output])
@@ -123,10 +124,7 @@ class Request:
         return min(len(self.draft_token_ids), most) or NO_DRAFTS
 
     def append(self, token_id: int) -> None:
-        count = self.num_output_tokens
-        if count == len(self._output_token_ids):
-            self._output_token_ids = np.concatenate([self._output_token_ids, np.empty(count + 64, dtype=np.int32)])
-        self._output_token_ids[count] = token_id
+        self._output_token_ids.append(token_id)
         self.num_tokens += 1
 
     def describe(self) -> str:

@@ -51,8 +51,8 @@ from inflight.scheduler.plan import PlannedRow, make_plan, note_planned
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue
-from inflight.scheduler.step_limits import Prompt, StepBudget, StepLimits
-from inflight.scheduler.step_time import StepTimeModel
+from inflight.scheduler.step_time.limits import Prompt, StepBudget, StepLimits
+from inflight.scheduler.step_time.model import StepTimeModel
 from inflight.scheduler.suspects import Suspects
 from inflight.structured_output.manager import StructuredOutputManager
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inflight.config.engine import EngineConfig
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.distributed.activation_link import ActivationLink, LinkSpec, agree

@@ -11,7 +11,7 @@ from torch import Tensor
 from inflight.attention.backend import AttentionBackend, AttentionInputs
 from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import EngineConfig
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheSpec

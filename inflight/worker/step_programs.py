@@ -22,7 +22,7 @@ from torch import Tensor
 from inflight.attention.backend import AttentionMetadata
 from inflight.attention.triton_paged import TritonPagedMetadata
 from inflight.config.engine import EngineConfig
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.kv_cache import KVCacheConfig

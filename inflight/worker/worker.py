@@ -30,7 +30,7 @@ from inflight.attention.backend import AttentionBackend
 from inflight.attention.selector import get_backend
 from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import EngineConfig
-from inflight.config.partition import pipeline_stage
+from inflight.config.pipeline_stage import pipeline_stage
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.device.selector import get_device

@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 
 from inflight.attention.backend import AttentionMetadata
 from inflight.config.engine import ModelConfig
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.config.unknown_family import native_refusal
 from inflight.config.weight_format import PLAIN
 from inflight.distributed.intermediate_tensors import IntermediateTensors

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.errors import UnsupportedModelError
 from inflight.models.transformers_fallback.adapters import replace_module
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from inflight.config.engine import ModelConfig
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.errors import UnsupportedModelError
 from inflight.kernels.quantized_weight import fitting_group_size, quantize_rows
 from inflight.layers.context import LayerContext

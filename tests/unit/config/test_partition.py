@@ -13,9 +13,9 @@ from inflight.config.partition import (
     head_cost,
     layer_cost,
     partition_by_cost,
-    pipeline_stage,
     resolve_partition,
 )
+from inflight.config.pipeline_stage import pipeline_stage
 from inflight.config.ranks import RankLayout
 from inflight.errors import ConfigError
 from tests.unit.config.test_resolve import ARCHITECTURE, resolved

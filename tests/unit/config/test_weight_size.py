@@ -12,7 +12,8 @@ import torch
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.engine import ModelConfig, ParallelConfig, QuantizationConfig
 from inflight.config.parse_architecture import parse_architecture
-from inflight.config.partition import check_tensor_parallel_size, pipeline_stage, resolve_partition
+from inflight.config.partition import check_tensor_parallel_size, resolve_partition
+from inflight.config.pipeline_stage import pipeline_stage
 from inflight.config.weight_size import check_weights_fit, weight_bytes
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError, OutOfMemoryError

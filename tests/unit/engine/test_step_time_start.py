@@ -13,7 +13,8 @@ from inflight.engine.step_time_start import UNKNOWN_SECONDS, measured_step_times
 from inflight.executor.executor import Executor
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from inflight.scheduler.step_time import StepLoad, StepTimeModel
+from inflight.scheduler.step_time.load import StepLoad
+from inflight.scheduler.step_time.model import StepTimeModel
 from tests.conformance.configs import engine_config
 from tests.mock_engine import MAX_MODEL_LEN, MockEngine
 

@@ -10,7 +10,7 @@ import torch
 
 from inflight.config.engine import QuantizationConfig
 from inflight.config.parse_architecture import parse_architecture
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.context import make_context
 from inflight.models.decoder import DecoderForCausalLM

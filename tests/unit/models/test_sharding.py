@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inflight.config.engine import ModelConfig
 from inflight.config.parse_architecture import parse_architecture
-from inflight.config.partition import PipelineStage, pipeline_stage
+from inflight.config.pipeline_stage import PipelineStage, pipeline_stage
 from inflight.config.ranks import RankLayout
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup

@@ -11,8 +11,9 @@ import pytest
 
 from inflight.interface.step import SchedulerOutput
 from inflight.scheduler.scheduler import Scheduler
-from inflight.scheduler.step_limits import Prompt, StepBudget, StepLimits
-from inflight.scheduler.step_time import StepLoad, StepTimeModel, load_of
+from inflight.scheduler.step_time.limits import Prompt, StepBudget, StepLimits
+from inflight.scheduler.step_time.load import StepLoad, load_of
+from inflight.scheduler.step_time.model import StepTimeModel
 from tests.mock_engine import MockEngine
 
 FIXED, PER_TOKEN = 0.010, 0.001

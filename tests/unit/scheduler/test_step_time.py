@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from inflight.interface.step import SchedulerOutput
-from inflight.scheduler.step_time import TOKEN_LIMITS, StepLoad, StepTimeModel, load_of
+from inflight.scheduler.step_time.load import TOKEN_LIMITS, StepLoad, load_of
+from inflight.scheduler.step_time.model import StepTimeModel
 
 Truth = Callable[[StepLoad], float]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from inflight.config.partition import PipelineStage
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.config.ranks import RankLayout
 from inflight.device.base import Device
 from inflight.distributed.channel import Channel

@@ -33,7 +33,8 @@ from inflight.config.engine import SchedulerConfig
 from inflight.interface.step import SchedulerOutput
 from inflight.scheduler.request import Request
 from inflight.scheduler.request_queue import RequestQueue
-from inflight.scheduler.step_time import StepLoad, StepTimeModel, load_of
+from inflight.scheduler.step_time.load import StepLoad, load_of
+from inflight.scheduler.step_time.model import StepTimeModel
 
 logger = logging.getLogger(__name__)
 
