@@ -2,8 +2,8 @@
 
 Only the thread for stages opens parallel regions, because OpenMP creates a separate pool of threads for every thread that opens
 one. With two pools, the process would have more pool threads than cores. If this happens once, all pool threads sleep between
-regions instead of spinning, until the process ends. Then each of a step's 300 regions begins after 40 us instead of 1 us
-(libgomp, `gomp_managed_threads`).
+regions instead of spinning, until the process ends. Then each region of torch, and each step of the kernels, begins after 40 us
+instead of 1 us (libgomp, `gomp_managed_threads`).
 
 Side effects:
 1. The constructor tells the C library's allocator to keep freed memory.

@@ -9,8 +9,6 @@
 // A row's result is the same bit for bit, whatever the batch, the chunking of prompts and the number of threads: chunks and
 // splits (attention_tiles.h) begin at fixed positions of the sequence, and splits are merged in order.
 
-#include <omp.h>
-
 #include <algorithm>
 #include <atomic>
 
@@ -18,10 +16,12 @@
 #include "attention_tiles.h"
 #include "attention_write.h"
 #include "kernels.h"
+#include "threads.h"
 
 namespace {
 
 constexpr int kParallelWork = 1 << 9;       // with fewer query rows x keys, one thread is faster
+constexpr int kParallelWrites = 64;         // with fewer segments x key heads to write, one thread is faster
 constexpr int kChunkBytes = 256 << 10;      // keys and values of a chunk: two chunks fit into the second-level cache
 constexpr int kFewRows = 12;                // with at most so many rows per key head, a tile has several key heads
 constexpr float kLog2E = 1.44269504f;
@@ -308,7 +308,7 @@ void cut_into_tiles(const Attention<T, Cells>& attention, Work& work) {
         }
         num_products += static_cast<int64_t>(end - start) * attention.layout.num_heads * end;
     }
-    work.num_threads = num_products < kParallelWork ? 1 : omp_get_max_threads();
+    work.num_threads = num_products < kParallelWork ? 1 : max_threads();
     for (int row = 0; row < step.num_rows; row++) {
         const int num_rows = (step.seq_lens[row] - step.num_computed_tokens[row]) * attention.per_head();
         if (num_rows == 0) continue;
@@ -340,16 +340,13 @@ void run(const Attention<T, Cells>& attention) {
         return state_at(partials + tile.partial + part * state_floats(num_rows, head_dim), num_rows, head_dim);
     };
     const int num_writes = attention.tensors.key == nullptr ? 0 : static_cast<int>(work.segments.size()) * num_kv_heads;
-    std::atomic<size_t> next_tile{work.first_splits > 0 ? work.num_whole : 0}, next_merge{0};
-
-#pragma omp parallel num_threads(work.num_threads)
-    {
-#pragma omp for schedule(static)
-        for (int i = 0; i < num_writes; i++) {
-            const Segment& segment = work.segments[i / num_kv_heads];
-            attention.write(segment.row, segment.first_position, segment.end_position, i % num_kv_heads);
-        }
-        // the loop ends with a barrier, so all keys and values are written now
+    share_each(num_writes, work.num_threads > 1 && num_writes >= kParallelWrites, [&](int64_t i) {
+        const Segment& segment = work.segments[i / num_kv_heads];
+        attention.write(segment.row, segment.first_position, segment.end_position, static_cast<int>(i % num_kv_heads));
+    });
+    const size_t num_tiles = work.tiles.size();
+    std::atomic<size_t> next_tile{work.first_splits > 0 ? work.num_whole : 0};
+    parallel(work.num_threads > 1, [&] {
         static thread_local Space own;
         const int64_t most_floats = state_floats(kTileRows, head_dim);
         float* memory = own.at_least(3 * most_floats + (attention.has_values() ? 0 : kChunkKeys * head_dim));
@@ -358,7 +355,6 @@ void run(const Attention<T, Cells>& attention) {
         const State state = state_at(memory, kTileRows, head_dim), spare = state_at(memory + most_floats, kTileRows, head_dim);
         int16_t* space = reinterpret_cast<int16_t*>(memory + 2 * most_floats);
         const auto take = [&] { return next_tile.fetch_add(1, std::memory_order_relaxed); };
-        const size_t num_tiles = work.tiles.size();
         const Tile* following = nullptr;
         for (size_t i = take(); i < num_tiles;) {
             const Tile& tile = work.tiles[i];
@@ -375,18 +371,16 @@ void run(const Attention<T, Cells>& attention) {
             }
             if (!is_early) i = take();
         }
-        if (work.partial_floats > 0) {
-#pragma omp barrier
-            for (size_t i; (i = next_merge.fetch_add(1, std::memory_order_relaxed)) < work.num_whole;) {
-                const Tile& tile = work.tiles[i];
-                if (tile.partial < 0) continue;
-                const State into = partial_state(tile, 0);
-                for (int part = 1; part < work.num_parts(tile); part++)
-                    merge(into, partial_state(tile, part), tile.num_rows(), head_dim);
-                attention.finish(tile, into);
-            }
-        }
-    }
+    });
+    if (work.partial_floats == 0) return;
+    share(static_cast<int64_t>(work.num_whole), true, 1, [&](int64_t i, int64_t) {
+        const Tile& tile = work.tiles[i];
+        if (tile.partial < 0) return;
+        const State into = partial_state(tile, 0);
+        for (int part = 1; part < work.num_parts(tile); part++)
+            merge(into, partial_state(tile, part), tile.num_rows(), head_dim);
+        attention.finish(tile, into);
+    });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "kernels.h"
 #include "simd.h"
+#include "threads.h"
 
 namespace {
 
@@ -40,17 +41,16 @@ void change_row(T* x, const T* y, int64_t size, const Function& function) {
 template <typename T, typename Function>
 void change_rows(
     T* x, int64_t x_stride, const T* y, int64_t y_stride, int64_t num_rows, int64_t size, const Function& function) {
-#pragma omp parallel for schedule(static) if (num_rows * size >= kParallelElements)
-    for (int64_t row = 0; row < num_rows; row++)
+    share_each(num_rows, num_rows * size >= kParallelElements, [&](int64_t row) {
         change_row(x + row * x_stride, y + row * y_stride, size, [&](VecF a, VecF b) { return function(row, a, b); });
+    });
 }
 
 template <typename T>
 void rms_norm(
     T* x, int64_t x_stride, const T* delta, int64_t delta_stride, const T* weight, T* out, int64_t num_rows, int64_t size,
     float eps) {
-#pragma omp parallel for schedule(static) if (num_rows * size >= kParallelElements)
-    for (int64_t row = 0; row < num_rows; row++) {
+    share_each(num_rows, num_rows * size >= kParallelElements, [&](int64_t row) {
         T* from = x + row * x_stride;
         T* to = out + row * size;
         if (delta != nullptr) change_row(from, delta + row * delta_stride, size, [](VecF a, VecF b) { return add(a, b); });
@@ -59,7 +59,7 @@ void rms_norm(
         for (; i + kLanes <= size; i += kLanes)
             store(to + i, mul(mul(load(from + i), splat(scale)), load(weight + i)));
         for (; i < size; i++) to[i] = from_float<T>(to_float(from[i]) * scale * to_float(weight[i]));
-    }
+    });
 }
 
 template <typename T>
@@ -99,8 +99,7 @@ template <typename T>
 void norm_and_rotate(
     T* heads, int64_t token_stride, int64_t head_stride, const T* weight, const T* cos, const T* sin, int64_t num_tokens,
     int64_t num_heads, int64_t head_dim, float eps) {
-#pragma omp parallel for schedule(static) if (num_tokens * num_heads * head_dim >= kParallelElements)
-    for (int64_t token = 0; token < num_tokens; token++)
+    share_each(num_tokens, num_tokens * num_heads * head_dim >= kParallelElements, [&](int64_t token) {
         for (int64_t head = 0; head < num_heads; head++)
             if (cos == nullptr)
                 norm_head(heads + token * token_stride + head * head_stride, weight + head * head_dim, head_dim, eps);
@@ -109,6 +108,7 @@ void norm_and_rotate(
                     heads + token * token_stride + head * head_stride,
                     weight == nullptr ? nullptr : weight + head * head_dim, cos + token * head_dim, sin + token * head_dim,
                     head_dim, eps);
+    });
 }
 
 template <typename T>

@@ -11,6 +11,7 @@
 
 #include "kernels.h"
 #include "simd.h"
+#include "threads.h"
 
 namespace {
 
@@ -231,23 +232,18 @@ struct Task {
 template <typename T>
 void gated_delta(const T* x, int64_t x_stride, T* out, char* states, const AttentionStep& step, const GatedDelta& layer) {
     const int64_t num_tasks = static_cast<int64_t>(step.num_rows) * layer.num_key_heads;
-#pragma omp parallel
-    {
+    share(num_tasks, num_tasks > 1, 1, [&](int64_t i, int64_t) {
         thread_local std::vector<float> scratch;
         thread_local std::vector<T> before;
+        const int64_t row = i / layer.num_key_heads, key_head = i % layer.num_key_heads;
+        const int64_t first = step.query_start_loc[row];
+        const Row all = {row, first, step.query_start_loc[row + 1] - first, step.num_computed_tokens[row]};
+        if (all.num_tokens == 0) return;
         scratch.resize(Task<T>::scratch_floats(layer));
         const int64_t values = layer.num_value_heads / layer.num_key_heads * layer.value_dim;
         before.resize((layer.kernel_size - 1) * (2 * layer.key_dim + values));
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < num_tasks; i++) {
-            const int64_t row = i / layer.num_key_heads;
-            const int64_t first = step.query_start_loc[row];
-            const Row all = {row, first, step.query_start_loc[row + 1] - first, step.num_computed_tokens[row]};
-            if (all.num_tokens == 0) continue;
-            const int64_t key_head = i % layer.num_key_heads;
-            Task<T>{layer, x, x_stride, out, states, step, all, key_head, before.data()}.run(scratch.data());
-        }
-    }
+        Task<T>{layer, x, x_stride, out, states, step, all, key_head, before.data()}.run(scratch.data());
+    });
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The C functions that the library exports, and their structs. `library.py` declares the same for Python.
 //
 // Pointers are to rows of float or bfloat16 (`dtype`). Strides count elements. No kernel keeps a pointer or returns memory.
-// No kernel starts threads of its own: it computes in the process's OpenMP pool, whose size the caller sets.
+// No kernel starts threads of its own: it computes in the caller's OpenMP pool (threads.h), whose size the caller sets.
 #pragma once
 
 #include <cstdint>

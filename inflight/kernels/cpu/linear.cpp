@@ -9,15 +9,13 @@
 // Whatever the number of rows or threads, an output is one sum over the input features from first to last, and then over the
 // row's outliers. So a row's result is the same bit for bit, whatever the other rows are.
 
-#include <omp.h>
-
 #include <algorithm>
-#include <atomic>
 #include <utility>
 #include <vector>
 
 #include "linear.h"
 #include "quantize_row.h"
+#include "threads.h"
 
 namespace {
 
@@ -453,7 +451,7 @@ void run(const Call& call) {
     }
     Memory& shared = memory;
     const int64_t work = call.num_rows * weight.in_features * weight.out_features;
-    const int num_threads = work < kParallelWork ? 1 : omp_get_max_threads();
+    const bool is_shared = work >= kParallelWork;
     // With many rows, a task is a part of the tiles and a part of the panels, so that both parts stay in the cache.
     const int64_t tile_bytes = (tiling.base + 1) * units_per_row * static_cast<int64_t>(sizeof(uint32_t));
     const int64_t tiles_at_once = std::max<int64_t>(1, kCacheShare / tile_bytes);
@@ -461,30 +459,20 @@ void run(const Call& call) {
     const int64_t panels_at_once = std::max<int64_t>(1, kCacheShare / layout.panel_bytes);
     const int64_t num_tasks =
         num_row_cuts == 1 ? layout.num_panels : num_row_cuts * ((layout.num_panels + panels_at_once - 1) / panels_at_once);
-    std::atomic<int64_t> next{0};
-
-#pragma omp parallel num_threads(num_threads)
-    {
-        if (!is_arranged) {
-#pragma omp for schedule(static)
-            for (int64_t row = 0; row < call.num_rows; row++) arrange(call, layout, tiling, row, shared);
-        }
-        if (num_row_cuts == 1) {
-            // a piece is several neighbouring panels, one stream of memory; the last pieces are small, so threads end together
-            for (int64_t first = next.load(std::memory_order_relaxed); first < num_tasks;) {
-                const int64_t end = first + std::max<int64_t>(1, (num_tasks - first) / (2 * num_threads));
-                if (!next.compare_exchange_weak(first, end, std::memory_order_relaxed)) continue;
-                multiply(call, layout, rows, tiling, 0, tiling.num_tiles, first, end);
-                first = next.load(std::memory_order_relaxed);
-            }
-        } else {
-            for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < num_tasks;) {
-                const int64_t first = task / num_row_cuts * panels_at_once, first_tile = task % num_row_cuts * tiles_at_once;
-                multiply(
-                    call, layout, rows, tiling, first_tile, std::min(tiling.num_tiles, first_tile + tiles_at_once), first,
-                    std::min(layout.num_panels, first + panels_at_once));
-            }
-        }
+    if (!is_arranged)
+        share_each(call.num_rows, is_shared && call.num_rows > 1, [&](int64_t row) { arrange(call, layout, tiling, row, shared); });
+    if (num_row_cuts == 1) {
+        // a range is several neighbouring panels, one stream of memory
+        share(num_tasks, is_shared, num_tasks, [&](int64_t first, int64_t end) {
+            multiply(call, layout, rows, tiling, 0, tiling.num_tiles, first, end);
+        });
+    } else {
+        share(num_tasks, is_shared, 1, [&](int64_t task, int64_t) {
+            const int64_t first = task / num_row_cuts * panels_at_once, first_tile = task % num_row_cuts * tiles_at_once;
+            multiply(
+                call, layout, rows, tiling, first_tile, std::min(tiling.num_tiles, first_tile + tiles_at_once), first,
+                std::min(layout.num_panels, first + panels_at_once));
+        });
     }
 }
 
@@ -504,9 +492,9 @@ extern "C" void inflight_linear_of_heads(
     const void* x, int64_t x_stride, int64_t x_head_stride, void* out, int64_t out_stride, int64_t out_head_stride, int32_t dtype,
     int64_t num_rows, int64_t num_heads, const LinearWeight* weights) {
     const int64_t element = dtype == kFloat32 ? sizeof(float) : sizeof(bf16);
-#pragma omp parallel for schedule(dynamic)
-    for (int64_t head = 0; head < num_heads; head++)
+    share(num_heads, true, 1, [&](int64_t head, int64_t) {
         inflight_linear(
             static_cast<const char*>(x) + head * x_head_stride * element, x_stride, dtype,
             static_cast<char*>(out) + head * out_head_stride * element, out_stride, dtype, num_rows, weights + head);
+    });
 }

@@ -4,6 +4,7 @@
 
 #include "kernels.h"
 #include "simd.h"
+#include "threads.h"
 
 namespace {
 
@@ -46,9 +47,9 @@ void convolve(
 template <typename T>
 void short_conv(const T* x, int64_t x_stride, T* out, char* states, const AttentionStep& step, const ShortConv& layer) {
     const int64_t num_groups = layer.num_channels / kLanes;
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < step.num_rows * num_groups; i++)
+    share_each(step.num_rows * num_groups, true, [&](int64_t i) {
         convolve(x, x_stride, out, states, step, layer, i / num_groups, i % num_groups * kLanes);
+    });
 }
 
 }  // namespace

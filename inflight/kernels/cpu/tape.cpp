@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels.h"
+#include "threads.h"
 
 namespace {
 
@@ -51,10 +52,7 @@ constexpr int32_t (*kFunctions[])(const int64_t*) = {  // in the order of `TAPED
     call_function<inflight_short_conv>,      call_function<inflight_linear_of_heads>, call_function<inflight_copy_heads>,
 };
 
-}  // namespace
-
-extern "C" int32_t inflight_replay(
-    const TapeCall* calls, int64_t num_calls, const TapePatch* patches, const int64_t* values) {
+int32_t replay(const TapeCall* calls, int64_t num_calls, const TapePatch* patches, const int64_t* values) {
     for (const TapeCall* call = calls; call < calls + num_calls; call++) {
         int64_t arguments[kTapeArguments];
         std::memcpy(arguments, call->arguments, sizeof(arguments));
@@ -64,4 +62,13 @@ extern "C" int32_t inflight_replay(
         if (const int32_t error = kFunctions[call->function](arguments)) return error;
     }
     return 0;
+}
+
+}  // namespace
+
+extern "C" int32_t inflight_replay(
+    const TapeCall* calls, int64_t num_calls, const TapePatch* patches, const int64_t* values) {
+    int32_t error = 0;
+    with_team([&] { error = replay(calls, num_calls, patches, values); });  // one team for all calls
+    return error;
 }

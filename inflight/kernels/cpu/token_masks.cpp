@@ -5,6 +5,7 @@
 
 #include "kernels.h"
 #include "simd.h"
+#include "threads.h"
 
 namespace {
 
@@ -35,8 +36,8 @@ extern "C" {
 void inflight_apply_token_masks(
     float* logits, int64_t vocab_size, const int64_t* rows, const uint32_t* masks, int64_t num_masks) {
     const int64_t num_words = (vocab_size + kWordBits - 1) / kWordBits;
-#pragma omp parallel for schedule(static) if (num_masks * vocab_size >= kParallelElements)
-    for (int64_t i = 0; i < num_masks; i++)
+    share_each(num_masks, num_masks * vocab_size >= kParallelElements, [&](int64_t i) {
         apply_mask(logits + rows[i] * vocab_size, vocab_size, masks + i * num_words);
+    });
 }
 }

@@ -14,6 +14,7 @@ from inflight.entrypoints.responses_api.conversation import ValidatedResponse, _
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.entrypoints.responses_api.tools import PromptTools
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.parsers.markup import default_markup
 from tests.unit.entrypoints.openai.test_chat import server
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
@@ -136,8 +137,8 @@ def test_logprobs(body: dict[str, Any], logprobs: tuple[bool | None, int | None]
     assert (found.logprobs, found.top_logprobs) == logprobs
 
 
-def validated(body: dict[str, Any], *, strict_fields: bool = False) -> ValidatedResponse:
-    one = server()
+def validated(body: dict[str, Any], *, strict_fields: bool = False, **parsers: Any) -> ValidatedResponse:
+    one = server(**parsers)
     one.settings = ServerSettings(strict_fields=strict_fields)
     return asyncio.run(validate_response(one, ResponsesRequest.model_validate({"input": "x", **body})))
 
@@ -179,3 +180,14 @@ def test_tools_come_from_items_too_and_what_is_not_served_is_named() -> None:
     )  # fmt: skip
     error = refusal(body, strict_fields=True)
     assert (error.param, "image_generation" in str(error)) == ("tools", True)
+
+
+@pytest.mark.parametrize(
+    ("parser", "enforces"),
+    [("hermes", True), ("mistral", True), ("qwen3_coder", False), ("openai", False), (None, False)],
+)
+def test_a_regex_is_enforced_where_calls_are_json(parser: str | None, enforces: bool) -> None:
+    tool = {"type": "custom", "name": "t", "format": {"type": "grammar", "syntax": "regex", "definition": "a|b"}}
+    found = validated({"tools": [tool]}, tool=parser, markup=None if parser is None else default_markup(parser))
+    assert (found.params.structured_outputs is not None) is enforces
+    assert bool(found.left_out) is not enforces
