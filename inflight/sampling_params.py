@@ -26,7 +26,7 @@ MAX_GRAMMAR_LENGTH = 2**20  # characters of a schema, regex, grammar, structural
 CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _WHITESPACE_FIELDS = ("disable_any_whitespace", "whitespace_pattern", "separators")
 _SEPARATOR = " {0,64}%s {0,64}"
-_JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # the emitted text contains JSON
+JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # the emitted text contains JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class StructuredOutputsParams:
         given = [name for name in _WHITESPACE_FIELDS if getattr(self, name)]
         if len(given) > 1:
             raise InvalidRequestError(f"{' and '.join(given)} contradict each other; use one")
-        if given and self.constraint not in _JSON_CONSTRAINTS:
+        if given and self.constraint not in JSON_CONSTRAINTS:
             raise InvalidRequestError(f"{given[0]} has no meaning for {self.constraint}: it is for JSON only")
 
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inflight.sampling_params import StructuredOutputsParams
+from inflight.sampling_params import JSON_CONSTRAINTS, StructuredOutputsParams
 
 MAX_WHITESPACE = 64  # characters between two JSON tokens; without this limit some models emit white space forever
 DEFAULT_WHITESPACE = rf"[\x20\x09\x0A\x0D]{{1,{MAX_WHITESPACE}}}"
@@ -63,7 +63,7 @@ class GrammarSpec:
     @property
     def is_exact(self) -> bool:
         """Whether white space at the beginning of the text counts. JSON may have any there."""
-        return self.kind in ("regex", "choice", "grammar")
+        return self.kind not in JSON_CONSTRAINTS
 
     def choices(self) -> list[str]:
         assert self.kind == "choice"

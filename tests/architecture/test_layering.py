@@ -36,6 +36,17 @@ def test_every_import_obeys_the_table() -> None:
     assert layering_problems(Package(ROOT / PACKAGE)) == []
 
 
+def test_entrypoints_know_schedules_and_grammars_through_the_engine_only() -> None:
+    package = Package(ROOT / PACKAGE)
+    imported = {
+        (file.path, each.module)
+        for file in package.files
+        if file.room == "entrypoints"
+        for each in package.imports(file)
+    }
+    assert [each for each in imported if room_of(each[1]) in {"scheduler", "structured_output"}] == []
+
+
 def test_the_table_is_consistent() -> None:
     for room in ROOMS.values():
         assert room.rank in LOWER_RANKS

@@ -19,8 +19,7 @@ from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import Opening, answer_frame, find_opening
 from inflight.parsers.selector import call_beginnings, create_output_parser, reasoning_markup
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
-from inflight.sampling_params import SamplingParams
-from inflight.structured_output.spec import GrammarSpec
+from inflight.sampling_params import JSON_CONSTRAINTS, SamplingParams
 
 _REASONING_TAIL = 16  # tokens at the end of the prompt: a tag in them may switch the reasoning on or off
 
@@ -148,7 +147,7 @@ async def _reading(
         # without a grammar for calls, a call may still come instead of JSON
         may_call = body.tool_choice in (None, "auto") and constraint.constraint in ("json", "json_object")
         frame = answer_frame(markup, opening, call_beginnings(tool_parser) if may_call else (), only_calls=only_calls)
-        keeps_blanks = GrammarSpec.from_params(constraint).is_exact
+        keeps_blanks = constraint.constraint not in JSON_CONSTRAINTS  # JSON may begin with any white space
     make_parser = partial(
         create_output_parser,
         tool_parser,
