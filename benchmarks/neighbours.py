@@ -1,12 +1,15 @@
 """Inflight on a quiet machine and beside busy programs, in turns: what share of its speed is left.
 
     python -m benchmarks.neighbours [--model qwen3-0.6b] [--formats bf16,int8] [--neighbours none,one,two,periodic] [--rounds 3]
-                                    [--workloads standard] [--output-len N] [--peers openvino,llamacpp] [--before CHECKOUT]
+                                    [--workloads standard] [--output-len N] [--same-session] [--peers openvino,llamacpp]
+                                    [--before CHECKOUT]
 
 Engines and workloads are those of `benchmarks.compare`. In every round each workload runs on every engine beside each kind of
 neighbours: none, one or two processes that compute all the time, and one that computes for 300 ms and sleeps for 300 ms, in
 turns. They have our priority, and a session of their own, as other programs have. Where Linux groups threads by session
-(`/proc/sys/kernel/sched_autogroup_enabled`), one busy process may take as much as all of our threads: half of two cores.
+(`/proc/sys/kernel/sched_autogroup_enabled`), one busy process may take as much as all of our threads together: of two cores, one
+leaves us a half, and two leave us a third. With --same-session a neighbour gets as much as one of our threads: a fair share of
+two threads is then 0.67 to 0.75 beside one, and 0.5 beside two.
 A share is the speed beside neighbours / the quiet speed of the same round; beside the periodic one, the speed is divided by the
 mean of the speeds without a neighbour and with one.
 """
@@ -42,8 +45,10 @@ SETTLE_SECONDS = 0.5  # so long a neighbour computes before anything is measured
 
 
 @contextmanager
-def neighbours(programs: Sequence[str]) -> Iterator[None]:
-    processes = [subprocess.Popen([sys.executable, "-c", program], start_new_session=True) for program in programs]
+def neighbours(programs: Sequence[str], *, same_session: bool) -> Iterator[None]:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], start_new_session=not same_session) for program in programs
+    ]
     try:
         if processes:
             time.sleep(SETTLE_SECONDS)
@@ -66,7 +71,7 @@ class BesideNeighbours(Comparison):
             for index in range(-self._args.warm_up, self._args.rounds):
                 for workload in self._workloads:
                     for kind in self.kinds if index % 2 == 0 else self.kinds[::-1]:
-                        with neighbours(NEIGHBOURS[kind]):
+                        with neighbours(NEIGHBOURS[kind], same_session=self._args.same_session):
                             for process in processes if index % 2 == 0 else processes[::-1]:
                                 speed, label = process.run(workload), process.engine.label
                                 emit(
@@ -101,6 +106,7 @@ def main() -> None:
     parser.description = __doc__
     parser.set_defaults(formats=["bf16", "int8"], peers=[], rounds=3)
     parser.add_argument("--neighbours", default=",".join(NEIGHBOURS), help="kinds of neighbours [%(default)s]")
+    parser.add_argument("--same-session", action="store_true", help="neighbours are of our session")
     parser.add_argument("--output-len", type=int, help="at most so many tokens of each request")
     args = parser.parse_args()
     kinds = [kind for kind in args.neighbours.split(",") if kind]

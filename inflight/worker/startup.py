@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from functools import partial
 
 from inflight.config.cpu_binding import AUTO, cores_of_rank
@@ -16,12 +17,14 @@ from inflight.distributed.world import LoneWorld, World
 from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 from inflight.kernels.cpu.library import bind_threads, load_kernels
+from inflight.worker.core_sharing import CoreBinding, waited_seconds
 
 logger = logging.getLogger(__name__)
 
 
-def start_threads(config: EngineConfig, rank: int, device: Device) -> None:
-    """Set the number of compute threads, and on a CPU bind them to the rank's cores.
+def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreBinding | None:
+    """Set the number of compute threads, and on a CPU bind them to the rank's cores. If the rank has one thread and was not
+    told its core, the result may change the thread's binding.
 
     Raises:
         ConfigError: the configuration names cores, but the C++ library that binds threads is not installed, or the operating
@@ -30,10 +33,11 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> None:
     options, num_local_ranks = config.device, config.parallel.num_local_ranks
     device.set_num_threads(options.num_threads)
     if options.kind != "cpu":
-        return
+        return None
+    usable = sorted(os.sched_getaffinity(0))
     cores = cores_of_rank(
         options.threads_bind,
-        usable=sorted(os.sched_getaffinity(0)),
+        usable=usable,
         num_threads=options.num_threads,
         local_rank=rank % num_local_ranks,
         num_local_ranks=num_local_ranks,
@@ -48,10 +52,15 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> None:
             logger.warning("%s", error)
             # the compute thread may be bound to the first core already
             device.submit(partial(os.sched_setaffinity, 0, cores)).result()
+            return None
+        if options.threads_bind == AUTO and len(cores) == 1:
+            thread_id = device.submit(threading.get_native_id).result()
+            return CoreBinding(thread_id, cores[0], usable, partial(waited_seconds, thread_id))
     elif cores is not None and options.threads_bind != AUTO:
         raise ConfigError(
             f"cpu_threads_bind={options.threads_bind!r} needs the C++ kernels, which are not installed: give 'off' or 'auto'"
         )
+    return None
 
 
 def join_world(config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None, device: Device) -> World:

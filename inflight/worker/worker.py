@@ -84,7 +84,7 @@ class Worker(WorkerBase):
         self.rank = rank
         self._timeline = Timeline()
         self._device = get_device(config.device.kind, rank % config.parallel.num_local_ranks)
-        start_threads(config, rank, self._device)
+        self._core_binding = start_threads(config, rank, self._device)
         self._memory = MemoryBudget(config, rank, self._device)
         self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))
         self._runner: Runner | None = None
@@ -280,6 +280,8 @@ class Worker(WorkerBase):
             step.future.set_exception(error)
         else:
             step.future.set_result(replace(output, compute_seconds=self._compute_seconds(step)))
+        if self._core_binding is not None:
+            self._core_binding.follow()
 
     def _compute_seconds(self, step: _Step) -> float:
         """How long the step computed. Call this when the step has just ended.

@@ -16,7 +16,6 @@
 // piece is complete. Bit 0 changes the counter, so a rank that is about to sleep on it does not fall asleep.
 #include <linux/futex.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,10 +34,9 @@ constexpr int64_t kSlotsOffset = 16384;
 constexpr int64_t kLineBytes = 128;  // two cache lines, because processors fetch them in pairs
 constexpr int32_t kMaxRanks = (kSlotsOffset - kLineBytes) / kLineBytes;
 
-// A rank that waits first spins, then lets other threads of its core run between two looks, then sleeps. Ranks may have to share
-// a core, and the rank that others wait for must get it.
-constexpr int64_t kSpinNs = 5'000;
-constexpr int64_t kYieldNs = 100'000;
+// A rank that waits first spins, then sleeps. Ranks may have to share a core, with each other or with other programs, and the rank
+// that others wait for must get it. To yield the core between two looks would give it to another program for milliseconds.
+constexpr int64_t kSpinNs = 50'000;
 constexpr int64_t kSleepNs = 10'000'000;  // a sleeping rank looks so often whether a peer has died
 
 struct Line {
@@ -108,8 +106,6 @@ int32_t wait_for(const RankGroup* group, int32_t peer, uint32_t wanted) {
         const int64_t waited = now_ns() - start;
         if (waited < kSpinNs) {
             for (int32_t pause = 0; pause < 8; pause++) _mm_pause();
-        } else if (waited < kYieldNs) {
-            sched_yield();
         } else if (waited > group->timeout_ns) {
             return end_group(group, kSilent, peer);
         } else {
