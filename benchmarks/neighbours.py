@@ -7,9 +7,9 @@
 Engines and workloads are those of `benchmarks.compare`. In every round each workload runs on every engine beside each kind of
 neighbours: none, one or two processes that compute all the time, and one that computes for 300 ms and sleeps for 300 ms, in
 turns. They have our priority, and a session of their own, as other programs have. Where Linux groups threads by session
-(`/proc/sys/kernel/sched_autogroup_enabled`), one busy process may take as much as all of our threads together: of two cores, one
-leaves us a half, and two leave us a third. With --same-session a neighbour gets as much as one of our threads: a fair share of
-two threads is then 0.67 to 0.75 beside one, and 0.5 beside two.
+(`/proc/sys/kernel/sched_autogroup_enabled`), one busy process may take as much as all of our threads together: of two cores,
+one leaves us a half, and two leave us a third. With --same-session a neighbour gets as much as one of our threads: a fair share
+of two threads is then 0.67 to 0.75 beside one, and 0.5 beside two.
 A share is the speed beside neighbours / the quiet speed of the same round; beside the periodic one, the speed is divided by the
 mean of the speeds without a neighbour and with one.
 """
