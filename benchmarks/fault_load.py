@@ -7,7 +7,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,12 +52,14 @@ class Load:
         sends_again: send a request again if its connection breaks, as OpenAI's clients do. Only for faults of a front end: a
             connection ends with the process that holds it.
         max_sends: how often at most, then.
+        is_over: whether the server has ended, so that no request is sent again.
     """
 
     address: tuple[str, int]
     requests: Sequence[Sequence[LoadRequest]]
     sends_again: bool = False
     max_sends: int = MAX_SENDS
+    is_over: Callable[[], bool] = lambda: False
     outcomes: list[Outcome] = field(default_factory=list)  # in the order in which the requests ended
 
     def run(self) -> list[Outcome]:
@@ -74,6 +76,8 @@ class Load:
             outcome = Outcome(request, sent=time.monotonic())
             while outcome.choices is None and outcome.num_sends < (self.max_sends if self.sends_again else 1):
                 if outcome.num_sends:
+                    if self.is_over():
+                        break
                     time.sleep(RETRY_SECONDS)
                 outcome.num_sends += 1
                 try:

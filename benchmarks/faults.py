@@ -169,9 +169,7 @@ def run(plan: Plan) -> Result:
 def run_chaos(plan: Plan) -> tuple[Result, fault_chaos.Chaos]:
     """Damage a server at all moments of its life, for `plan.seconds`. Returns what was found."""
     rng, chaos = random.Random(f"chaos {plan.seed}"), fault_chaos.Chaos()
-    arguments = [*plan.options]
-    if "--fault-tolerance-config" not in arguments:
-        arguments += ["--fault-tolerance-config", json.dumps({"max_recoveries": 60_000, "spare_workers": 1})]
+    arguments = with_fault_tolerance(plan.options, {"max_recoveries": 60_000, "spare_workers": 1})
     options = {"dtype": "float32", "shutdown_timeout": fault_chaos.DRAIN_SECONDS}
     requests = draw_requests(plan.seed, plan.num_clients, plan.num_requests, plan.max_tokens)
     with tempfile.TemporaryDirectory(prefix="faults-") as name, fault_chaos.small_folder(Path(name)) as is_small:
@@ -189,7 +187,8 @@ def run_chaos(plan: Plan) -> tuple[Result, fault_chaos.Chaos]:
             bursts.start()
             for number in itertools.count():
                 was_hit = bursts.is_alive()
-                load = Load(server.address, _salted(requests, f"round {number}"), True, sys.maxsize)
+                salted = _salted(requests, f"round {number}")
+                load = Load(server.address, salted, True, sys.maxsize, is_over=lambda: server.has_ended)
                 load.run()
                 compare(truth, load.outcomes, result)
                 if not was_hit or server.has_ended:
@@ -229,11 +228,18 @@ def report_chaos(plan: Plan, result: Result, chaos: fault_chaos.Chaos) -> bool:
     return not problems
 
 
+def with_fault_tolerance(options: Sequence[str], defaults: Mapping[str, object]) -> list[str]:
+    """Returns the options of `inflight serve` with `defaults` for what their --fault-tolerance-config does not set."""
+    name, changed = "--fault-tolerance-config", [*options]
+    given = changed[changed.index(name) + 1] if name in changed else "{}"
+    return [*changed, name, json.dumps({**defaults, **json.loads(given)})]  # the last one counts
+
+
 def start_server(plan: Plan, orders: Path, **options: bool) -> FaultServer:
     """Start the server of a run. `options` are further options of `inflight serve`."""
     arguments = list(plan.options)
-    if len(plan.faults) > 5 and "--fault-tolerance-config" not in arguments:
-        arguments += ["--fault-tolerance-config", json.dumps(_MAX_RECOVERIES)]
+    if len(plan.faults) > 5:
+        arguments = with_fault_tolerance(arguments, _MAX_RECOVERIES)
     if any(fault.kind in ORDERS for fault in plan.faults) and "--distributed-executor-backend" not in arguments:
         arguments += ["--distributed-executor-backend", "benchmarks.faulty_worker:FaultyExecutor"]
     return FaultServer({"dtype": "float32", **options}, {ORDERS_VARIABLE: str(orders)}, arguments=arguments)
