@@ -48,7 +48,11 @@ def main() -> int:
             start = time.monotonic()
             command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *tests]
             done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+                command,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"},
             )
             failures = re.findall(r"^(?:FAILED|ERROR) ((\S+).*)", done.stdout, re.MULTILINE)
             failed.update(name for _, name in failures)
