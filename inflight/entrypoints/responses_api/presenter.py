@@ -61,6 +61,8 @@ _MESSAGE = _Kind("msg_", "message", b"response.output_text", "text", "output_tex
 _FUNCTION = _Kind("fc_", "function_call", b"response.function_call_arguments", "arguments", None)
 _CUSTOM = _Kind("ctc_", "custom_tool_call", b"response.custom_tool_call_input", "input", None)
 
+_STATUSES: dict[str, ResponseStatus] = {"stop": "completed", "length": "incomplete"}  # by the reason of the end
+
 # members of a response that repeat fields of the request
 _REPEATED = "instructions max_output_tokens max_tool_calls user safety_identifier".split()
 _REPEATED += ["prompt_cache_key", "prompt_cache_retention"]
@@ -245,13 +247,7 @@ class ResponsesPresenter(Presenter):
     # -- the response --------------------------------------------------------------------------------------------------
 
     def _final_status(self) -> ResponseStatus:
-        return (
-            "completed"
-            if self._finish_reason == "stop"
-            else "incomplete"
-            if self._finish_reason == "length"
-            else "failed"
-        )
+        return _STATUSES.get(self._finish_reason or "", "failed")
 
     def _response(self, status: ResponseStatus, error: ResponseError | None = None) -> bytes:
         if status == "failed" and error is None:
