@@ -13,6 +13,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,15 @@ def new_interpreters() -> Iterator[None]:
         yield
     finally:
         use_fork_server(server)
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment with which the new interpreter `pid` began, by the kernel. Of a forked process the kernel shows the
+    environment of its server, so this needs `new_interpreters`."""
+    assert current_fork_server() is None
+    while not (text := Path(f"/proc/{pid}/environ").read_text()):
+        time.sleep(0.001)  # the kernel shows nothing for a moment in which the program begins
+    return dict(line.partition("=")[::2] for line in text.split("\0"))
 
 
 class PythonProcess(subprocess.Popen[Any]):

@@ -107,7 +107,7 @@ def test_abort_in_mid_stream_frees_the_request(client: OpenAI, url: str) -> None
     next(iter(stream))
     stream.close()
     assert ask(client).choices[0].message.content == SUM_ANSWER
-    end = time.monotonic() + 10
+    end = time.monotonic() + 300
     while True:
         metrics = httpx.get(f"{url}/metrics", headers=client.auth_headers).text
         running = [line for line in metrics.splitlines() if line.startswith("inflight:num_requests_running")]

@@ -22,7 +22,7 @@ from tests.python_process import PythonProcess
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "tested"
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 class ServeProcess:

@@ -46,7 +46,7 @@ def receive(exchange: Exchange, *peers: int) -> None:
 def waiting(pool: ThreadPoolExecutor, exchange: Exchange, *peers: int) -> Future[None]:
     """A thread that waits for these peers."""
     future = pool.submit(receive, exchange, *peers)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 300
     while not exchange.is_waiting:
         assert time.monotonic() < end and not future.done()
     return future

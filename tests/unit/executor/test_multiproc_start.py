@@ -15,6 +15,7 @@ from inflight.errors import ConfigError, WorkerDiedError
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.process import WorkerProcess, wait_for_end
 from tests.conformance.configs import engine_config
+from tests.python_process import environment_of
 from tests.unit.executor.processes import pids_of, scripted_executor
 
 
@@ -78,7 +79,7 @@ def test_ranks_are_told_where_to_meet(executor: MultiprocExecutor) -> None:
     alone.shutdown()
 
 
-@pytest.mark.usefixtures("new_interpreters")  # /proc shows the environment with which an interpreter began
+@pytest.mark.usefixtures("new_interpreters")
 @pytest.mark.parametrize(
     ("chosen", "is_one_node", "given"), [("", True, "=lo"), ("eth7", True, "eth7"), ("", False, "")]
 )
@@ -91,9 +92,7 @@ def test_nccl_of_one_node_listens_on_loopback_only(
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = WorkerProcess("inflight: worker tp0 pp0", theirs.fileno(), is_one_node=is_one_node)
-        while not (text := Path(f"/proc/{process.pid}/environ").read_text()):
-            time.sleep(0.001)  # the kernel shows nothing for a moment in which the program begins
-        environment = dict(line.partition("=")[::2] for line in text.split("\0"))
+        environment = environment_of(process.pid)
         process.send_signal(signal.SIGKILL)
         wait_for_end([process], 5.0)
         process.close()
@@ -130,12 +129,15 @@ def test_a_worker_gets_no_descriptor_but_its_own(executor: MultiprocExecutor) ->
     assert sum(target.startswith(("pipe:", "anon_inode:")) for target in targets) <= 2  # stdout, stderr
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_the_secret_of_the_cluster_is_not_told_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", "secret")
+    monkeypatch.setenv("INFLIGHT_LOG_LEVEL", "WARNING")
     executor = scripted_executor(1)
-    environment = Path(f"/proc/{pids_of(executor)[0]}/environ").read_text()
+    environment = environment_of(pids_of(executor)[0])
     executor.shutdown()
     assert "INFLIGHT_CLUSTER_TOKEN" not in environment
+    assert environment["INFLIGHT_LOG_LEVEL"] == "WARNING", "but the other variables of this process are"
 
 
 def test_an_idle_executor_uses_no_processor(executor: MultiprocExecutor) -> None:
