@@ -24,10 +24,9 @@ from typing import Self, Unpack
 
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.admission import Admission, Drain, QueueLimits
+from inflight.engine.admission import Drain, QueueLimits
 from inflight.engine.async_front_end import AsyncFrontEnd
-from inflight.engine.backlog import Backlog
-from inflight.engine.engine_connection import EngineConnection
+from inflight.engine.engine_client import EngineClient
 from inflight.engine.engine_keeper import EngineKeeper
 from inflight.engine.engine_sockets import EngineSockets
 from inflight.engine.front_end import ModelInfo, make_input_processor, resolve_config
@@ -35,7 +34,6 @@ from inflight.engine.input_processor import InputProcessor, ProcessedRequest, Re
 from inflight.engine.output_processor import OutputProcessor, Update
 from inflight.engine.output_stream import OutputStream
 from inflight.engine.prompt import Prompt
-from inflight.engine.readiness import Readiness
 from inflight.engine.request_state import RequestOutputKind, RequestState
 from inflight.errors import (
     EngineClosedError,
@@ -70,33 +68,29 @@ class AsyncLLM(AsyncFrontEnd):
     def __init__(
         self,
         input_processor: InputProcessor,
-        connection: EngineConnection,
+        engine: EngineClient,
         ready: EngineReady,
         *,
         seed: int = 0,
-        limits: QueueLimits | None = None,
         observers: Sequence[EngineObserver] = (),
     ) -> None:
         super().__init__(input_processor, seed)
         config = input_processor.config
         self.model = ModelInfo.of(config, ready.num_kv_cache_tokens)
-        self._connection = connection
+        self._engine = engine
         self._id_prefix = f"{ready.front_end}."
         self._observers = Observers(observers)
         self._keeper: EngineKeeper | None = None  # None if another process started the engine
         self._outputs = OutputProcessor(input_processor.tokenizer, observers)
-        self._admission = Admission(limits or QueueLimits(), config.scheduler.max_num_seqs)
-        self._backlog = Backlog(connection, self._process_outputs)
-        self._readiness = Readiness(config.execute_model_timeout_seconds)
         self._streams: dict[str, OutputStream] = {}
         self._serials = itertools.count()
         self._drain = Drain()
-        self._busy_since = 0.0  # the time since which `_streams` has not been empty
         self._death = ""  # why the engine has died; "" while it lives
         self._closing: asyncio.Task[None] | None = None
-        connection.on_outputs, connection.on_faults = self.on_outputs, self._observers.faults_changed
-        connection.on_lost, connection.on_restored, connection.on_end = self.on_lost, self.on_restored, self.on_end
-        self._observers.faults_changed(connection.fault_status)
+        engine.process, engine.on_outputs = self._process_outputs, self._note_stats
+        engine.on_faults = self._observers.faults_changed
+        engine.on_lost, engine.on_restored, engine.on_end = self._note_loss, self._resume, self._note_end
+        self._observers.faults_changed(engine.fault_status)
 
     # -- start -----------------------------------------------------------------------------------------------------
 
@@ -155,13 +149,19 @@ class AsyncLLM(AsyncFrontEnd):
             begin = time.perf_counter()
             input_processor = await asyncio.to_thread(make_input_processor, args, config)
             logger.debug("the tokenizer was read in %.2f s", time.perf_counter() - begin)
-            connection = EngineConnection(sockets, config.fault_tolerance)
-            ready = await connection.open()
+            engine = EngineClient(
+                sockets,
+                config.fault_tolerance,
+                limits=limits,
+                max_num_seqs=config.scheduler.max_num_seqs,
+                step_budget=config.execute_model_timeout_seconds,
+            )
+            ready = await engine.open()
         except BaseException:
             sockets.close()
             raise
         seed = front_end_seed(args.seed, ready.front_end)
-        return cls(input_processor, connection, ready, seed=seed, limits=limits, observers=observers)
+        return cls(input_processor, engine, ready, seed=seed, observers=observers)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class AsyncLLM(AsyncFrontEnd):
         """
         self._check_open()
         self._drain.check_new()
-        self._admission.check(num_sequences, num_tokens)
+        self._engine.admission.check(num_sequences, num_tokens)
 
     @contextlib.contextmanager
     def accepted(self) -> Iterator[None]:
@@ -219,7 +219,7 @@ class AsyncLLM(AsyncFrontEnd):
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._check_open()
         self._drain.check_submit()
-        self._admission.check(sum(len(request.children) for request in requests), num_tokens)
+        self._engine.admission.check(sum(len(request.children) for request in requests), num_tokens)
         self._outputs.check_ids([request.request_id for request in requests])
         return [self._start(request, kind, timeout) for request in requests]
 
@@ -227,9 +227,8 @@ class AsyncLLM(AsyncFrontEnd):
         request = self._with_own_ids(request)
         state = self._outputs.add_request(request, kind)
         stream = OutputStream(state, partial(self._end, [request.request_id], FinishReason.ABORT))
-        if not self._streams:
-            self._busy_since = time.monotonic()
         self._streams[request.request_id] = stream
+        self._engine.note_begun()
         self._drain.note_running(len(self._streams))
         self._send(state)
         if timeout is not None:
@@ -265,7 +264,7 @@ class AsyncLLM(AsyncFrontEnd):
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prompts."""
         self._check_open()
-        await self._connection.reset_prefix_cache()
+        await self._engine.reset_prefix_cache()
 
     def _with_own_ids(self, request: ProcessedRequest) -> ProcessedRequest:
         """Returns the request with ids that the core has never received. So this front end cannot mistake late outputs of an
@@ -282,12 +281,12 @@ class AsyncLLM(AsyncFrontEnd):
         return replace(request, children=tuple(children))
 
     def _send(self, state: RequestState) -> None:
-        """Send what is left of a request to the engine. During a recovery it waits until `on_restored` sends it."""
+        """Send what is left of a request to the engine. During a recovery it waits until `_resume` sends it."""
         children = state.resumed_children()
-        if not self._connection.lost_because:
-            self._connection.send(AddRequest(prompt_token_ids=state.request.prompt_array, children=children))
+        if self._engine.is_connected:
+            self._engine.send(AddRequest(prompt_token_ids=state.request.prompt_array, children=children))
             state.was_sent = True
-        self._admission.sent(len(children), len(state.request.prompt_token_ids))
+        self._engine.admission.sent(len(children), len(state.request.prompt_token_ids))
 
     def _end(self, request_ids: Iterable[str], reason: FinishReason) -> None:
         self._publish(self._outputs.abort(request_ids, reason))
@@ -299,12 +298,9 @@ class AsyncLLM(AsyncFrontEnd):
 
     # -- outputs ---------------------------------------------------------------------------------------------------
 
-    def on_outputs(self, message: EngineOutputs) -> None:
+    def _note_stats(self, message: EngineOutputs) -> None:
         if message.stats is not None:
-            self._admission.reported(message.stats, message.num_received)
             self._observers.stats_changed(message.stats)
-        self._readiness.note(message.outputs, message.stats)
-        self._backlog.extend(message.outputs)
 
     def _process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> None:
         self._publish(self._outputs.update(outputs))
@@ -318,10 +314,11 @@ class AsyncLLM(AsyncFrontEnd):
                 del self._streams[state.request.request_id]
                 if stream.timer is not None:
                     stream.timer.cancel()
-                self._admission.ended()
+                self._engine.admission.ended()
+                self._engine.note_left()
         self._drain.note_running(len(self._streams))
         if update.requests_to_abort:
-            self._connection.send(AbortRequests(request_ids=tuple(update.requests_to_abort)))
+            self._engine.send(AbortRequests(request_ids=tuple(update.requests_to_abort)))
 
     # -- health and end --------------------------------------------------------------------------------------------
 
@@ -351,13 +348,13 @@ class AsyncLLM(AsyncFrontEnd):
         self._check_open()
         if (status := self.fault_status).state == "recovering":
             raise EngineRecoveringError(f"the engine recovers from a fault ({status.last_kind})")
-        await self._readiness.check(self._start_canary, self._busy_since if self._streams else None)
+        await self._engine.readiness.check(self._start_canary, self._engine.busy_since)
 
     def _start_canary(self) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
         canary = self._with_own_ids(self._input_processor.process("canary", [0], params, default_seed=0))
-        self._connection.send(AddRequest(prompt_token_ids=canary.prompt_array, children=canary.children))
-        self._admission.sent(1, 1)
+        self._engine.send(AddRequest(prompt_token_ids=canary.prompt_array, children=canary.children))
+        self._engine.admission.sent(1, 1)
         return canary.children[0].request_id
 
     async def drain(self, timeout: float) -> None:
@@ -377,33 +374,30 @@ class AsyncLLM(AsyncFrontEnd):
 
     async def _close(self) -> None:
         self._close_texts()
-        await self._connection.close()
+        await self._engine.close()
         if self._keeper is not None:
             await self._keeper.close()
 
     @property
     def fault_status(self) -> FaultStatus:
         """Whether the engine recovers from a fault, and which recoveries there were."""
-        return self._connection.fault_status
+        return self._engine.fault_status
 
-    def on_lost(self, reason: str) -> None:
+    def _note_loss(self, reason: str) -> None:
         """The engine's process is gone, and another one will be started. Requests wait, or fail if they may not resume."""
         logger.warning("%s; %d requests wait for its recovery", reason, len(self._streams))
-        self._backlog.finish()  # deliver the outputs that have already arrived
-        self._admission.restarted()
-        self._readiness.end(EngineRecoveringError("the engine recovers from a fault (engine_died)"))
+        lost = [state for state in self._outputs.unfinished() if state.was_sent]
         if not self._input_processor.config.fault_tolerance.resume_requests_after_recovery:
             error = EngineRecoveringError("the engine was lost during this request; send the request again")
-            self._fail([each.request.request_id for each in self._outputs.unfinished() if each.was_sent], error)
+            self._fail([state.request.request_id for state in lost], error)
+        for state in lost:
+            state.was_sent = False
+            state.count_loss()
 
-    def on_restored(self) -> None:
+    def _resume(self) -> None:
         """Another process of the engine is ready: send it all unfinished requests, in the order of their arrival."""
-        self._admission.restarted()
         for state in self._outputs.unfinished():
-            if state.was_sent:
-                state.count_loss()
             self._send(state)
-        self._busy_since = time.monotonic()
 
     def _fail(self, request_ids: Iterable[str], error: InflightError) -> None:
         failed = list(request_ids)
@@ -411,12 +405,11 @@ class AsyncLLM(AsyncFrontEnd):
             self._streams[request_id].fail(error)
         self._end(failed, FinishReason.ERROR)
 
-    def on_end(self, reason: str) -> None:
+    def _note_end(self, reason: str) -> None:
         if self._closing is None:
             self._death = reason
             logger.error("%s; %d requests were running", reason, len(self._streams))
-        self._backlog.finish()  # deliver the outputs that have already arrived
-        self._readiness.end(self._gone())
+        self._engine.readiness.end(self._gone())
         self._fail(self._streams, self._gone())
 
     def _check_open(self) -> None:
@@ -429,7 +422,7 @@ class AsyncLLM(AsyncFrontEnd):
         text = self._death
         if self._keeper is not None and self._keeper.has_ended and self._keeper.state not in text:
             text = f"{text}: {self._keeper.state}"
-        return EngineDeadError(text, summary=self._connection.summary)
+        return EngineDeadError(text, summary=self._engine.summary)
 
     async def __aenter__(self) -> Self:
         return self

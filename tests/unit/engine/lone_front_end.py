@@ -8,24 +8,21 @@ from typing import Any, cast
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
-from inflight.engine.engine_connection import EngineConnection
+from inflight.engine.engine_client import EngineClient, EngineState
+from inflight.engine.engine_sockets import EngineSockets
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import EngineOutputs, EngineReady
-from inflight.interface.statistics import FaultStatus
 from tests.fakes_tokenizer import byte_tokenizer
 
 
-class RecordingClient:
+class RecordingClient(EngineClient):
     """Keeps what would go to the engine. `calls`: of "pause" and "resume", in order. `ended`: reasons given to `end`."""
 
-    summary = lost_because = ""
-    fault_status = FaultStatus()
-    on_outputs: Any  # called by the tests' parts of the engine
-    on_end: Any
-
-    def __init__(self) -> None:
+    def __init__(self, limits: QueueLimits | None = None, max_num_seqs: int = 1) -> None:
+        super().__init__(EngineSockets(), FaultToleranceConfig(), limits=limits, max_num_seqs=max_num_seqs)
+        self.state = EngineState.CONNECTED
         self.sent: list[Message] = []
         self.calls: list[str] = []
         self.ended: list[str] = []
@@ -56,8 +53,8 @@ def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) ->
     )
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}
     processor = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), **parts)
-    client, ready = RecordingClient(), EngineReady(front_end=0, num_kv_cache_tokens=2**16)
-    return AsyncLLM(cast("InputProcessor", processor), cast("EngineConnection", client), ready, limits=limits), client
+    client, ready = RecordingClient(limits, max_num_seqs), EngineReady(front_end=0, num_kv_cache_tokens=2**16)
+    return AsyncLLM(cast("InputProcessor", processor), client, ready), client
 
 
 def answer(
@@ -68,4 +65,4 @@ def answer(
         child.request_id for each in requests for child in engine._outputs._requests[each.request_id].request.children
     ]
     outputs = [EngineCoreOutput(request_id=each, new_token_ids=tuple(token_ids), finish_reason=finish) for each in ids]
-    engine.on_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))
+    engine._engine._take_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))

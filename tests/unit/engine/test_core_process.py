@@ -110,9 +110,9 @@ def test_several_front_ends_share_one_engine() -> None:
             ends = [await submit(engine, "end", "y", endless(20)) for engine in (first, second)]
             for stream in ends:
                 assert len(tokens_of(await read(stream))) == 20
-            await until(lambda: second._admission._stats.num_running == 2)
+            await until(lambda: second._engine.admission._stats.num_running == 2)
             await first.close()
-            await until(lambda: second._admission._stats.num_running == 1)  # those of the first one were aborted
+            await until(lambda: second._engine.admission._stats.num_running == 1)  # those of the first one were aborted
             assert process.process.is_alive
             streams[1].abort()
             await read(streams[1])

@@ -12,8 +12,8 @@ import pytest
 
 from inflight.engine.async_llm import AsyncLLM
 from inflight.engine.control_socket import FrontEndLink
-from inflight.engine.core_client import CoreClient
 from inflight.engine.core_process import CoreServer
+from inflight.engine.engine_client import CoreClient
 from inflight.engine.engine_sockets import EngineSockets
 from inflight.errors import EngineDeadError, EngineError, OutOfMemoryError, StepError
 from inflight.executor.failures import failure_of

@@ -187,7 +187,7 @@ def test_an_engine_that_sends_damaged_bytes_is_replaced() -> None:
     async def test() -> None:
         async with mock_engine() as engine:
             truth = tokens_of(await read(await submit(engine, "truth", "x", endless(20))))
-            process, client = pid_of(engine), engine._connection._client
+            process, client = pid_of(engine), engine._engine._client
             damage = b"\xff" * 4096
             client.get_buffer(len(damage))[: len(damage)] = damage
             client.buffer_updated(len(damage))

@@ -22,15 +22,13 @@ from tests.unit.engine.serving import read, reasons_of, tokens_of
 
 
 def lose(engine: AsyncLLM, client: RecordingClient) -> None:
-    client.lost_because = "gone"
     client.sent.clear()
-    engine.on_lost("gone")
+    client._lose("gone")
 
 
 def restore(engine: AsyncLLM, client: RecordingClient) -> list[EngineCoreRequest]:
     """Returns what is sent to the new engine core."""
-    client.lost_because = ""
-    engine.on_restored()
+    client._restore()
     return [child for message in client.sent if isinstance(message, AddRequest) for child in message.children]
 
 
@@ -69,7 +67,7 @@ def test_outputs_that_have_arrived_count_when_the_engine_is_lost() -> None:
         answer(engine, requests, [97])  # more than the event loop takes in at once
         lose(engine, client)
         assert [child.emitted_token_ids for child in restore(engine, client)] == [(97,)] * 500
-        engine.on_end("gone")
+        engine._engine._finish("gone")
 
     run(test)
 
@@ -105,7 +103,7 @@ def test_the_queue_of_a_lost_engine_is_counted_from_zero() -> None:
         lose(engine, client)
         restore(engine, client)
         engine.check_admission()
-        engine.on_end("gone")
+        engine._engine._finish("gone")
 
     run(test)
 
