@@ -66,6 +66,7 @@ class EngineClient:
     """Used on the event loop.
 
     Attributes:
+        index: the number of the replica, from 0 on.
         state: see the drawing.
         summary: why the engine has failed, as clients may see it; "" if there is no such text.
         admission: which requests the engine's queue has room for. It counts from zero for each process.
@@ -85,6 +86,7 @@ class EngineClient:
         sockets: EngineSockets,
         config: FaultToleranceConfig,
         *,
+        index: int = 0,
         limits: QueueLimits | None = None,
         max_num_seqs: int = 1,
         step_budget: float = 60.0,
@@ -96,6 +98,7 @@ class EngineClient:
         self.on_lost: Callable[[str], None] = lambda _: None
         self.on_restored: Callable[[], None] = lambda: None
         self.on_end: Callable[[str], None] = lambda _: None
+        self.index = index
         self.state = EngineState.STARTING
         self.summary = ""
         self.admission = Admission(limits or QueueLimits(), max_num_seqs)

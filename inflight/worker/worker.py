@@ -83,7 +83,7 @@ class Worker(WorkerBase):
         self._config = config
         self.rank = rank
         self._timeline = Timeline()
-        self._device = get_device(config.device.kind, rank % config.parallel.num_local_ranks)
+        self._device = get_device(config.device.kind, config.parallel.place(rank))
         self._core_binding = start_threads(config, rank, self._device)
         self._memory = MemoryBudget(config, rank, self._device)
         self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))

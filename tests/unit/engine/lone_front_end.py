@@ -20,8 +20,8 @@ from tests.fakes_tokenizer import byte_tokenizer
 class RecordingClient(EngineClient):
     """Keeps what would go to the engine. `calls`: of "pause" and "resume", in order. `ended`: reasons given to `end`."""
 
-    def __init__(self, limits: QueueLimits | None = None, max_num_seqs: int = 1) -> None:
-        super().__init__(EngineSockets(), FaultToleranceConfig(), limits=limits, max_num_seqs=max_num_seqs)
+    def __init__(self, limits: QueueLimits | None = None, max_num_seqs: int = 1, index: int = 0) -> None:
+        super().__init__(EngineSockets(), FaultToleranceConfig(), index=index, limits=limits, max_num_seqs=max_num_seqs)
         self.state = EngineState.CONNECTED
         self.sent: list[Message] = []
         self.calls: list[str] = []
@@ -42,6 +42,14 @@ class RecordingClient(EngineClient):
 
 def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) -> tuple[AsyncLLM, RecordingClient]:
     """To be called on the event loop."""
+    engine, clients = front_end_of(1, max_num_seqs, limits)
+    return engine, clients[0]
+
+
+def front_end_of(
+    num_replicas: int, max_num_seqs: int = 16, limits: QueueLimits | None = None
+) -> tuple[AsyncLLM, list[RecordingClient]]:
+    """To be called on the event loop."""
     config = SimpleNamespace(
         scheduler=SimpleNamespace(max_num_seqs=max_num_seqs),
         cache=SimpleNamespace(block_size=16),
@@ -53,8 +61,9 @@ def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) ->
     )
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}
     processor = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), **parts)
-    client, ready = RecordingClient(limits, max_num_seqs), EngineReady(front_end=0, num_kv_cache_tokens=2**16)
-    return AsyncLLM(cast("InputProcessor", processor), client, ready), client
+    clients = [RecordingClient(limits, max_num_seqs, index) for index in range(num_replicas)]
+    ready = [EngineReady(front_end=0, num_kv_cache_tokens=2**16)] * num_replicas
+    return AsyncLLM(cast("InputProcessor", processor), clients, ready), clients
 
 
 def answer(
@@ -65,4 +74,4 @@ def answer(
         child.request_id for each in requests for child in engine._outputs._requests[each.request_id].request.children
     ]
     outputs = [EngineCoreOutput(request_id=each, new_token_ids=tuple(token_ids), finish_reason=finish) for each in ids]
-    engine._engine._take_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))
+    engine._replicas.engines[0]._take_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))

@@ -153,8 +153,8 @@ def test_a_lost_rank_is_the_end_of_the_engine() -> None:
             with pytest.raises(EngineDeadError, match=r"the engine has failed: .*rank 0"):
                 await engine.check_health()
             assert await asyncio.to_thread(have_ended, [pid_of(engine)], 3.0)
-            assert engine._keeper is not None and engine._keeper.process is not None
-            assert engine._keeper.process.process.exit_code == 1
+            assert engine._keepers[0].process is not None
+            assert engine._keepers[0].process.process.exit_code == 1
 
     run(test)
 
