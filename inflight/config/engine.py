@@ -122,7 +122,8 @@ class ParallelConfig:
     node 0 listens on `master_addr`:`master_port`.
 
     There are `data_parallel_size` replicas of the engine on this machine. Each has a configuration with its own
-    `data_parallel_rank`. They share the machine's cores, its memory and its GPUs.
+    `data_parallel_rank`. They share the machine's cores, its memory and its GPUs. `routes_by_prefix`: requests go to replicas
+    that have cached their prompt, unless these have too much to do.
     """
 
     tensor_parallel_size: int
@@ -134,6 +135,7 @@ class ParallelConfig:
     master_port: int = 29501
     data_parallel_size: int = 1
     data_parallel_rank: int = 0
+    routes_by_prefix: bool = False
 
     @property
     def num_local_ranks(self) -> int:

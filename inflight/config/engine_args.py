@@ -212,6 +212,12 @@ class EngineArgs:
         flags=("--data-parallel-size", "-dp"),
         bounds=(1, 64),
     )
+    data_parallel_routing: str = _parallel(
+        "prefix",
+        "Which replica gets a request: the one with the fewest tokens to compute. With prefix, tokens of the prompt that it "
+        "has cached count as computed.",
+        choices=("prefix", "load"),
+    )
     pipeline_layer_partition: str | None = _parallel(
         None, "Layers of each stage, as 8,8,6,6. Default: by their cost.", metavar="N,N,..."
     )
@@ -255,6 +261,10 @@ class EngineArgs:
         if unknown := unknown_name(cls, kwargs):
             raise ConfigError(f"unknown argument {unknown}")
         return cls(**kwargs)
+
+    @property
+    def routes_by_prefix(self) -> bool:
+        return self.data_parallel_size > 1 and self.data_parallel_routing == "prefix" and self.enable_prefix_caching
 
     @property
     def config_overrides(self) -> dict[str, Any]:  # Any: JSON

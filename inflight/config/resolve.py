@@ -400,6 +400,7 @@ def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> Para
         master_addr=args.master_addr,
         master_port=args.master_port,
         data_parallel_size=args.data_parallel_size,
+        routes_by_prefix=args.routes_by_prefix,
     )
 
 

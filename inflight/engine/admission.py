@@ -25,6 +25,8 @@ from inflight.interface.statistics import SchedulerStats
 
 MAX_SEQUENCES = 1024  # the largest number of sequences (prompts times n) that one call may submit
 MAX_RETRY_SECONDS = 60
+# A sequence that decodes slows others down for a while: it counts like so many tokens of a prompt.
+SEQUENCE_WORK = 32
 RATE_WINDOW = 64  # `Admission` measures at which rate requests end, over at most this many of the last requests
 
 
@@ -47,6 +49,11 @@ class QueueLimits:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name}={value!r} must be an integer of 1 or more; leave it out for no limit")
+
+
+def work_of(num_sequences: int, num_tokens: int) -> int:
+    """Returns the work of a request, as tokens of a prompt. `num_tokens`: those of its prompt that must be computed."""
+    return num_tokens + SEQUENCE_WORK * num_sequences
 
 
 class Admission:
@@ -96,18 +103,19 @@ class Admission:
 
     @property
     def load(self) -> int:
-        """Tokens that the engine has to compute before a new request: those of prompts that wait or are computed in part, and
-        one for each sequence."""
+        """Tokens that the engine has to compute: those of prompts that wait or are computed in part, and SEQUENCE_WORK for each
+        sequence."""
         reported = 0
         if (stats := self._stats) is not None:
-            reported = stats.num_waiting_tokens + stats.num_waiting + stats.num_running_tokens
+            sequences = stats.num_waiting + stats.num_running
+            reported = stats.num_waiting_tokens + stats.num_running_tokens + SEQUENCE_WORK * sequences
         return reported + self._sent_work
 
     def sent(self, num_sequences: int, num_tokens: int, num_cached: int = 0) -> None:
         """Count a request that was sent to the engine. Its prompt tokens count once, because all its sequences share them.
         `num_cached` of them are in the engine's prefix cache."""
         self._num_sent += num_sequences
-        self._sent.append((self._num_sent, num_tokens, num_tokens - num_cached + num_sequences))
+        self._sent.append((self._num_sent, num_tokens, work_of(num_sequences, num_tokens - num_cached)))
         self._sent_work += self._sent[-1][2]
         self._num_queued_tokens += self._queued_tokens(self._num_sent, num_tokens)
 

@@ -80,7 +80,7 @@ class AsyncLLM(AsyncFrontEnd):
         self._observers = Observers(observers)
         self._keepers: list[EngineKeeper] = []  # one for each engine; none if another process started the engines
         self._outputs = OutputProcessor(input_processor.tokenizer, observers)
-        self._replicas = Replicas(engines, self._outputs, config.fault_tolerance)
+        self._replicas = Replicas(engines, self._outputs, config)
         self._replicas.on_failed, self._replicas.on_end = self._fail, self._note_end
         self._streams: dict[str, OutputStream] = {}
         self._serials = itertools.count()

@@ -268,6 +268,8 @@ class CoreServer:
     def _greet(self, link: FrontEndLink) -> None:
         link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=self._core.num_kv_cache_tokens))
         link.outbox.send(self._faults())
+        if self._core.cached_names is not None:
+            link.outbox.put_names(self._core.cached_names.present())
 
     def _faults(self) -> FaultStatus:
         present = self._core.fault_status().after(self._past)
@@ -312,6 +314,9 @@ class CoreServer:
             self._next_report, self._is_reported = time.monotonic() + STATS_SECONDS, True
             if self._has_fault_news:
                 self._tell_faults()
+            if self._core.cached_names is not None and (names := self._core.cached_names.take()):
+                for link in self._links:
+                    link.outbox.put_names(names)
         by_link: dict[FrontEndLink, list[EngineCoreOutput]] = {link: [] for link in self._links}
         for output in outputs:
             by_link[self._owners[output.request_id]].append(output)

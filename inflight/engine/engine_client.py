@@ -25,6 +25,7 @@ from typing import cast
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.engine.admission import Admission, QueueLimits
 from inflight.engine.backlog import Backlog
+from inflight.engine.cached_index import CachedIndex
 from inflight.engine.engine_sockets import EngineSockets
 from inflight.engine.readiness import Readiness
 from inflight.errors import (
@@ -39,6 +40,7 @@ from inflight.interface.codec import Decoder, Message, encode
 from inflight.interface.framing import FrameReader
 from inflight.interface.request import EngineCoreOutput
 from inflight.interface.serving import (
+    CachedBlocks,
     EndDamagedEngine,
     EngineDied,
     EngineOutputs,
@@ -52,7 +54,7 @@ from inflight.interface.statistics import FaultStatus
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0  # the front end waits so much longer than the owner of the engine's process, who knows the reason
-_ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied, FaultStatus)
+_ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied, FaultStatus, CachedBlocks)
 
 
 class EngineState(Enum):
@@ -72,6 +74,7 @@ class EngineClient:
         admission: which requests the engine's queue has room for. It counts from zero for each process.
         readiness: whether the engine makes steps.
         backlog: outputs that are not processed yet. They are processed before a loss or the end is told.
+        cached: the names of the blocks in the prefix cache of the engine's process; none if requests are not routed by them.
         num_requests: unfinished requests at this engine.
         process: called with outputs, in order, in short slices (see `Backlog`).
         on_outputs: called with each `EngineOutputs`, in order, before its outputs are processed.
@@ -104,6 +107,7 @@ class EngineClient:
         self.admission = Admission(limits or QueueLimits(), max_num_seqs)
         self.readiness = Readiness(step_budget)
         self.backlog = Backlog(self, lambda outputs: self.process(outputs))
+        self.cached = CachedIndex()
         self.num_requests = 0
         self._busy_since = 0.0  # the time since which `num_requests` has not been 0, or a new process has them
         self._sockets = sockets
@@ -206,7 +210,7 @@ class EngineClient:
             except EngineDeadError as error:
                 raise failure or error from None
             client = CoreClient()
-            client.on_outputs = self._take_outputs
+            client.on_outputs, client.on_cached = self._take_outputs, self.cached.apply
             client.on_faults = self._note_faults
             client.on_end = partial(self._ended, client)
             await client.connect(engine_socket)
@@ -249,6 +253,7 @@ class EngineClient:
         self.on_faults(self.fault_status)
         self.backlog.finish()  # deliver the outputs that have already arrived
         self.admission.restarted()
+        self.cached.clear()
         self.readiness.end(EngineRecoveringError("the engine recovers from a fault (engine_died)"))
         self.on_lost(reason)
 
@@ -296,6 +301,7 @@ class CoreClient(asyncio.BufferedProtocol):
         closed: a future that is resolved when the connection has ended.
         reason: why the connection has ended, if it has.
         on_faults: called with each `FaultStatus`.
+        on_cached: called with each `CachedBlocks`.
         has_defect: whether `end` has closed the connection because of a defect in this process.
         summary: why the engine has failed, as clients may see it. "" if it has not failed, or if there is no such text.
     """
@@ -304,6 +310,7 @@ class CoreClient(asyncio.BufferedProtocol):
         self.on_outputs: Callable[[EngineOutputs], None] = lambda _: None
         self.on_end: Callable[[str], None] = lambda _: None
         self.on_faults: Callable[[FaultStatus], None] = lambda _: None
+        self.on_cached: Callable[[CachedBlocks], None] = lambda _: None
         self.has_defect = False
         self._reader = FrameReader()
         self._decoder = Decoder()
@@ -410,3 +417,5 @@ class CoreClient(asyncio.BufferedProtocol):
                 self.close()
             case FaultStatus():
                 self.on_faults(message)
+            case CachedBlocks():
+                self.on_cached(message)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from inflight.config.engine import EngineConfig
-from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.engine.admission import QueueLimits
 from inflight.engine.engine_client import EngineClient, EngineState
 from inflight.engine.engine_sockets import EngineSockets
@@ -38,15 +37,15 @@ class Replicas:
         on_end: called once, with the reason, when the last engine has ended. `summary` is the reason as clients may see it.
     """
 
-    def __init__(self, engines: Sequence[EngineClient], outputs: OutputProcessor, limits: FaultToleranceConfig) -> None:
+    def __init__(self, engines: Sequence[EngineClient], outputs: OutputProcessor, config: EngineConfig) -> None:
         """`outputs` has the unfinished requests."""
         self.engines = engines
-        self.router = Router(engines)
+        self.router = Router(engines, config.cache.block_size)
         self.on_failed: Callable[[Iterable[str], InflightError], None] = lambda _ids, _error: None
         self.on_end: Callable[[str], None] = lambda _: None
         self.summary = ""
         self._outputs = outputs
-        self._limits = limits
+        self._limits = config.fault_tolerance
         self._is_closing = False
         for engine in engines:
             engine.on_lost, engine.on_restored = partial(self._note_loss, engine), self._resume
@@ -68,7 +67,8 @@ class Replicas:
         if engine.is_connected:
             engine.send(AddRequest(prompt_token_ids=state.request.prompt_array, children=children))
             state.was_sent = True
-        engine.admission.sent(len(children), len(state.request.prompt_token_ids))
+        num_cached = self.router.num_cached(engine, state.request)
+        engine.admission.sent(len(children), len(state.request.prompt_token_ids), num_cached)
 
     def take_back(self, state: RequestState) -> None:
         """Forget a request that has ended."""

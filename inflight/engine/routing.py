@@ -2,7 +2,11 @@
 
 A replica's score is its load (`Admission.load`) plus the work of the request. Both are tokens that have to be computed before
 the first token of the request. Of the replicas whose queue has room, the one with the smallest score gets the request. All
-sequences of a request go to the same replica, because they share the prompt. If scores are equal, a hash decides.
+sequences of a request go to the same replica, because they share the prompt.
+
+Tokens that are in a replica's prefix cache (`CachedIndex`) are no work. So one score weighs load against cached prompts. If
+scores are equal, a hash of the first block decides (rendezvous hashing): prompts that begin alike come together, whichever
+front end has them.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from inflight.engine.admission import work_of
 from inflight.engine.engine_client import EngineClient, EngineState
 from inflight.engine.input_processor import ProcessedRequest
 from inflight.errors import InvalidRequestError, OverloadedError
+from inflight.kv_cache.block_hash import NAME_BYTES
 
 
 @dataclass(slots=True)
@@ -29,10 +35,11 @@ class Router:
     """
     Args:
         engines: the replicas. At least one of them must not have ended when a method is called.
+        block_size: tokens of a KV block.
     """
 
-    def __init__(self, engines: Sequence[EngineClient]) -> None:
-        self._engines = engines
+    def __init__(self, engines: Sequence[EngineClient], block_size: int) -> None:
+        self._engines, self._block_size = engines, block_size
 
     def check(self, num_sequences: int, num_tokens: int) -> None:
         """Check that there is room for requests of this size. If there are several replicas, they share the sequences.
@@ -94,13 +101,17 @@ class Router:
         plan = planned[best.index]
         plan.num_sequences += num_sequences
         plan.num_tokens += num_tokens
-        plan.work += num_tokens + num_sequences
+        plan.work += work_of(num_sequences, num_tokens - self.num_cached(best, request))
         return best
 
+    def num_cached(self, engine: EngineClient, request: ProcessedRequest) -> int:
+        """Returns how many tokens of the prompt are in this engine's prefix cache."""
+        return engine.cached.num_cached(request.block_names) * self._block_size
+
     def _score(self, engine: EngineClient, request: ProcessedRequest, planned_work: int) -> tuple[int, bytes]:
-        work = len(request.prompt_token_ids)
-        tie = hashlib.sha256(f"{engine.index} {request.request_id}".encode()).digest()
-        return engine.admission.load + planned_work + work, tie
+        score = engine.admission.load + planned_work - self.num_cached(engine, request)
+        first = request.block_names[:NAME_BYTES] or request.request_id.encode()
+        return score, hashlib.sha256(first + bytes([engine.index])).digest()
 
 
 def _refusal(engine: EngineClient, num_sequences: int, num_tokens: int) -> OverloadedError | InvalidRequestError | None:

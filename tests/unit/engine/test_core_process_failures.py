@@ -7,6 +7,7 @@ import socket
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,8 @@ def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
     ours, theirs = socket.socketpair()
     link, aborted = FrontEndLink(0, BlockingStream(ours)), list[list[str]]()
     server, step_error = CoreServer([link]), StepError("bad luck", rank=0, request_ids=["b", "ended"])
-    server._core = SimpleNamespace(abort_requests=aborted.append, take_stats=lambda: stats(1))  # type: ignore[assignment]
+    core: Any = SimpleNamespace(abort_requests=aborted.append, take_stats=lambda: stats(1), cached_names=None)
+    server._core = core
     for error in (step_error, EngineError("none can be scheduled")):
         server._owners = dict.fromkeys("abc", link)
         server._fail_step(error)

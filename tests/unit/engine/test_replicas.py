@@ -5,20 +5,28 @@ from __future__ import annotations
 import os
 import random
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from inflight.engine import cached_index
+from inflight.engine.admission import SEQUENCE_WORK as W
 from inflight.engine.admission import QueueLimits
+from inflight.engine.cached_index import CachedIndex
 from inflight.engine.engine_client import EngineState
+from inflight.engine.input_processor import ProcessedRequest
 from inflight.errors import EngineDeadError, EngineRecoveringError, InvalidRequestError, OverloadedError
 from inflight.interface.request import MAX_FAULTS, EngineCoreRequest, FinishReason
-from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs
+from inflight.interface.serving import AbortRequests, AddRequest, CachedBlocks, EngineOutputs
 from inflight.interface.statistics import FaultStatus, SchedulerStats
+from inflight.kv_cache.block_hash import BlockHasher
 from tests.unit.engine.event_loop import run, until
 from tests.unit.engine.lone_front_end import RecordingClient, answer, front_end_of
 from tests.unit.engine.output_cases import request
 from tests.unit.engine.serving import endless, mock_engine, read, reasons_of, submit, tokens_of
+
+HASHER = BlockHasher("model", 16)
 
 
 def taken(client: RecordingClient) -> list[EngineCoreRequest]:
@@ -60,14 +68,16 @@ def test_the_newest_report_and_what_was_sent_after_it_are_counted() -> None:
         engine, (first, second) = front_end_of(2)
         report(first, 0, num_running=3, num_running_tokens=203)
         report(second, 0, num_running=30, num_running_tokens=30, num_waiting=2, num_waiting_tokens=100)
-        assert (first.admission.load, second.admission.load) == (203, 132)
+        assert (first.admission.load, second.admission.load) == (203 + 3 * W, 130 + 32 * W)
+        report(second, 0, num_running=3, num_running_tokens=3, num_waiting=1, num_waiting_tokens=100)
+        assert (first.admission.load, second.admission.load) == (203 + 3 * W, 103 + 4 * W)
         engine.submit(request("a", [97] * 80))
         assert (names(first), names(second)) == ([], ["a"])
-        assert second.admission.load == 132 + 81
+        assert second.admission.load == 183 + 5 * W
         engine.submit(request("b", [97] * 50, n=3))  # its sequences stay together
         assert (names(first), names(second)) == (["0_b", "1_b", "2_b"], [])
         report(second, 1, num_running=1, num_running_tokens=1)
-        assert (first.admission.load, second.admission.load) == (203 + 53, 1)
+        assert (first.admission.load, second.admission.load) == (253 + 6 * W, 1 + W)
         report(second, 0, num_running=1, num_running_tokens=1)
         assert [client.num_requests for client in (first, second)] == [1, 1]
         first._finish("gone")
@@ -128,6 +138,89 @@ def test_a_client_may_choose_the_replica() -> None:
         second._finish("gone")
 
     run(test)
+
+
+def prompt(length: int, salt: str = "", first: int = 97) -> ProcessedRequest:
+    """A request that knows the names of its blocks."""
+    made = request(f"{first}-{length}-{salt}", [first] * length)
+    return replace(made, block_names=HASHER.names(salt, made.prompt_array))
+
+
+def cache(client: RecordingClient, made: ProcessedRequest, num_blocks: int) -> None:
+    client.cached.apply(CachedBlocks(stored=made.block_names[: 32 * num_blocks], removed=b""))
+
+
+def test_cached_tokens_are_no_work() -> None:
+    async def test() -> None:
+        engine, (first, second) = front_end_of(2)
+        cache(second, prompt(800), 40)
+        assert len(prompt(161).block_names) == 32 * 10 and len(prompt(160).block_names) == 32 * 9
+        for salt, length, expected in [("", 161, second), ("a", 161, first), ("b", 161, second)]:
+            report(first, 0)
+            report(second, 0, num_running=1 if salt == "a" else 0)  # without a hit, the idle one
+            if salt == "b":
+                report(first, 0, num_running=1)
+            made = prompt(length, salt)
+            engine.submit(made)
+            assert engine._outputs._requests[made.request_id].engine == expected.index
+        report(first, 99)
+        report(second, 99)
+        engine.submit(prompt(641))
+        assert second.admission.load == 1 + W
+        # the hit is worth 640 tokens: more than ten sequences, less than thirty
+        report(second, 99, num_running=10, num_running_tokens=10)
+        engine.submit(prompt(642))
+        report(first, 99)
+        report(second, 99, num_running=30, num_running_tokens=30)
+        engine.submit(prompt(643))
+        report(first, 99)
+        report(second, 99)
+        second._lose("gone")  # its next process has no cache
+        second._restore()
+        assert len(second.cached) == 0
+        at = [engine._outputs._requests[f"97-{length}-"].engine for length in (641, 642, 643)]
+        assert at == [0, 0, 0] and first.num_requests == 6  # those of the second went to the first when it was lost
+        first._finish("gone")
+        second._finish("gone")
+
+    run(test)
+
+
+def test_prompts_that_begin_alike_come_together() -> None:
+    """If nothing else decides. Every front end decides alike."""
+
+    async def test() -> None:
+        chosen = []
+        for _ in range(2):
+            engine, clients = front_end_of(4)
+            for i in range(40):
+                made = prompt(33, first=i + 1)
+                engine.submit(made)
+                state = engine._outputs._requests[made.request_id]
+                chosen.append(state.engine)
+                for client in clients:
+                    report(client, 99)
+            for client in clients:
+                client._finish("gone")
+        assert chosen[:40] == chosen[40:] and set(chosen) == {0, 1, 2, 3}
+
+    run(test)
+
+
+def test_the_index_of_cached_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_index, "MAX_INDEX_BYTES", 5 * cached_index.ENTRY_BYTES)
+    block_names = prompt(97).block_names
+    a, b, c, d, e, f = (block_names[i : i + 32] for i in range(0, 192, 32))
+    index = CachedIndex()
+    index.apply(CachedBlocks(stored=a + b + d, removed=c))
+    assert index.num_cached(block_names) == 2
+    index.apply(CachedBlocks(stored=c + e + f, removed=b""))  # no room for the last one
+    assert index.num_cached(block_names) == 5
+    index.apply(CachedBlocks(stored=b"", removed=a))
+    assert index.num_cached(block_names) == 0 and len(index) == 4
+    index.apply(CachedBlocks(stored=a, removed=b"", is_first=True))
+    assert index.num_cached(block_names) == 1 and len(index) == 1
+    assert index.num_cached(b"") == 0
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------
@@ -256,7 +349,10 @@ def test_a_replica_that_is_killed_costs_no_request() -> None:
             await until(lambda: engine._replicas.engines[1].is_connected, 20)
             assert engine.fault_status.num_recoveries == {"engine_died": 1}
             assert engine.fault_status.num_resumed_requests == 4
+            first_cached, second_cached = (each.cached for each in engine._replicas.engines)
+            assert len(first_cached) > 0 and len(second_cached) == 0  # the new process has computed nothing
             request = await engine.process("last", "x", endless(100))
             assert tokens_of(await read(engine.submit_all([request], data_parallel_rank=1)[0])) == truth
+            await until(lambda: len(second_cached) > 0, 20)
 
     run(test)
