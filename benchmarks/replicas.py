@@ -1,6 +1,6 @@
 """Replicas of the engine on one machine: throughput, balance, hits of the prefix cache, and the time to the first token.
 
-    python -m benchmarks.replicas [http] [threads] [burst] [chats] [--rounds 3]
+    python -m benchmarks.replicas [http] [threads] [burst] [chats] [losses] [--rounds 3]
 
 http: 8 replicas of the mock executor behind one server against 8 times one of them, in turns (goal: 0.95).
 
@@ -14,7 +14,10 @@ chats: 64 chats of 8 turns over 4 replicas with the mock executor, whose steps o
 the prefix caches against one replica with the memory of all four (goal: 0.95), and the median time to the first token with
 `--data-parallel-routing prefix` over that with `load` (goal: 0.5).
 
-What becomes of requests when a replica dies or hangs: python -m benchmarks.faults --target engine -- -dp 2
+losses: one of two replicas of the mock executor is killed under 8 streams, once a round: the longest silence of a stream (goal:
+0.3 s), and streams whose tokens differ from those without a loss.
+
+What becomes of requests with a real model when a replica dies or hangs: python -m benchmarks.faults --target engine -- -dp 2
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import statistics
 import tempfile
 import time
@@ -41,6 +45,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine.request_state import RequestOutputKind
 
 SCALING_GOAL, THREADS_GOAL, BALANCE_GOAL, HITS_GOAL, FIRST_TOKEN_GOAL = 0.95, 1.9, 1.1, 0.95, 0.5
+SILENCE_GOAL = 0.3
 NUM_REPLICAS, STREAMS, HTTP_TOKENS, HTTP_STEP_SECONDS = 8, 8, 60, 0.05
 NUM_CHATS, NUM_TURNS, FIRST_TOKENS, TURN_TOKENS, ANSWER_TOKENS = 64, 8, 600, 60, 20
 CHAT_STEP_SECONDS = 0.02
@@ -241,9 +246,44 @@ async def chat(engine: AsyncLLM, seen: Chats, draws: random.Random) -> None:
             history += answer
 
 
+async def losses(rounds: int) -> list[Row]:
+    params = SamplingParams(max_tokens=600, ignore_eos=True, temperature=0.0)
+    silences, num_wrong = [], 0
+
+    async def stream(engine: AsyncLLM) -> tuple[list[int], float]:
+        """Returns the tokens and the longest silence."""
+        tokens: list[int] = []
+        longest, last = 0.0, time.perf_counter()
+        async for output in engine.generate({"prompt_token_ids": [9, 8, 7]}, params, kind=RequestOutputKind.DELTA):
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+            tokens += output.outputs[0].token_ids
+        return tokens, longest
+
+    async with await AsyncLLM.from_args(mock_args(2)) as engine:
+        truth, _ = await stream(engine)
+        for number in range(rounds):
+            while engine.fault_status.state == "recovering":
+                await asyncio.sleep(0.1)
+            running = [asyncio.create_task(stream(engine)) for _ in range(8)]
+            await asyncio.sleep(random.uniform(0.5, 1.5))
+            process = engine._keepers[number % 2].process
+            assert process is not None
+            os.kill(process.process.pid, signal.SIGKILL)
+            found = await asyncio.gather(*running)
+            num_wrong += sum(tokens != truth for tokens, _ in found)
+            silences.append(max(silence for _, silence in found))
+            emit(part="losses", longest_silence=silences[-1], recoveries=engine.fault_status.num_recoveries)
+    silence = max(silences)
+    return [
+        ("killed: longest silence, s", f"{silence:.2f}", f"{SILENCE_GOAL}", verdict(silence <= SILENCE_GOAL)),
+        (f"killed: wrong streams of {8 * rounds}", str(num_wrong), "0", verdict(num_wrong == 0)),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", default=["http", "threads", "burst", "chats"])
+    parser.add_argument("parts", nargs="*", metavar="PART", default=["http", "threads", "burst", "chats", "losses"])
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     allow_slow_steps()
@@ -258,6 +298,8 @@ def main() -> None:
                 rows += asyncio.run(burst())
             case "chats":
                 rows += asyncio.run(chats(options.rounds))
+            case "losses":
+                rows += asyncio.run(losses(options.rounds))
             case _:
                 parser.error(f"there is no part {part!r}")
     print_table(["", "found", "goal", ""], rows)
