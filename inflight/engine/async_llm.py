@@ -243,13 +243,14 @@ class AsyncLLM(AsyncFrontEnd):
         *,
         kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
         timeout: float | None = None,
+        data_parallel_rank: int | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncIterator[RequestOutput]:
         """Call `process` and `submit`, and yield the outputs. If the caller closes the generator, the request is aborted."""
         with self.accepted():
             request_id = f"request-{next(self._serials)}" if request_id is None else request_id
             request = await self.process(request_id, prompt, params, **options)
-            stream = self.submit(request, kind=kind, timeout=timeout)
+            [stream] = self.submit_all([request], kind=kind, timeout=timeout, data_parallel_rank=data_parallel_rank)
         try:
             async for output in stream:
                 yield output

@@ -49,6 +49,17 @@ def test_a_line_each_interval_while_there_is_work_and_one_when_idle(caplog: pyte
     asyncio.run(test())
 
 
+def test_each_of_several_engines_has_its_lines(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        for log in [StatsLog(0.02, engine) for engine in (0, 1, 2)]:
+            for engine in (0, 2):
+                log.stats_changed(dataclasses.replace(ONE_STEP, engine=engine))
+        await asyncio.sleep(0.1)
+        assert sorted(message[:10] for message in caplog.messages) == ["engine 0: ", "engine 2: "]
+
+    asyncio.run(test())
+
+
 def test_what_a_line_says() -> None:
     reports = [
         stats(7),

@@ -133,6 +133,25 @@ def test_what_the_engine_says() -> None:
     assert value("num_requests_running") == 0
 
 
+def test_metrics_of_several_engines_have_a_label() -> None:
+    metrics = ServingMetrics("m", num_engines=2)
+    value = Scraped(metrics)
+    assert all(value("num_preemptions_total", engine=engine) == 0 for engine in "01"), "from the start"
+    assert math.isnan(value("hidden_share", engine="1"))
+    for step_id in (5, 8):
+        metrics.stats_changed(stats(step_id))
+        metrics.stats_changed(dataclasses.replace(stats(10 * step_id), engine=1, num_running=9))
+    metrics.kv_cache_made(16, 300, 1)
+    value = Scraped(metrics)
+    assert [value("engine_steps_total", engine=engine) for engine in "01"] == [3, 30]
+    assert [value("num_requests_running", engine=engine) for engine in "01"] == [3, 9]
+    assert value("step_gap_seconds_count", engine="1") == 4
+    assert value("cache_config_info", engine="1", block_size="16", num_gpu_blocks="300") == 1
+    assert value("engine_up") == 1 and value("prompt_tokens_total") == 0  # of the server
+    metrics.engine_died()
+    assert Scraped(metrics)("num_requests_running", engine="1") == 0
+
+
 def test_the_size_of_the_kv_cache() -> None:
     metrics = ServingMetrics("m")
     metrics.kv_cache_made(16, 300)
