@@ -105,6 +105,16 @@ def test_a_schema_is_satisfied(http: httpx.Client) -> None:
     assert json.loads(block["text"]) == {"name": "Mia", "age": 34}
 
 
+def test_what_is_not_enforced_is_told_in_the_words_of_each_api(http: httpx.Client) -> None:
+    loose = {"type": "json_schema", "schema": {**PERSON, "uniqueItems": True}}
+    for path, body, field in (
+        (PATH, {**BASE, "output_config": {"format": loose}}, "output_config.format"),
+        ("/v1/responses", {"input": "Hi", "text": {"format": {**loose, "name": "x"}}}, "text.format"),
+        ("/v1/chat/completions", {"messages": SUM, "format": loose["schema"]}, "response_format"),
+    ):
+        assert http.post(path, json=body).headers["x-ignored-fields"] == f"{field}: #/uniqueItems"
+
+
 def test_how_an_answer_ends(http: httpx.Client) -> None:
     stopped = answer(http, stop_sequences=["="])
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "=")
@@ -163,6 +173,7 @@ def test_recorded_requests_are_answered(http: httpx.Client, name: str) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice names 'other'"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "output_config.format: "),
         ({"model": ""}, "model"),
     ],
 )
