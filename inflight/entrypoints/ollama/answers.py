@@ -7,14 +7,6 @@ from typing import Any, Literal, NotRequired
 from inflight.entrypoints.openai.responses import Body
 
 
-class OllamaVersion(Body):
-    version: str
-
-
-class PullStatus(Body):
-    status: str
-
-
 class ModelDetails(Body):
     parent_model: str
     format: str
@@ -97,7 +89,3 @@ class ChatAnswer(Line):
 class GeneratedText(Line):
     response: str
     thinking: NotRequired[str]
-
-
-class OllamaError(Body):
-    error: str

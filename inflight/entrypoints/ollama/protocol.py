@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from inflight.entrypoints.openai.generation_fields import MAX_INT, Schema, StopString, sampling_field
+from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopString, sampling_field
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, CalledFunction, Role, Tool, ToolCall, ToolName
 from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
@@ -23,18 +23,9 @@ def _check_images(images: object) -> object:
 Images = Annotated[list[Any] | None, neutral("Text only.", max_length=0), BeforeValidator(_check_images)]
 
 
-class Options(StrictModel):
+class Options(SamplingFields):
     """Those options of Ollama that change an answer. The others are about its own engine, such as num_ctx and num_gpu."""
 
-    temperature: float | None = sampling_field("temperature", "0 is greedy.")
-    top_k: int | None = sampling_field("top_k", "Only this number of the most probable tokens is kept; 0 keeps all.")
-    top_p: float | None = sampling_field(
-        "top_p", "Only the smallest set of most probable tokens with this total probability is kept."
-    )
-    min_p: float | None = sampling_field(
-        "min_p", "Tokens with less than this share of the best token's probability are dropped."
-    )
-    seed: int | None = sampling_field("seed", "Makes the draws repeatable.")
     num_predict: int | None = Field(
         None, ge=-2, le=MAX_INT, description="The most tokens of an answer; 0, -1 and -2 allow the whole context."
     )
@@ -43,12 +34,6 @@ class Options(StrictModel):
     )
     repeat_penalty: float | None = sampling_field(
         "repetition_penalty", "Lowers the logits of tokens that are in the prompt or the output."
-    )
-    presence_penalty: float | None = sampling_field(
-        "presence_penalty", "Subtracted from the logit of each token that was emitted."
-    )
-    frequency_penalty: float | None = sampling_field(
-        "frequency_penalty", "Subtracted from the logit of a token for each time that it was emitted."
     )
 
 

@@ -22,9 +22,10 @@ from inflight.entrypoints.openai.server import ApiServer
 # Clients ask for the version of Ollama and refuse an older one than they need. This one has all the endpoints below.
 API_VERSION = "0.13.5"
 _NEVER = "9999-12-31T23:59:59Z"  # the model always stays loaded
+_TEXTS = dict[str, str]  # the type of {"error": text} and of {"status": text}
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": answers.OllamaError, "description": "The request is wrong."},
-    "5XX": {"model": answers.OllamaError, "description": "The queue is full (503), or the server failed."},
+    "4XX": {"model": _TEXTS, "description": "The request is wrong."},
+    "5XX": {"model": _TEXTS, "description": "The queue is full (503), or the server failed."},
 }
 
 
@@ -64,7 +65,7 @@ def add_ollama_routes(app: FastAPI, server: ApiServer) -> None:
     for path, endpoint, shown in (
         ("chat", chat, answers.ChatAnswer),
         ("generate", generate, answers.GeneratedText),
-        ("pull", pull, answers.PullStatus),
+        ("pull", pull, _TEXTS),
     ):
         responses: dict[int | str, dict[str, Any]] = {200: {"model": shown, **lines}, **_ERRORS}
         app.add_api_route(f"/api/{path}", endpoint, methods=["POST"], response_model=None, responses=responses)
@@ -119,7 +120,7 @@ def add_description_routes(app: FastAPI, server: ApiServer) -> None:
             "modified_at": modified_at,
         }
 
-    async def version() -> answers.OllamaVersion:
+    async def version() -> dict[str, str]:
         return {"version": API_VERSION}
 
     async def tags() -> answers.Models:

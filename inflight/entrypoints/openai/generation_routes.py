@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -104,6 +104,25 @@ def respond(
         finally:
             for stream in streams:
                 stream.abort()
+
+    return WorkResponse(work)
+
+
+def in_time(
+    server: ApiServer, request: Request, body: StrictModel, make: Callable[[], Awaitable[tuple[bytes, Iterable[str]]]]
+) -> Response:
+    """Returns a response with the JSON that `make` returns, or an error if `make` takes longer than the request's deadline.
+    Beside the JSON, `make` returns the parts of the request that it ignores."""
+    ignored = server.ignored_fields.take_out(body)
+
+    async def work(_: Send) -> Response:
+        try:
+            async with within_deadline(request):
+                answer, left_out = await make()
+        except (InvalidRequestError, TokenizerError) as error:
+            raise to_api_error(error, named_field(error, body)) from error
+        headers = server.ignored_fields.header([*ignored, *left_out])
+        return Response(answer, headers=headers, media_type="application/json")
 
     return WorkResponse(work)
 
