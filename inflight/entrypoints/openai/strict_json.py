@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.types import Scope
 
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.server import within_deadline
@@ -34,10 +35,13 @@ class JsonRoute(APIRoute):
         async def handle_strictly(request: Request) -> Response:
             if not has_body:
                 return await handle(request)
-            _check_content_type(request)
+            scope = request.scope
+            if scope["path"].startswith("/api/") and "origin" not in request.headers:
+                scope = _as_json(scope)
+            _check_content_type(Request(scope))
             # Here the deadline limits receiving, parsing and checking the body. Later the response checks the deadline again.
             async with within_deadline(request):
-                return await handle(_StrictRequest(request.scope, request.receive))
+                return await handle(_StrictRequest(scope, request.receive))
 
         return handle_strictly
 
@@ -46,6 +50,13 @@ class _StrictRequest(Request):
     async def json(self) -> Any:  # Any: JSON
         body = await self.body()
         return parse_json(body) if len(body) <= _PARSED_AT_ONCE else await asyncio.to_thread(parse_json, body)
+
+
+def _as_json(scope: Scope) -> Scope:
+    """Ollama's clients send JSON under any type, or under none. A web page of another site could do that too, without asking
+    the server first, so this is only for requests that no page has sent: pages send an `Origin`."""
+    others = [header for header in scope["headers"] if header[0] != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 
 
 def _check_content_type(request: Request) -> None:

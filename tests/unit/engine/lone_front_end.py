@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -51,7 +52,12 @@ def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) ->
         execute_model_timeout_seconds=60.0,
         fault_tolerance=FaultToleranceConfig(),
         model=SimpleNamespace(
-            name="lone", max_model_len=2048, dtype="float32", architecture=SimpleNamespace(vocab_size=256)
+            name="lone",
+            folder=Path("nowhere"),
+            load_format="dummy",
+            max_model_len=2048,
+            dtype="float32",
+            architecture=SimpleNamespace(vocab_size=256),
         ),
     )
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}

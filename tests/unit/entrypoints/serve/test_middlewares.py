@@ -15,7 +15,7 @@ import pytest
 from inflight.entrypoints.serve.access_log import MAX_LINES, AccessLog, LineWriter
 from inflight.entrypoints.serve.api_keys import ApiKeys, read_key_file
 from inflight.entrypoints.serve.asgi import Message, Receive, Scope, Send, send_json
-from inflight.entrypoints.serve.error_form import anthropic_error, error_form, openai_error
+from inflight.entrypoints.serve.error_form import anthropic_error, error_form, ollama_error, openai_error
 from inflight.entrypoints.serve.gate import Gate
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -398,18 +398,20 @@ def status_of(app: Any, headers: list[tuple[bytes, bytes]]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("path", "headers", "is_anthropics"),
+    ("path", "headers", "form"),
     [
-        ("/v1/messages", [], True),
-        ("/v1/messages/count_tokens", [], True),
-        ("/v1/models", [(b"anthropic-version", b"2023-06-01")], True),
-        ("/v1/models", [(b"x-api-key", b"k")], False),
-        ("/v1/messagesx", [], False),
-        ("/v1/chat/completions", [], False),
+        ("/v1/messages", [], anthropic_error),
+        ("/v1/messages/count_tokens", [], anthropic_error),
+        ("/v1/models", [(b"anthropic-version", b"2023-06-01")], anthropic_error),
+        ("/v1/models", [(b"x-api-key", b"k")], openai_error),
+        ("/v1/messagesx", [], openai_error),
+        ("/v1/chat/completions", [], openai_error),
+        ("/api/chat", [], ollama_error),
+        ("/apis", [], openai_error),
     ],
 )
-def test_whose_form_it_is(path: str, headers: Any, is_anthropics: bool) -> None:
-    assert (error_form({"path": path, "headers": headers}) is anthropic_error) is is_anthropics
+def test_whose_form_it_is(path: str, headers: Any, form: Any) -> None:
+    assert error_form({"path": path, "headers": headers}) is form
 
 
 def test_the_forms() -> None:
@@ -420,6 +422,7 @@ def test_the_forms() -> None:
         "type": "error",
         "error": {"type": "not_found_error", "message": "no such model"},
     }
+    assert ollama_error(*shown) == {"error": "no such model"}
 
 
 @pytest.mark.parametrize(
@@ -436,7 +439,6 @@ def test_anthropics_type_follows_from_the_status(status: int, kind: str) -> None
     [
         ("is wrong", "top_k", "top_k: is wrong"),
         ("tools[0]['function'] is wrong", "tools[0].function", "tools[0]['function'] is wrong"),
-        ("response_format: #/a is wrong", None, "output_config.format: #/a is wrong"),
     ],
 )
 def test_anthropics_message_names_the_field(message: str, param: str | None, text: str) -> None:
