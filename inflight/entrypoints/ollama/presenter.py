@@ -34,6 +34,11 @@ class Piece(NamedTuple):
     calls: tuple[Line, ...] = ()
 
 
+def head_of(model: str) -> bytes:
+    """The beginning of all lines of an answer, which is encoded only once."""
+    return to_json({"model": model, "created_at": datetime.now(UTC).isoformat()})[:-1] + b","
+
+
 class OllamaPresenter(Presenter):
     """For a request with one prompt and one choice."""
 
@@ -44,7 +49,7 @@ class OllamaPresenter(Presenter):
     def __init__(
         self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
-        self._model = request.presentation.model
+        self._head = head_of(request.presentation.model)
         self._count = UsageCount()
         self._call: ToolCallStart | None = None  # the call that is open
         self._arguments = ""  # those of this call so far
@@ -56,24 +61,24 @@ class OllamaPresenter(Presenter):
         """The members of an answer that have a piece of it."""
 
     @classmethod
-    def line(cls, model: str, piece: Piece, **more: object) -> Line:
-        created_at = datetime.now(UTC).isoformat()
-        return {"model": model, "created_at": created_at, **cls.shown(piece), "done": bool(more), **more}
+    def line(cls, head: bytes, piece: Piece, **more: object) -> bytes:
+        """A line, which is the last one if there are `more` members."""
+        return head + to_json({**cls.shown(piece), "done": bool(more), **more})[1:] + b"\n"
 
     # -- a stream ------------------------------------------------------------------------------------------------------
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
-        return [self._encoded(piece) for piece in self._pieces(output)]
+        return [self.line(self._head, piece) for piece in self._pieces(output)]
 
     def end(self) -> bytes:
-        return self._encoded(Piece(), **self._end)
+        return self.line(self._head, Piece(), **self._end)
 
     def failure(self, error: ApiError) -> bytes:
         return error.body(ollama_error) + b"\n"
 
     def keep_alive(self) -> bytes:
         """JSON has no comments, so this is a piece without text."""
-        return self._encoded(Piece())
+        return self.line(self._head, Piece())
 
     # -- a body --------------------------------------------------------------------------------------------------------
 
@@ -82,12 +87,9 @@ class OllamaPresenter(Presenter):
         pieces = list(self._pieces(output))
         text, thought = "".join(piece.text for piece in pieces), "".join(piece.thought for piece in pieces)
         calls = tuple(call for piece in pieces for call in piece.calls)
-        return self._encoded(Piece(text, thought, calls), **self._end)
+        return self.line(self._head, Piece(text, thought, calls), **self._end)
 
     # -- both ----------------------------------------------------------------------------------------------------------
-
-    def _encoded(self, piece: Piece, **more: object) -> bytes:
-        return to_json(self.line(self._model, piece, **more)) + b"\n"
 
     def _pieces(self, output: RequestOutput) -> Iterator[Piece]:
         """

@@ -11,7 +11,13 @@ from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
 
 from inflight.entrypoints.ollama import answers
-from inflight.entrypoints.ollama.presenter import OllamaChatPresenter, OllamaPresenter, OllamaTextPresenter, Piece
+from inflight.entrypoints.ollama.presenter import (
+    OllamaChatPresenter,
+    OllamaPresenter,
+    OllamaTextPresenter,
+    Piece,
+    head_of,
+)
 from inflight.entrypoints.ollama.protocol import AnswerRequest, ChatRequest, GenerateRequest, PullRequest, ShowRequest
 from inflight.entrypoints.ollama.translation import served_name, validate_answer
 from inflight.entrypoints.openai.completions import find_fim_tokens
@@ -37,8 +43,8 @@ def add_ollama_routes(app: FastAPI, server: ApiServer) -> None:
             return respond(server, request, body, partial(validate_answer, server, body), presenter)
         known = served_name(server, body.model)
         headers = server.ignored_fields.header(server.ignored_fields.take_out(body))
-        line = presenter.line(body.model or known, Piece(), done_reason="load")
-        return Response(to_json(line), headers=headers, media_type="application/json")
+        line = presenter.line(head_of(body.model or known), Piece(), done_reason="load")
+        return Response(line, headers=headers, media_type="application/json")
 
     async def chat(body: ChatRequest, request: Request) -> Response:
         return answer(body, request, OllamaChatPresenter, is_empty=not body.messages)
