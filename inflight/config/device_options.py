@@ -26,14 +26,15 @@ _QUANTIZATIONS = {"cpu": ("int8", "int4"), "cuda": ("fp8", "int8", "int4")}
 
 
 def resolve_device(
-    args: EngineArgs, num_local_ranks: int, machine: Machine, *, max_num_batched_tokens: int
+    args: EngineArgs, num_machine_ranks: int, machine: Machine, *, max_num_batched_tokens: int
 ) -> DeviceConfig:
-    """
+    """`num_machine_ranks`: the ranks of all replicas on this machine.
+
     Raises:
         ConfigError: an option is for another device, or the machine lacks what the option needs.
     """
     if machine.device == "cuda":
-        return _resolve_cuda(args, num_local_ranks, machine, max_num_batched_tokens)
+        return _resolve_cuda(args, num_machine_ranks, machine, max_num_batched_tokens)
     if args.enforce_eager:
         logger.info("enforce_eager has no effect on a CPU, which never uses CUDA graphs")
     for name, neutral in (("attention_backend", ("auto",)), ("cuda_graph_max_tokens", (None, 0))):
@@ -42,17 +43,17 @@ def resolve_device(
                 f"{name}={getattr(args, name)!r} is for GPUs, and this engine runs on the CPU; leave it out"
             )
     threads_bind = args.cpu_threads_bind or machine.threads_bind
-    num_threads = args.num_threads or _threads_of_rank(machine, num_local_ranks)
+    num_threads = args.num_threads or _threads_of_rank(machine, num_machine_ranks)
     if threads_bind not in (AUTO, OFF):
-        lists = parse_core_lists(threads_bind, num_local_ranks)
+        lists = parse_core_lists(threads_bind, num_machine_ranks)
         num_threads = args.num_threads or len(lists[0])
-        for rank in range(num_local_ranks):  # ranks of this node; the other nodes check theirs
+        for rank in range(num_machine_ranks):  # ranks of this node; the other nodes check theirs
             cores_of_rank(
                 threads_bind,
                 usable=machine.usable_cores,
                 num_threads=num_threads,
                 local_rank=rank,
-                num_local_ranks=num_local_ranks,
+                num_local_ranks=num_machine_ranks,
             )
     return DeviceConfig(kind="cpu", num_threads=num_threads, threads_bind=threads_bind)
 
@@ -141,7 +142,7 @@ def _check_stored(wanted: str, weight_format: str) -> None:
 
 
 def _resolve_cuda(
-    args: EngineArgs, num_local_ranks: int, machine: Machine, max_num_batched_tokens: int
+    args: EngineArgs, num_machine_ranks: int, machine: Machine, max_num_batched_tokens: int
 ) -> DeviceConfig:
     for name in ("num_threads", "cpu_threads_bind"):
         if getattr(args, name) is not None:
@@ -154,23 +155,25 @@ def _resolve_cuda(
             "leave it out, or give device='cpu'"
         )
     backend = args.distributed_executor_backend
-    if num_local_ranks > 1 and backend == "uni":
+    num_ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    if num_ranks > 1 and backend == "uni":
         raise ConfigError(
-            f"distributed_executor_backend='uni' runs {num_local_ranks} ranks as threads of one process, and on GPUs each rank "
+            f"distributed_executor_backend='uni' runs {num_ranks} ranks as threads of one process, and on GPUs each rank "
             "needs a process of its own; give 'mp', or leave it out"
         )
     # With any other backend, another program starts the ranks, and each rank checks its own GPU.
-    if backend in (None, "uni", "mp") and num_local_ranks > len(machine.gpus):
+    if backend in (None, "uni", "mp") and num_machine_ranks > len(machine.gpus):
+        replicas = f" x data_parallel_size={args.data_parallel_size}" if args.data_parallel_size > 1 else ""
         raise ConfigError(
-            f"tensor_parallel_size={args.tensor_parallel_size} x pipeline_parallel_size={args.pipeline_parallel_size} needs "
-            f"{num_local_ranks} GPUs on this machine, one for each rank, and {len(machine.gpus)} can be used; lower one of the "
-            "two sizes, or check whether CUDA_VISIBLE_DEVICES hides a GPU"
+            f"tensor_parallel_size={args.tensor_parallel_size} x pipeline_parallel_size={args.pipeline_parallel_size}"
+            f"{replicas} needs {num_machine_ranks} GPUs on this machine, one for each rank, and {len(machine.gpus)} can be "
+            "used; lower one of the sizes, or check whether CUDA_VISIBLE_DEVICES hides a GPU"
         )
     wanted = args.cuda_graph_max_tokens
     graph_tokens = DEFAULT_CUDA_GRAPH_MAX_TOKENS if wanted is None else wanted
     return DeviceConfig(
         kind="cuda",
-        num_threads=_threads_of_rank(machine, num_local_ranks),
+        num_threads=_threads_of_rank(machine, num_machine_ranks),
         threads_bind=OFF,
         enforce_eager=args.enforce_eager,
         cuda_graph_max_tokens=0 if args.enforce_eager else min(graph_tokens, max_num_batched_tokens),
@@ -185,5 +188,5 @@ def _need_float8(name: str, machine: Machine) -> None:
         )
 
 
-def _threads_of_rank(machine: Machine, num_local_ranks: int) -> int:
-    return max(1, machine.num_cores // num_local_ranks)
+def _threads_of_rank(machine: Machine, num_machine_ranks: int) -> int:
+    return max(1, machine.num_cores // num_machine_ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,10 @@ class ParallelConfig:
     "external_launcher" (torchrun starts a process for each rank, and each process has an engine) or the name of an `Executor`
     class. With "mp" the ranks are split evenly over `nnodes` machines, in the order of the ranks. If there are several nodes,
     node 0 listens on `master_addr`:`master_port`.
+
+    There are `data_parallel_size` replicas of the engine on this machine. Each has a configuration with its own
+    `data_parallel_rank`. They share the machine's cores, its memory and its GPUs. `routes_by_prefix`: requests go to replicas
+    that have cached their prompt, unless these have too much to do.
     """
 
     tensor_parallel_size: int
@@ -129,11 +133,23 @@ class ParallelConfig:
     nnodes: int = 1
     master_addr: str = "127.0.0.1"
     master_port: int = 29501
+    data_parallel_size: int = 1
+    data_parallel_rank: int = 0
+    routes_by_prefix: bool = False
 
     @property
     def num_local_ranks(self) -> int:
         """Ranks on each node."""
         return self.world_size // self.nnodes
+
+    @property
+    def num_machine_ranks(self) -> int:
+        """Ranks of all replicas on this machine."""
+        return self.data_parallel_size * self.num_local_ranks
+
+    def place(self, rank: int) -> int:
+        """The number of this rank among the ranks of all replicas on its machine."""
+        return self.data_parallel_rank * self.num_local_ranks + rank % self.num_local_ranks
 
     @property
     def world_size(self) -> int:
@@ -200,3 +216,9 @@ class EngineConfig:
     speculative: SpeculativeConfig | None
     execute_model_timeout_seconds: float
     fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
+
+    def replicas(self) -> list[EngineConfig]:
+        """Returns the configuration of each replica of the engine."""
+        parallel = self.parallel
+        ranks = range(parallel.data_parallel_size)
+        return [replace(self, parallel=replace(parallel, data_parallel_rank=rank)) for rank in ranks]

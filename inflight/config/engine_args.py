@@ -205,6 +205,19 @@ class EngineArgs:
     pipeline_parallel_size: int = _parallel(
         1, "Stages that share the layers.", flags=("--pipeline-parallel-size", "-pp"), **_COUNT
     )
+    data_parallel_size: int = _parallel(
+        1,
+        "Replicas of the engine on this machine, each with its own ranks; `inflight serve` and `AsyncLLM` divide the requests "
+        "among them.",
+        flags=("--data-parallel-size", "-dp"),
+        bounds=(1, 64),
+    )
+    data_parallel_routing: str = _parallel(
+        "prefix",
+        "Which replica gets a request: the one with the fewest tokens to compute. With prefix, tokens of the prompt that it "
+        "has cached count as computed.",
+        choices=("prefix", "load"),
+    )
     pipeline_layer_partition: str | None = _parallel(
         None, "Layers of each stage, as 8,8,6,6. Default: by their cost.", metavar="N,N,..."
     )
@@ -250,6 +263,10 @@ class EngineArgs:
         return cls(**kwargs)
 
     @property
+    def routes_by_prefix(self) -> bool:
+        return self.data_parallel_size > 1 and self.data_parallel_routing == "prefix" and self.enable_prefix_caching
+
+    @property
     def config_overrides(self) -> dict[str, Any]:  # Any: JSON
         """`hf_overrides`, and the dtype if it is given: then config.json need not name one that is supported."""
         return {**({} if self.dtype == "auto" else {"dtype": self.dtype}), **(self.hf_overrides or {})}
@@ -274,6 +291,11 @@ class EngineArgs:
         if self.node_rank != 0:
             yield (
                 f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
+            )
+        if self.data_parallel_size > 1 and (self.nnodes > 1 or backend == "external_launcher"):
+            yield (
+                f"data_parallel_size={self.data_parallel_size} with several machines or distributed_executor_backend="
+                "'external_launcher': replicas live on one machine today; leave one of them out"
             )
         if self.enforce_eager and self.cuda_graph_max_tokens:
             yield (

@@ -117,7 +117,7 @@ def resolve(
         scheduler=scheduler,
         parallel=parallel,
         device=resolve_device(
-            args, parallel.num_local_ranks, machine, max_num_batched_tokens=scheduler.max_num_batched_tokens
+            args, parallel.num_machine_ranks, machine, max_num_batched_tokens=scheduler.max_num_batched_tokens
         ),
         structured_outputs=StructuredOutputsConfig(
             backend=args.structured_outputs_backend, reasoning_end=args.reasoning_end
@@ -130,7 +130,7 @@ def resolve(
 
 def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchitecture, machine: Machine) -> list[str]:
     """All problems for which `resolve` would refuse the arguments; `resolve` itself raises the first one only."""
-    world_size = args.tensor_parallel_size * args.pipeline_parallel_size
+    num_ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
     max_model_len = args.max_model_len or architecture.default_max_model_len
     parts: list[Callable[[], object]] = [
         lambda: _check_fallback(args, folder, architecture),
@@ -143,7 +143,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         lambda: _resolve_scheduler(args, max_model_len, machine),
         lambda: _check_device_state(args, max_model_len, machine),
         lambda: _resolve_depth(args),
-        lambda: resolve_device(args, max(1, world_size // args.nnodes), machine, max_num_batched_tokens=1),
+        lambda: resolve_device(args, max(1, num_ranks // args.nnodes), machine, max_num_batched_tokens=1),
         lambda: resolve_quantization(args, machine, _weight_format(folder, architecture)),
         lambda: resolve_kv_cache_dtype(args.kv_cache_dtype, args.dtype, machine),
         lambda: resolve_speculative(args.speculative_config),
@@ -399,6 +399,8 @@ def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> Para
         nnodes=args.nnodes,
         master_addr=args.master_addr,
         master_port=args.master_port,
+        data_parallel_size=args.data_parallel_size,
+        routes_by_prefix=args.routes_by_prefix,
     )
 
 

@@ -4,6 +4,8 @@
 and how many sequences the engine had received from this front end by then. `Admission` adds the sequences that this front end
 has sent and the engine had not received. So no sequence is counted twice or forgotten.
 
+`Admission.load` counts in the same way: it is the work that the engine has in front of it, and `Router` compares it.
+
 A running sequence has one of the `max_num_seqs` slots. If no sequence waited when the report was made, the next sequences get
 the free slots at once, so they do not count as waiting.
 """
@@ -23,6 +25,8 @@ from inflight.interface.statistics import SchedulerStats
 
 MAX_SEQUENCES = 1024  # the largest number of sequences (prompts times n) that one call may submit
 MAX_RETRY_SECONDS = 60
+# A sequence that decodes slows others down for a while: it counts like so many tokens of a prompt.
+SEQUENCE_WORK = 32
 RATE_WINDOW = 64  # `Admission` measures at which rate requests end, over at most this many of the last requests
 
 
@@ -47,17 +51,23 @@ class QueueLimits:
                 raise ConfigError(f"{name}={value!r} must be an integer of 1 or more; leave it out for no limit")
 
 
+def work_of(num_sequences: int, num_tokens: int) -> int:
+    """Returns the work of a request, as tokens of a prompt. `num_tokens`: those of its prompt that must be computed."""
+    return num_tokens + SEQUENCE_WORK * num_sequences
+
+
 class Admission:
     def __init__(self, limits: QueueLimits, max_num_seqs: int) -> None:
         self._limits = limits
         self._max_num_seqs = self._free_slots = max_num_seqs
         # for each request that the engine had not received completely when it made the newest report:
-        # (`_num_sent` just after the request was sent, the number of its prompt tokens)
-        self._sent: deque[tuple[int, int]] = deque()
+        # (`_num_sent` just after the request was sent, the number of its prompt tokens, its work)
+        self._sent: deque[tuple[int, int, int]] = deque()
         self._num_sent = self._num_received = 0
         self._stats: SchedulerStats | None = None  # the newest report
         # prompt tokens of all sequences without a slot: of those that waited in the newest report, and of those in `_sent`
         self._num_queued_tokens = 0
+        self._sent_work = 0  # of all requests in `_sent`
         self._ends: deque[float] = deque(maxlen=RATE_WINDOW)  # when requests ended, as times of `time.monotonic()`
 
     def check(self, num_sequences: int, num_tokens: int) -> None:
@@ -91,16 +101,28 @@ class Admission:
                 retry_after_seconds=self._retry_after(queued),
             )
 
-    def sent(self, num_sequences: int, num_tokens: int) -> None:
-        """Count a request that was sent to the engine. Its prompt tokens count once, because all its sequences share them."""
+    @property
+    def load(self) -> int:
+        """Tokens that the engine has to compute: those of prompts that wait or are computed in part, and SEQUENCE_WORK for each
+        sequence."""
+        reported = 0
+        if (stats := self._stats) is not None:
+            sequences = stats.num_waiting + stats.num_running
+            reported = stats.num_waiting_tokens + stats.num_running_tokens + SEQUENCE_WORK * sequences
+        return reported + self._sent_work
+
+    def sent(self, num_sequences: int, num_tokens: int, num_cached: int = 0) -> None:
+        """Count a request that was sent to the engine. Its prompt tokens count once, because all its sequences share them.
+        `num_cached` of them are in the engine's prefix cache."""
         self._num_sent += num_sequences
-        self._sent.append((self._num_sent, num_tokens))
-        self._num_queued_tokens += self._queued_tokens(*self._sent[-1])
+        self._sent.append((self._num_sent, num_tokens, work_of(num_sequences, num_tokens - num_cached)))
+        self._sent_work += self._sent[-1][2]
+        self._num_queued_tokens += self._queued_tokens(self._num_sent, num_tokens)
 
     def restarted(self) -> None:
         """Count from zero again: the engine was lost with its queue, and the new engine has received nothing yet."""
         self._sent.clear()
-        self._num_sent = self._num_received = self._num_queued_tokens = 0
+        self._num_sent = self._num_received = self._num_queued_tokens = self._sent_work = 0
         self._stats, self._free_slots = None, self._max_num_seqs
 
     def reported(self, stats: SchedulerStats, num_received: int) -> None:
@@ -108,8 +130,9 @@ class Admission:
         self._stats, self._num_received = stats, num_received
         self._free_slots = 0 if stats.num_waiting else self._max_num_seqs - stats.num_running
         while self._sent and self._sent[0][0] <= num_received:
-            self._sent.popleft()
-        self._num_queued_tokens = stats.num_waiting_tokens + sum(self._queued_tokens(*each) for each in self._sent)
+            self._sent_work -= self._sent.popleft()[2]
+        queued = sum(self._queued_tokens(num_sent, num_tokens) for num_sent, num_tokens, _ in self._sent)
+        self._num_queued_tokens = stats.num_waiting_tokens + queued
 
     def ended(self) -> None:
         """Count a request that has ended."""

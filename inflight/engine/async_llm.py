@@ -8,6 +8,8 @@ Everything except `process` runs on the event loop. The engine's outputs are pro
 
 If the engine's process dies or hangs, it is started again (`EngineKeeper`). Meanwhile requests wait, and new requests are
 accepted. Then all unfinished requests are sent to the new process, with the tokens that they have emitted, and go on.
+
+With `data_parallel_size` there are several replicas of the engine (`Replicas`). `Router` divides the requests among them.
 """
 
 from __future__ import annotations
@@ -17,17 +19,16 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Self, Unpack
 
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.admission import Admission, Drain, QueueLimits
+from inflight.engine.admission import Drain, QueueLimits
 from inflight.engine.async_front_end import AsyncFrontEnd
-from inflight.engine.backlog import Backlog
-from inflight.engine.engine_connection import EngineConnection
+from inflight.engine.engine_client import EngineClient
 from inflight.engine.engine_keeper import EngineKeeper
 from inflight.engine.engine_sockets import EngineSockets
 from inflight.engine.front_end import ModelInfo, make_input_processor, resolve_config
@@ -35,17 +36,11 @@ from inflight.engine.input_processor import InputProcessor, ProcessedRequest, Re
 from inflight.engine.output_processor import OutputProcessor, Update
 from inflight.engine.output_stream import OutputStream
 from inflight.engine.prompt import Prompt
-from inflight.engine.readiness import Readiness
-from inflight.engine.request_state import RequestOutputKind, RequestState
-from inflight.errors import (
-    EngineClosedError,
-    EngineDeadError,
-    EngineRecoveringError,
-    InflightError,
-    RequestTimeoutError,
-)
+from inflight.engine.replicas import Replicas, connect
+from inflight.engine.request_state import RequestOutputKind
+from inflight.errors import EngineClosedError, EngineDeadError, EngineError, InflightError, RequestTimeoutError
 from inflight.interface.request import EngineCoreOutput, FinishReason
-from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs, EngineReady
+from inflight.interface.serving import AddRequest, EngineOutputs, EngineReady
 from inflight.interface.statistics import FaultStatus
 from inflight.metrics.observer import EngineObserver, Observers
 from inflight.outputs import RequestOutput
@@ -65,38 +60,37 @@ class AsyncLLM(AsyncFrontEnd):
 
     Attributes:
         model: the model that is served.
+        num_kv_cache_tokens: how many tokens fit into the KV cache of each replica.
     """
 
     def __init__(
         self,
         input_processor: InputProcessor,
-        connection: EngineConnection,
-        ready: EngineReady,
+        engines: Sequence[EngineClient],
+        ready: Sequence[EngineReady],
         *,
         seed: int = 0,
-        limits: QueueLimits | None = None,
         observers: Sequence[EngineObserver] = (),
     ) -> None:
         super().__init__(input_processor, seed)
         config = input_processor.config
-        self.model = ModelInfo.of(config, ready.num_kv_cache_tokens)
-        self._connection = connection
-        self._id_prefix = f"{ready.front_end}."
+        self.num_kv_cache_tokens = [each.num_kv_cache_tokens for each in ready]
+        self.model = ModelInfo.of(config, sum(self.num_kv_cache_tokens))
+        self._id_prefix = f"{ready[0].front_end}."
         self._observers = Observers(observers)
-        self._keeper: EngineKeeper | None = None  # None if another process started the engine
+        self._keepers: list[EngineKeeper] = []  # one for each engine; none if another process started the engines
         self._outputs = OutputProcessor(input_processor.tokenizer, observers)
-        self._admission = Admission(limits or QueueLimits(), config.scheduler.max_num_seqs)
-        self._backlog = Backlog(connection, self._process_outputs)
-        self._readiness = Readiness(config.execute_model_timeout_seconds)
+        self._replicas = Replicas(engines, self._outputs, config)
+        self._replicas.on_failed, self._replicas.on_end = self._fail, self._note_end
         self._streams: dict[str, OutputStream] = {}
         self._serials = itertools.count()
         self._drain = Drain()
-        self._busy_since = 0.0  # the time since which `_streams` has not been empty
-        self._death = ""  # why the engine has died; "" while it lives
+        self._death = ""  # why the last engine has died; "" while one lives
         self._closing: asyncio.Task[None] | None = None
-        connection.on_outputs, connection.on_faults = self.on_outputs, self._observers.faults_changed
-        connection.on_lost, connection.on_restored, connection.on_end = self.on_lost, self.on_restored, self.on_end
-        self._observers.faults_changed(connection.fault_status)
+        for engine in engines:
+            engine.process, engine.on_outputs = self._process_outputs, partial(self._note_stats, engine)
+            engine.on_faults = lambda _: self._observers.faults_changed(self.fault_status)
+        self._observers.faults_changed(self.fault_status)
 
     # -- start -----------------------------------------------------------------------------------------------------
 
@@ -113,15 +107,19 @@ class AsyncLLM(AsyncFrontEnd):
         begin = time.perf_counter()
         config = await asyncio.to_thread(resolve_config, args)
         logger.debug("the configuration was resolved in %.2f s", time.perf_counter() - begin)
-        keeper, sockets = EngineKeeper(args, config), EngineSockets()
-        keeper.add(sockets)
-        keeper.start()
+        keepers = [EngineKeeper(args, replica) for replica in config.replicas()]
+        sockets = [EngineSockets() for _ in keepers]
         try:
+            for keeper, each in zip(keepers, sockets, strict=True):
+                keeper.add(each)
+                keeper.start()
             engine = await cls._connect(args, config, sockets, limits, observers)
         except BaseException:
-            await keeper.close()
+            for each in sockets:
+                each.close()
+            await asyncio.gather(*(keeper.close() for keeper in keepers))
             raise
-        engine._keeper = keeper
+        engine._keepers = keepers
         logger.debug("%s is ready after %.2f s", config.model.name, time.perf_counter() - begin)
         return engine
 
@@ -129,13 +127,12 @@ class AsyncLLM(AsyncFrontEnd):
     async def attach(
         cls,
         args: EngineArgs,
-        sockets: EngineSockets,
-        *,
+        *sockets: EngineSockets,
         limits: QueueLimits | None = None,
         observers: Sequence[EngineObserver] = (),
     ) -> AsyncLLM:
         """Make another front end of an engine that another process has started with the same `args` (see `EngineKeeper`).
-        `sockets` has a socket to the present process of the engine, and gets one to each later process.
+        `sockets`, one for each replica, has a socket to the present process of the engine, and gets one to each later process.
 
         Raises: the same as `from_args`.
         """
@@ -147,7 +144,7 @@ class AsyncLLM(AsyncFrontEnd):
         cls,
         args: EngineArgs,
         config: EngineConfig,
-        sockets: EngineSockets,
+        sockets: Sequence[EngineSockets],
         limits: QueueLimits | None,
         observers: Sequence[EngineObserver],
     ) -> AsyncLLM:
@@ -155,13 +152,13 @@ class AsyncLLM(AsyncFrontEnd):
             begin = time.perf_counter()
             input_processor = await asyncio.to_thread(make_input_processor, args, config)
             logger.debug("the tokenizer was read in %.2f s", time.perf_counter() - begin)
-            connection = EngineConnection(sockets, config.fault_tolerance)
-            ready = await connection.open()
+            engines, ready = await connect(config, sockets, limits)
         except BaseException:
-            sockets.close()
+            for each in sockets:
+                each.close()
             raise
-        seed = front_end_seed(args.seed, ready.front_end)
-        return cls(input_processor, connection, ready, seed=seed, limits=limits, observers=observers)
+        seed = front_end_seed(args.seed, ready[0].front_end)
+        return cls(input_processor, engines, ready, seed=seed, observers=observers)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -176,7 +173,7 @@ class AsyncLLM(AsyncFrontEnd):
         """
         self._check_open()
         self._drain.check_new()
-        self._admission.check(num_sequences, num_tokens)
+        self._replicas.router.check(num_sequences, num_tokens)
 
     @contextlib.contextmanager
     def accepted(self) -> Iterator[None]:
@@ -207,31 +204,32 @@ class AsyncLLM(AsyncFrontEnd):
         *,
         kind: RequestOutputKind = RequestOutputKind.DELTA,
         timeout: float | None = None,
+        data_parallel_rank: int | None = None,
     ) -> list[OutputStream]:
-        """Like `submit`, for requests that belong together: either all are started, or none is.
+        """Like `submit`, for requests that belong together: either all are started, or none is. `data_parallel_rank`: the
+        replica that gets them, as long as it is there.
 
         Raises:
-            InvalidRequestError: a request with one of these ids still runs, two of these requests have the same id, or
-                `check_admission` raises it.
+            InvalidRequestError: a request with one of these ids still runs, two of these requests have the same id, there is no
+                such replica, or `check_admission` raises it.
             OverloadedError, EngineClosedError, EngineDeadError: as in `check_admission`. But if a request was `accepted` before
                 `drain` was called, it may still be submitted.
         """
-        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._check_open()
         self._drain.check_submit()
-        self._admission.check(sum(len(request.children) for request in requests), num_tokens)
+        engines = self._replicas.router.place(requests, data_parallel_rank)
         self._outputs.check_ids([request.request_id for request in requests])
-        return [self._start(request, kind, timeout) for request in requests]
+        return [self._start(request, each, kind, timeout) for request, each in zip(requests, engines, strict=True)]
 
-    def _start(self, request: ProcessedRequest, kind: RequestOutputKind, timeout: float | None) -> OutputStream:
+    def _start(
+        self, request: ProcessedRequest, engine: EngineClient, kind: RequestOutputKind, timeout: float | None
+    ) -> OutputStream:
         request = self._with_own_ids(request)
         state = self._outputs.add_request(request, kind)
         stream = OutputStream(state, partial(self._end, [request.request_id], FinishReason.ABORT))
-        if not self._streams:
-            self._busy_since = time.monotonic()
         self._streams[request.request_id] = stream
         self._drain.note_running(len(self._streams))
-        self._send(state)
+        self._replicas.give(state, engine)
         if timeout is not None:
             left = max(request.arrival_time + timeout - time.monotonic(), 0.0)
             stream.timer = asyncio.get_running_loop().call_later(left, self._expire, request.request_id, timeout)
@@ -265,7 +263,7 @@ class AsyncLLM(AsyncFrontEnd):
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prompts."""
         self._check_open()
-        await self._connection.reset_prefix_cache()
+        await self._replicas.reset_prefix_caches()
 
     def _with_own_ids(self, request: ProcessedRequest) -> ProcessedRequest:
         """Returns the request with ids that the core has never received. So this front end cannot mistake late outputs of an
@@ -281,14 +279,6 @@ class AsyncLLM(AsyncFrontEnd):
         ]
         return replace(request, children=tuple(children))
 
-    def _send(self, state: RequestState) -> None:
-        """Send what is left of a request to the engine. During a recovery it waits until `on_restored` sends it."""
-        children = state.resumed_children()
-        if not self._connection.lost_because:
-            self._connection.send(AddRequest(prompt_token_ids=state.request.prompt_array, children=children))
-            state.was_sent = True
-        self._admission.sent(len(children), len(state.request.prompt_token_ids))
-
     def _end(self, request_ids: Iterable[str], reason: FinishReason) -> None:
         self._publish(self._outputs.abort(request_ids, reason))
 
@@ -299,12 +289,10 @@ class AsyncLLM(AsyncFrontEnd):
 
     # -- outputs ---------------------------------------------------------------------------------------------------
 
-    def on_outputs(self, message: EngineOutputs) -> None:
+    def _note_stats(self, engine: EngineClient, message: EngineOutputs) -> None:
         if message.stats is not None:
-            self._admission.reported(message.stats, message.num_received)
-            self._observers.stats_changed(message.stats)
-        self._readiness.note(message.outputs, message.stats)
-        self._backlog.extend(message.outputs)
+            stats = message.stats if engine.index == 0 else replace(message.stats, engine=engine.index)
+            self._observers.stats_changed(stats)
 
     def _process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> None:
         self._publish(self._outputs.update(outputs))
@@ -318,10 +306,9 @@ class AsyncLLM(AsyncFrontEnd):
                 del self._streams[state.request.request_id]
                 if stream.timer is not None:
                     stream.timer.cancel()
-                self._admission.ended()
+                self._replicas.take_back(state)
         self._drain.note_running(len(self._streams))
-        if update.requests_to_abort:
-            self._connection.send(AbortRequests(request_ids=tuple(update.requests_to_abort)))
+        self._replicas.abort(update)
 
     # -- health and end --------------------------------------------------------------------------------------------
 
@@ -337,27 +324,28 @@ class AsyncLLM(AsyncFrontEnd):
         """
         Raises:
             EngineClosedError: the engine was closed.
-            EngineDeadError: the engine's process is gone.
+            EngineDeadError: the engine's process is gone; of several replicas, all are gone.
         """
         self._check_open()
 
-    async def check_ready(self) -> None:
+    async def check_ready(self) -> Mapping[int, EngineError | None]:
         """Check that the engine makes steps. If it is idle and the last step was more than 10 seconds ago, it must
         generate one token for this check.
+
+        Returns:
+            the index of each replica -> why it is not ready; None if it is ready. At least one is.
 
         Raises:
             EngineError: the engine makes no steps, recovers from a fault, or `check_health` raises an error.
         """
         self._check_open()
-        if (status := self.fault_status).state == "recovering":
-            raise EngineRecoveringError(f"the engine recovers from a fault ({status.last_kind})")
-        await self._readiness.check(self._start_canary, self._busy_since if self._streams else None)
+        return await self._replicas.check_ready(self._start_canary)
 
-    def _start_canary(self) -> str:
+    def _start_canary(self, engine: EngineClient) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
         canary = self._with_own_ids(self._input_processor.process("canary", [0], params, default_seed=0))
-        self._connection.send(AddRequest(prompt_token_ids=canary.prompt_array, children=canary.children))
-        self._admission.sent(1, 1)
+        engine.send(AddRequest(prompt_token_ids=canary.prompt_array, children=canary.children))
+        engine.admission.sent(1, 1)
         return canary.children[0].request_id
 
     async def drain(self, timeout: float) -> None:
@@ -377,33 +365,13 @@ class AsyncLLM(AsyncFrontEnd):
 
     async def _close(self) -> None:
         self._close_texts()
-        await self._connection.close()
-        if self._keeper is not None:
-            await self._keeper.close()
+        await self._replicas.close()
+        await asyncio.gather(*(keeper.close() for keeper in self._keepers))
 
     @property
     def fault_status(self) -> FaultStatus:
-        """Whether the engine recovers from a fault, and which recoveries there were."""
-        return self._connection.fault_status
-
-    def on_lost(self, reason: str) -> None:
-        """The engine's process is gone, and another one will be started. Requests wait, or fail if they may not resume."""
-        logger.warning("%s; %d requests wait for its recovery", reason, len(self._streams))
-        self._backlog.finish()  # deliver the outputs that have already arrived
-        self._admission.restarted()
-        self._readiness.end(EngineRecoveringError("the engine recovers from a fault (engine_died)"))
-        if not self._input_processor.config.fault_tolerance.resume_requests_after_recovery:
-            error = EngineRecoveringError("the engine was lost during this request; send the request again")
-            self._fail([each.request.request_id for each in self._outputs.unfinished() if each.was_sent], error)
-
-    def on_restored(self) -> None:
-        """Another process of the engine is ready: send it all unfinished requests, in the order of their arrival."""
-        self._admission.restarted()
-        for state in self._outputs.unfinished():
-            if state.was_sent:
-                state.count_loss()
-            self._send(state)
-        self._busy_since = time.monotonic()
+        """Whether the engine recovers from a fault, and which recoveries there were. Of several replicas: their sum."""
+        return self._replicas.fault_status
 
     def _fail(self, request_ids: Iterable[str], error: InflightError) -> None:
         failed = list(request_ids)
@@ -411,12 +379,12 @@ class AsyncLLM(AsyncFrontEnd):
             self._streams[request_id].fail(error)
         self._end(failed, FinishReason.ERROR)
 
-    def on_end(self, reason: str) -> None:
+    def _note_end(self, reason: str) -> None:
         if self._closing is None:
             self._death = reason
             logger.error("%s; %d requests were running", reason, len(self._streams))
-        self._backlog.finish()  # deliver the outputs that have already arrived
-        self._readiness.end(self._gone())
+        for engine in self._replicas.engines:
+            engine.readiness.end(self._gone())
         self._fail(self._streams, self._gone())
 
     def _check_open(self) -> None:
@@ -427,9 +395,10 @@ class AsyncLLM(AsyncFrontEnd):
         if not self._death:
             return EngineClosedError("the engine was closed; make a new one")
         text = self._death
-        if self._keeper is not None and self._keeper.has_ended and self._keeper.state not in text:
-            text = f"{text}: {self._keeper.state}"
-        return EngineDeadError(text, summary=self._connection.summary)
+        ended = [keeper.state for keeper in self._keepers if keeper.has_ended]
+        if ended and ended[-1] not in text:
+            text = f"{text}: {ended[-1]}"
+        return EngineDeadError(text, summary=self._replicas.summary)
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,8 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from inflight.engine.engine_connection import EngineConnection
 from inflight.interface.request import EngineCoreOutput, LogprobsColumns
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,16 @@ SLICE_LOGPROBS = 1024
 MAX_BACKLOG = 4096  # if more outputs than this wait, the connection to the engine is paused
 
 
+class Stream(Protocol):
+    """The connection to the engine, as a backlog sees it."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def end(self, reason: str) -> None: ...
+
+
 class Backlog:
     """Only the event loop's thread may call the methods.
 
@@ -35,7 +45,7 @@ class Backlog:
         process: called with some outputs, in order. If it raises, all waiting outputs are dropped and the connection is closed.
     """
 
-    def __init__(self, client: EngineConnection, process: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
+    def __init__(self, client: Stream, process: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
         self._client = client
         self._process = process
         self._outputs: deque[EngineCoreOutput] = deque()

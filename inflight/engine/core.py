@@ -65,6 +65,7 @@ class EngineCore:
             and `step` plans again. Otherwise it returns False. If None is set, `step` only waits for the oldest step.
         scheduler_config: the user's configuration. For a pipeline, its stagger and depth were chosen by a measurement (see
             pipeline_tuning.py).
+        cached_names: the names of blocks that have joined and left the prefix cache; None if nobody wants to know.
         on_fault_status: called when a recovery of the ranks begins and when it ends. By default it does nothing.
         timeline: when the engine planned, waited, committed and filled masks, and when it was idle.
     """
@@ -86,6 +87,7 @@ class EngineCore:
             enable_prefix_caching=config.cache.enable_prefix_caching,
             checkpoint_tokens=config.cache.state_checkpoint_tokens,
         )
+        self.cached_names = kv_cache.watch_names() if config.parallel.routes_by_prefix else None
         self.scheduler_config, first_step_id = tuned(config, executor, self.kv_cache_config)
         step_times, first_step_id = measured_step_times(config, executor, self.kv_cache_config, first_step_id)
         self.scheduler = Scheduler(

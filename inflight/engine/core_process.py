@@ -38,7 +38,7 @@ from queue import SimpleQueue
 
 from inflight.engine.control_socket import Begin, ControlSocket, FrontEndLink
 from inflight.engine.core import EngineCore
-from inflight.engine.engine_process import EXIT_GIVEN_UP, TITLE
+from inflight.engine.engine_process import EXIT_GIVEN_UP, title_of
 from inflight.engine.front_end import make_grammars
 from inflight.engine.outbox import EXIT_FAILED
 from inflight.errors import CodecError, EngineDeadError, EngineError, ErrorKind, InflightError, RankError
@@ -158,7 +158,8 @@ class CoreServer:
         executor.recovery_times = self._past_recoveries + executor.recovery_times
         if self._fault_time:
             self._past = replace(self._past, last_recovery_seconds=time.monotonic() - self._fault_time)
-        self._tell_owner({"ready": True})  # first: a process that ends before it is ready is not started again
+        # first: a process that ends before it is ready is not started again
+        self._tell_owner({"ready": core.kv_cache_config.total_bytes})
         for link in self._links:
             self._greet(link)
         self._tell_faults()
@@ -267,6 +268,8 @@ class CoreServer:
     def _greet(self, link: FrontEndLink) -> None:
         link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=self._core.num_kv_cache_tokens))
         link.outbox.send(self._faults())
+        if self._core.cached_names is not None:
+            link.outbox.put_names(self._core.cached_names.present())
 
     def _faults(self) -> FaultStatus:
         present = self._core.fault_status().after(self._past)
@@ -311,6 +314,9 @@ class CoreServer:
             self._next_report, self._is_reported = time.monotonic() + STATS_SECONDS, True
             if self._has_fault_news:
                 self._tell_faults()
+            if self._core.cached_names is not None and (names := self._core.cached_names.take()):
+                for link in self._links:
+                    link.outbox.put_names(names)
         by_link: dict[FrontEndLink, list[EngineCoreOutput]] = {link: [] for link in self._links}
         for output in outputs:
             by_link[self._owners[output.request_id]].append(output)
@@ -393,8 +399,8 @@ def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, Eng
         server.has_begun.wait()
         begin = time.perf_counter()
         if start_engine.is_spare:
-            show_title(TITLE)
-            name_process(TITLE)
+            show_title(title_of(config))
+            name_process(title_of(config))
 
     if start_engine.is_spare:
         executor = Executor.get_class(config).after_waiting(config, wait)

@@ -188,9 +188,19 @@ class EngineKeeper:
         if not process.is_ready and not process.was_killed:
             self._give_up(f"the engine's process is gone: {process.process.state}")  # it could not start
         self._start_seconds = time.monotonic() - begun if process.is_ready else 0.0
+        self._fix_cache_size(process)
         while True:
             await self._follow(process)
             process = await self._recover(process)
+
+    def _fix_cache_size(self, process: EngineProcess) -> None:
+        """Let later processes of a replica have a KV cache of the same size. Beside the caches of the other replicas, they
+        would find less free memory."""
+        parallel = self._config.parallel
+        if parallel.data_parallel_size > 1 and parallel.pipeline_parallel_size == 1 and process.is_ready:
+            cache = self._config.cache
+            cache = replace(cache, memory_bytes=cache.memory_bytes or process.kv_cache_bytes)
+            self._config = replace(self._config, cache=cache)
 
     async def _follow(self, process: EngineProcess, *, until_ready: bool = False, deadline: float = math.inf) -> None:
         """Return when the process has ended. With `until_ready` return also when it is ready. Kill a process that hangs, or

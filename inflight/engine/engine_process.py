@@ -5,7 +5,8 @@ The two share a *control socket*. After the `StartEngine` frame its messages are
     owner -> core   {"front_end": number, "num_deaths": n}, which brings one end of a front end's socket; {"ping": true};
                     once: {"begin": fields of a `FaultStatus`, the recoveries so far; "fault_time", "guilty",
                     "recovery_times": see `begin`}
-    core -> owner   {"pong": true}, {"ready": true}, {"faults": fields of a `FaultStatus`, "recovery_times": [time, ...]},
+    core -> owner   {"pong": true}, {"ready": bytes of a rank's KV cache},
+                    {"faults": fields of a `FaultStatus`, "recovery_times": [time, ...]},
                     {"unconnected": number of a front end, whose socket did not arrive, as there was no free descriptor},
                     {"suspect": id of the sequence that runs alone, see `Suspects`; "" if all may run}
 
@@ -41,6 +42,12 @@ SOCKET_BUFFER_BYTES = 2**20
 EXIT_GIVEN_UP = 4  # exit code of an engine core whose ranks needed too many recoveries
 
 
+def title_of(config: EngineConfig, title: str = TITLE) -> str:
+    """The title of the process. If there are several replicas, it has the replica's number."""
+    parallel = config.parallel
+    return title if parallel.data_parallel_size == 1 else f"{title} {parallel.data_parallel_rank}"
+
+
 class EngineProcess:
     """The process in which the engine core runs. It loads the model after `begin`. Used on one event loop.
 
@@ -49,6 +56,7 @@ class EngineProcess:
         sockets: number of a front end -> the socket to the engine, one for each front end given to `begin`. A caller that takes
             one out owns it. `close` closes the others.
         is_ready: whether the engine has started.
+        kv_cache_bytes: the size of the KV cache of rank 0; 0 before the engine has started.
         has_ended: whether the process has ended.
         was_killed: whether this object has killed the process, because it hung or took too long.
         faults: the newest status that the core has sent; None before the first one.
@@ -66,6 +74,7 @@ class EngineProcess:
         """
         self.sockets: dict[int, socket.socket] = {}
         self.is_ready = self.has_ended = self.was_killed = False
+        self.kv_cache_bytes = 0
         self.recovery_times: tuple[float, ...] = ()
         self._unconnected: list[int] = []
         self.faults: FaultStatus | None = None
@@ -74,7 +83,7 @@ class EngineProcess:
         self._has_news = asyncio.Event()
         self._control, theirs = socket.socketpair()
         try:
-            title = SPARE_TITLE if is_spare else TITLE
+            title = title_of(config, SPARE_TITLE if is_spare else TITLE)
             self.process = ChildProcess(title, "inflight.engine.core_process", [theirs.fileno()], keeps_secrets=True)
         except BaseException:
             self._control.close()
@@ -227,8 +236,8 @@ class EngineProcess:
             match json.loads(line):
                 case {"pong": _}:
                     self._pings.heard(0)
-                case {"ready": _}:
-                    self.is_ready = True
+                case {"ready": int(num_bytes)}:
+                    self.is_ready, self.kv_cache_bytes = True, num_bytes
                     self._has_news.set()
                 case {"suspect": str(request_id)}:
                     self.suspect = request_id

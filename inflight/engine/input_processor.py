@@ -20,6 +20,7 @@ from inflight.engine.prompt import Prompt, as_token_ids, open_prompt, token_arra
 from inflight.engine.text_parameters import check_text_parameters, tokenize_bad_words, unenforced_places
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.interface.request import AnswerFrame, EngineCoreRequest, Int32Array, ResolvedSampling
+from inflight.kv_cache.block_hash import BlockHasher
 from inflight.parsers.markup import ToolMarkup
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import answer_frame, find_opening
@@ -86,6 +87,7 @@ class ProcessedRequest:
         prompt: the text, or None if the request was given as token ids.
         prompt_array: the `prompt_token_ids` as the engine core gets them, once for all `children`.
         children: its sequences, ordered by index. They are sent to the engine core.
+        block_names: the names of the prompt's blocks (`BlockHasher.names`) if they decide which replica gets it; else b"".
         unenforced: the places in the request's JSON schemas that its grammar does not enforce.
         make_parser: makes a parser for the text of one of its sequences; None if there is none.
     """
@@ -100,6 +102,7 @@ class ProcessedRequest:
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     unenforced: tuple[str, ...] = ()
     make_parser: Callable[[], OutputParser] | None = None
+    block_names: bytes = b""
 
 
 class InputProcessor:
@@ -145,6 +148,9 @@ class InputProcessor:
         self.default_max_tokens = None if defaults.get("max_new_tokens") is None else self.default_params.max_tokens
         self.eos_token_ids = model_eos_token_ids(config.model.architecture, tokenizer, generation_config)
         end = config.structured_outputs.reasoning_end
+        self._hasher = None
+        if config.parallel.routes_by_prefix:
+            self._hasher = BlockHasher(config.model.fingerprint, config.cache.block_size)
         self._reasoning = reasoning_with_end(end) if end else None
 
     def process(
@@ -213,6 +219,7 @@ class InputProcessor:
             trace_headers=options.get("trace_headers", {}),
             unenforced=unenforced,
             make_parser=options.get("make_parser"),
+            block_names=b"" if self._hasher is None else self._hasher.names(cache_salt, token_ids),
         )
 
     def render_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:

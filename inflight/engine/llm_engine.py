@@ -19,7 +19,7 @@ from inflight.engine.output_processor import OutputProcessor
 from inflight.engine.prompt import Prompt
 from inflight.engine.request_state import RequestOutputKind
 from inflight.engine.step_figures import ENGINE
-from inflight.errors import EngineClosedError
+from inflight.errors import ConfigError, EngineClosedError
 from inflight.executor.executor import Executor
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
@@ -59,6 +59,11 @@ class LLMEngine:
             ConfigError: the arguments are wrong, or do not fit the model or the machine. No worker is left running.
         """
         start = time.perf_counter()
+        if args.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size={args.data_parallel_size}: here the engine runs in this process, as one replica; use "
+                "`inflight serve` or AsyncLLM, or leave it out"
+            )
         config = resolve_config(args)
         input_processor = make_input_processor(args, config)
         tokenizer = input_processor.tokenizer

@@ -6,10 +6,11 @@ sequence, with all tokens of this sequence that were not sent yet.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from inflight.engine.step_clock import MAX_GAPS
 from inflight.executor.transport import BlockingStream
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, LogprobsColumns
-from inflight.interface.serving import EngineOutputs
+from inflight.interface.serving import CachedBlocks, EngineOutputs
 from inflight.interface.statistics import SchedulerStats
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Outbox:
         self._stats: SchedulerStats | None = None
         self._num_received = 0
         self._messages: list[Message] = []
+        self._names: dict[bytes, bool] = {}  # see `put_names`
+        self._has_lost_names = False
         self._is_closed = False
         self._wakes = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -52,6 +55,15 @@ class Outbox:
             if stats is not None:
                 self._stats = stats if self._stats is None else merge_stats(self._stats, stats)
                 self._num_received = num_received
+            self._wakes.notify()
+
+    def put_names(self, names: Mapping[bytes, bool]) -> None:
+        """Tell the front end which names of blocks are in the prefix cache (True) and which are not (False). A front end that
+        does not read for long loses all names."""
+        with self._wakes:
+            self._names.update(names)
+            if len(self._names) > MAX_NAMES:
+                self._names, self._has_lost_names = {}, True
             self._wakes.notify()
 
     def send(self, message: Message) -> None:
@@ -72,16 +84,18 @@ class Outbox:
         try:
             while True:
                 with self._wakes:
-                    while not (self._outputs or self._stats or self._messages or self._is_closed):
+                    while not (self._outputs or self._stats or self._messages or self._names or self._is_closed):
                         self._wakes.wait()
                     outputs, self._outputs = self._outputs, {}
                     stats, self._stats = self._stats, None
                     messages, self._messages = self._messages, []
+                    names, self._names = self._names, {}
+                    has_lost, self._has_lost_names = self._has_lost_names, False
                     num_received, is_closed = self._num_received, self._is_closed
                 if outputs or stats is not None:
                     merged = tuple(merge_outputs(pieces) for pieces in outputs.values())
                     self._stream.send(EngineOutputs(outputs=merged, num_received=num_received, stats=stats))
-                for message in messages:
+                for message in (*messages, *_name_messages(names, has_lost)):
                     self._stream.send(message)
                 if is_closed:
                     return
@@ -90,6 +104,19 @@ class Outbox:
         except Exception:  # a defect; the process ends, because otherwise the front end would wait for ever
             logger.critical("the engine's outputs cannot be sent, so its process ends", exc_info=True)
             os._exit(EXIT_FAILED)
+
+
+# At most so many names of blocks wait to be sent (16 MB), and one message has at most NAMES_OF_MESSAGE of them.
+MAX_NAMES, NAMES_OF_MESSAGE = 2**18, 2**13
+
+
+def _name_messages(names: Mapping[bytes, bool], has_lost: bool) -> Iterator[CachedBlocks]:
+    if has_lost:
+        yield CachedBlocks(stored=b"", removed=b"", is_first=True)
+    items = iter(names.items())
+    while some := list(itertools.islice(items, NAMES_OF_MESSAGE)):
+        stored = b"".join(name for name, is_cached in some if is_cached)
+        yield CachedBlocks(stored=stored, removed=b"".join(name for name, is_cached in some if not is_cached))
 
 
 # When so many outputs of a sequence wait, they are merged into one output. They are not merged earlier, because a merge copies

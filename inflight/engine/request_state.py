@@ -42,7 +42,8 @@ class RequestState:
     """A request and its completions, ordered by index. Changes are collected until `take_output`.
 
     Attributes:
-        was_sent: whether the request was sent to an engine core.
+        engine: the index of the engine that has the request; -1 before it is given to one.
+        was_sent: whether the request was sent to the present process of this engine.
         num_unfinished: the number of completions that have not ended.
         error: why a completion failed; "" if none has failed. If several have failed, why the last one failed.
         error_kind: what the cause of `error` was.
@@ -57,7 +58,7 @@ class RequestState:
             Completion(index, tokenizer, request, stop_strings) for index in range(len(request.children))
         ]
         self.num_unfinished = len(self.completions)
-        self.was_sent = False
+        self.engine, self.was_sent = -1, False
         self.error = ""
         self.error_kind = ErrorKind.REQUEST
         self.finished_time = 0.0
@@ -108,6 +109,11 @@ class RequestState:
         if self._kind is RequestOutputKind.DELTA:
             self.prompt_logprobs = None
         return found
+
+    @property
+    def num_losses(self) -> int:
+        """How many engine cores in a row were lost with this request."""
+        return max((each.num_losses for each in self.completions if each.finish_reason is None), default=0)
 
     def count_loss(self) -> None:
         """Count that an engine core was lost with this request."""

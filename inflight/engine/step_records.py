@@ -82,6 +82,7 @@ class StepRecords:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_waiting_tokens=scheduler.num_waiting_tokens,
+            num_running_tokens=scheduler.num_running_tokens,
             kv_cache_usage=self._kv_cache.usage,
             prefix_cache_queries=now.num_queried_tokens - before.num_queried_tokens,
             prefix_cache_hits=now.num_hit_tokens - before.num_hit_tokens,

@@ -79,6 +79,8 @@ class ResolvedSampling:
 
 # A sequence has made progress after a fault if it has got so many new tokens (see scheduler/suspects.py).
 MIN_PROGRESS_TOKENS = 2
+# After so many faults in a row without progress it runs alone.
+MAX_FAULTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

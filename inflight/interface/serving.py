@@ -4,6 +4,7 @@ the core's owner   -- StartEngine (on the control socket, see engine/engine_proc
 core               -- EngineReady | EngineStartFailed -->  every front end
 front end          -- AddRequest, AbortRequests, ResetPrefixCache; EndDamagedEngine, if a frame is damaged -->  core
 core               -- EngineOutputs, PrefixCacheReset, FaultStatus; EngineDied, if the core has failed -->  front end
+core               -- CachedBlocks, if there are several replicas and requests go where their prompt is cached -->  front end
 
 When a front end's stream ends, the core ends all requests of this front end. When the control socket is closed, the core ends.
 If the core's process dies, its owner starts another core. Each front end gets a stream to the new core, and sends its
@@ -104,6 +105,16 @@ class EngineOutputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CachedBlocks:
+    """Names of blocks that have joined and left the core's prefix cache, one after another, 32 bytes each. If `is_first`, this
+    front end must forget what it was told before."""
+
+    stored: bytes
+    removed: bytes
+    is_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDied:
     """The core cannot continue. Its process ends. `summary` is the reason as clients may see it, or "" if it is not known."""
 
@@ -121,6 +132,7 @@ ServingMessage = (
     | EndDamagedEngine
     | PrefixCacheReset
     | EngineOutputs
+    | CachedBlocks
     | EngineDied
     | FaultStatus
 )

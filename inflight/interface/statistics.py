@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -17,6 +18,7 @@ class SchedulerStats:
         num_waiting: requests that wait for their first step, for blocks or for a grammar.
         num_waiting_tokens: the tokens of waiting requests that are not computed yet. If the n sequences of a request share a
             prompt, the prompt's tokens count once.
+        num_running_tokens: the tokens of running requests that are not computed yet. A request that decodes has one.
         kv_cache_usage: share of the KV blocks in use, in [0, 1].
         prefix_cache_queries: tokens looked up in the prefix cache since the last report.
         prefix_cache_hits: how many of these tokens were found.
@@ -28,6 +30,7 @@ class SchedulerStats:
         step_gaps: for each step since the last report, the seconds that the devices were idle before it.
         step_time_ratios: measured time / predicted time of each step since the last report. Steps without a prediction are
             left out.
+        engine: the number of the replica. The front end sets it.
         hidden_share: which share of the host's work was done while a device computed a step. None if there was no step since
             the last report.
     """
@@ -37,6 +40,7 @@ class SchedulerStats:
     num_waiting: int
     num_waiting_tokens: int
     kv_cache_usage: float
+    num_running_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
@@ -47,6 +51,7 @@ class SchedulerStats:
     step_gaps: tuple[float, ...] = ()
     step_time_ratios: tuple[float, ...] = ()
     hidden_share: float | None = None
+    engine: int = 0
 
 
 FaultCause = Literal["rank_died", "rank_hung", "link_broken", "step_failed", "engine_died", "front_end_died"]
@@ -80,6 +85,22 @@ class FaultStatus:
     num_stale_frames: int = 0
     num_resumed_requests: int = 0
     spare_workers: int = 0
+
+    @staticmethod
+    def of_replicas(statuses: Sequence[FaultStatus]) -> FaultStatus:
+        """Returns the status of several replicas together. They recover if one of them recovers, and have failed if all have.
+        Each of them has counted every death of a front end."""
+        whole = statuses[0]
+        for status in statuses[1:]:
+            whole = status.after(whole)
+        states = [status.state for status in statuses]
+        state: FaultState = "recovering" if "recovering" in states else "healthy" if "healthy" in states else "failed"
+        counts = dict(whole.num_recoveries)
+        if "front_end_died" in counts:
+            counts["front_end_died"] = max(status.num_recoveries.get("front_end_died", 0) for status in statuses)
+        return replace(
+            whole, state=state, num_recoveries=counts, spare_workers=sum(status.spare_workers for status in statuses)
+        )
 
     def after(self, past: FaultStatus) -> FaultStatus:
         """Returns this status with the counts of `past` added. `past` is the status of the processes before this one."""

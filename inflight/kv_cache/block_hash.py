@@ -12,6 +12,8 @@ import hashlib
 
 from inflight.interface.request import Int32Array
 
+NAME_BYTES = 32
+
 
 class BlockHasher:
     """Computes the names of a sequence's blocks, for one model and one block size."""
@@ -23,6 +25,13 @@ class BlockHasher:
     def root(self, cache_salt: str) -> bytes:
         salt = cache_salt.encode()
         return hashlib.sha256(len(self._fingerprint).to_bytes(8, "little") + self._fingerprint + salt).digest()
+
+    def names(self, cache_salt: str, token_ids: Int32Array) -> bytes:
+        """Returns the names of all blocks of a prompt that a request can find in a cache, one after another. The last token
+        must always be computed."""
+        hashes: list[bytes] = []
+        self.extend(self.root(cache_salt), hashes, token_ids, max(0, len(token_ids) - 1) // self.block_size)
+        return b"".join(hashes)
 
     def extend(
         self, root: bytes, hashes: list[bytes], token_ids: Int32Array, num_blocks: int, *, first_token: int = 0

@@ -17,7 +17,7 @@ blocks that a request does not need any more.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from inflight.interface.kv_cache import DUMMY_BLOCK
 
@@ -25,8 +25,15 @@ BlockKey = tuple[bytes, int]  # (name of the content, KV group)
 
 
 class BlockPool:
+    """
+    Attributes:
+        on_change: called with a name and True when it joins the index, and with False when it leaves the index. None: nobody
+            wants to know.
+    """
+
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.on_change: Callable[[BlockKey, bool], None] | None = None
         self._ref_counts = [0] * num_blocks
         self._ref_counts[DUMMY_BLOCK] = 1
         self._keys: list[BlockKey | None] = [None] * num_blocks
@@ -93,12 +100,17 @@ class BlockPool:
     def lookup(self, key: BlockKey) -> int | None:
         return self._index.get(key)
 
+    def cached_keys(self) -> list[BlockKey]:
+        return list(self._index)
+
     def register(self, block_id: int, key: BlockKey) -> None:
         """Add a block to the index. It must be in use. If another block already has this name, nothing changes."""
         assert self._ref_counts[block_id] > 0 and self._keys[block_id] in (None, key), block_id
         if key not in self._index:
             self._index[key] = block_id
             self._keys[block_id] = key
+            if self.on_change is not None:
+                self.on_change(key, True)
 
     def forget_all(self) -> None:
         """Remove all blocks from the index. Blocks in use stay in use; cached blocks become empty."""
@@ -112,6 +124,8 @@ class BlockPool:
         if key is not None:
             del self._index[key]
             self._keys[block_id] = None
+            if self.on_change is not None:
+                self.on_change(key, False)
 
     def check_integrity(self, references: dict[int, int]) -> None:
         """Assert every invariant. `references`: block id -> how many block tables contain it."""

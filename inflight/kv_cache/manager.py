@@ -30,6 +30,7 @@ from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig
 from inflight.interface.request import Int32Array
 from inflight.kv_cache.block_hash import BlockHasher
 from inflight.kv_cache.block_pool import BlockPool
+from inflight.kv_cache.cached_names import CachedNames
 from inflight.kv_cache.groups import CacheGroup
 
 NO_BLOCKS: tuple[list[int], ...] = ()
@@ -62,6 +63,11 @@ class KVCacheManager:
         self._hasher = BlockHasher(fingerprint, self.block_size)
         self.pool = BlockPool(config.num_blocks)
         self._groups = [CacheGroup(index, group.spec, self.pool) for index, group in enumerate(config.groups)]
+
+    def watch_names(self) -> CachedNames:
+        """Returns an object that notes which names of blocks with keys and values join and leave the prefix cache."""
+        groups = [index for index, group in enumerate(self._groups) if not group.has_states]
+        return CachedNames(self.pool, groups[0] if groups else 0)
 
     @property
     def num_groups(self) -> int:

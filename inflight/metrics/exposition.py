@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram, Metric, values
@@ -17,9 +18,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from inflight.metrics.instruments import Instrument
+from inflight.metrics.instruments import OF_ENGINE, Instrument
 
-MODEL_LABEL = "model_name"
+MODEL_LABEL, ENGINE_LABEL = "model_name", "engine"
 
 
 def use_files_of(index: int) -> None:
@@ -53,18 +54,29 @@ class CountingHistogram(Histogram):
 class Exposition(Collector):
     """Owns the metrics of `instruments`. They are in no global registry, so that a process may have several expositions."""
 
-    def __init__(self, instruments: Iterable[Instrument], model_name: str) -> None:
-        self._model_name = model_name
+    def __init__(self, instruments: Iterable[Instrument], model_name: str, num_engines: int = 1) -> None:
+        """With several engines, the metrics of `OF_ENGINE` have the number of the engine as their second label."""
+        self._model_name, self._num_engines = model_name, num_engines
+        if num_engines > 1:
+            instruments = [
+                replace(each, labels=(ENGINE_LABEL, *each.labels)) if each.name in OF_ENGINE else each
+                for each in instruments
+            ]
         self._instruments = {instrument.full_name: instrument for instrument in instruments}
         self._metrics = {instrument.name: _create(instrument) for instrument in self._instruments.values()}
         for instrument in self._instruments.values():
             if not instrument.labels:  # expose 0 from the start, so that a rate counts the first increase, too
-                self._metrics[instrument.name].labels(model_name)
+                self.get(instrument.name)
+            elif instrument.labels == (ENGINE_LABEL,):
+                for engine in range(num_engines):
+                    self.get(instrument.name, engine=engine)
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self._multiprocess = MultiProcessCollector(None, folder) if folder else None  # type: ignore[no-untyped-call]
 
-    def get(self, name: str, *labels: str) -> Any:  # Any: a Counter, Gauge or CountingHistogram, according to its kind
-        """Returns the metric `name` for these label values. This method adds the value of the first label, `model_name`."""
+    def get(self, name: str, *labels: str, engine: int = 0) -> Any:  # Any: a Counter, Gauge or CountingHistogram
+        """Returns the metric `name` for these label values. This method adds the values of `model_name` and `engine`."""
+        if self._num_engines > 1 and name in OF_ENGINE:
+            labels = (str(engine), *labels)
         return self._metrics[name].labels(self._model_name, *labels)
 
     def collect(self) -> Iterator[Metric]:

@@ -28,7 +28,8 @@ _MORE_VLLM_NAMES = {"inter_token_latency_seconds": ("time_per_output_token_secon
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """One metric, labelled with `model_name` and `labels`.
+    """One metric, labelled with `model_name` and `labels`. If there are several replicas, the metrics of `OF_ENGINE` have the
+    label `engine`, too.
 
     `name` does not contain the prefix. The name of a counter does not contain the `_total` that its samples have.
     """
@@ -62,6 +63,15 @@ def _gauge(name: str, help: str, *labels: str, in_vllm: bool = False) -> Instrum
 def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str, in_vllm: bool = False) -> Instrument:
     return Instrument(name, "histogram", help, labels, buckets, in_vllm)
 
+
+# the metrics that come from an engine's reports
+OF_ENGINE = frozenset(
+    """
+    num_requests_running num_requests_waiting num_waiting_tokens engine_steps iteration_tokens_total step_gap_seconds
+    step_time_ratio hidden_share num_preemptions kv_cache_usage_perc prefix_cache_queries prefix_cache_hits
+    cache_config_info spec_decode_num_draft_tokens spec_decode_num_accepted_tokens
+    """.split()
+)
 
 INSTRUMENTS = (
     # engine

@@ -20,16 +20,22 @@ CANARY_TOKENS = 1  # prompt tokens of a canary, a request that only tests whethe
 class StatsLog(EngineObserver):
     """Logs a line every `interval` seconds while there are requests, and a last one after the engine has become idle.
 
-    Used by one event loop. Each front end gets the statistics of the whole engine, so only one of them has a `StatsLog`.
+    Used by one event loop. Each front end gets the statistics of the whole engine, so only one of them has a `StatsLog`. If
+    there are several replicas, it has one for each.
+
+    Args:
+        engine: the number of the replica; None if there is only one.
     """
 
-    def __init__(self, interval: float) -> None:
-        self._interval = interval
+    def __init__(self, interval: float, engine: int | None = None) -> None:
+        self._interval, self._engine = interval, engine
         self._begin = 0.0  # start of the current interval
         self._reports: list[SchedulerStats] = []  # the reports of this interval
         self._newest: SchedulerStats | None = None  # None if the engine is idle and no interval runs
 
     def stats_changed(self, stats: SchedulerStats) -> None:
+        if stats.engine != (self._engine or 0):
+            return
         if self._newest is None:
             if not _has_requests(stats) and _num_computed(stats) <= CANARY_TOKENS:
                 return
@@ -44,7 +50,8 @@ class StatsLog(EngineObserver):
 
     def _end_interval(self) -> None:
         assert self._newest is not None
-        logger.info("%s", describe(self._newest, self._reports, time.monotonic() - self._begin))
+        line = describe(self._newest, self._reports, time.monotonic() - self._begin)
+        logger.info("%s", line if self._engine is None else f"engine {self._engine}: {line}")
         if _has_requests(self._newest):
             self._start_interval()
         else:

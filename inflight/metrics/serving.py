@@ -18,10 +18,11 @@ class ServingMetrics(EngineObserver):
     scrape.
     """
 
-    def __init__(self, model_name: str, *, records_engine: bool = True) -> None:
-        self._metrics = Exposition(INSTRUMENTS, model_name)
+    def __init__(self, model_name: str, *, records_engine: bool = True, num_engines: int = 1) -> None:
+        self._metrics = Exposition(INSTRUMENTS, model_name, num_engines)
+        self._num_engines = num_engines
         self._records_engine = records_engine
-        self._last_step_id: int | None = None
+        self._last_steps: dict[int, int] = {}  # engine -> the step id in its newest report
         self._faults: FaultStatus | None = None
         self._inter_token: CountingHistogram = self._metrics.get("inter_token_latency_seconds")
         self._num_pending_tokens = 0
@@ -29,37 +30,39 @@ class ServingMetrics(EngineObserver):
             self._metrics.get("request_success", reason)
         if records_engine:
             self._set("engine_up", 1)
-            self._set("hidden_share", math.nan)
+            for engine in range(num_engines):
+                self._set("hidden_share", math.nan, engine=engine)
 
-    def kv_cache_made(self, block_size: int, num_blocks: int) -> None:
-        """The engine is ready. Call this once: each call with other numbers adds a sample."""
+    def kv_cache_made(self, block_size: int, num_blocks: int, engine: int = 0) -> None:
+        """The engine is ready. Call this once for each engine: each call with other numbers adds a sample."""
         if self._records_engine:
-            self._metrics.get("cache_config_info", str(block_size), str(num_blocks)).set(1)
+            self._metrics.get("cache_config_info", str(block_size), str(num_blocks), engine=engine).set(1)
 
     def stats_changed(self, stats: SchedulerStats) -> None:
         self._flush()
         if not self._records_engine:
             return
-        self._set("num_requests_running", stats.num_running)
-        self._set("num_requests_waiting", stats.num_waiting)
-        self._set("num_waiting_tokens", stats.num_waiting_tokens)
-        self._set("kv_cache_usage_perc", stats.kv_cache_usage)
-        self._inc("prefix_cache_queries", stats.prefix_cache_queries)
-        self._inc("prefix_cache_hits", stats.prefix_cache_hits)
-        self._inc("num_preemptions", stats.num_preemptions)
-        self._inc("spec_decode_num_draft_tokens", stats.num_draft_tokens)
-        self._inc("spec_decode_num_accepted_tokens", stats.num_accepted_tokens)
-        if self._last_step_id is not None:
-            self._inc("engine_steps", max(0, stats.step_id - self._last_step_id))
-        self._last_step_id = stats.step_id
+        engine = stats.engine
+        self._set("num_requests_running", stats.num_running, engine=engine)
+        self._set("num_requests_waiting", stats.num_waiting, engine=engine)
+        self._set("num_waiting_tokens", stats.num_waiting_tokens, engine=engine)
+        self._set("kv_cache_usage_perc", stats.kv_cache_usage, engine=engine)
+        self._inc("prefix_cache_queries", stats.prefix_cache_queries, engine=engine)
+        self._inc("prefix_cache_hits", stats.prefix_cache_hits, engine=engine)
+        self._inc("num_preemptions", stats.num_preemptions, engine=engine)
+        self._inc("spec_decode_num_draft_tokens", stats.num_draft_tokens, engine=engine)
+        self._inc("spec_decode_num_accepted_tokens", stats.num_accepted_tokens, engine=engine)
+        if (last_step := self._last_steps.get(engine)) is not None:
+            self._inc("engine_steps", max(0, stats.step_id - last_step), engine=engine)
+        self._last_steps[engine] = stats.step_id
         for count in stats.step_tokens:
-            self._observe("iteration_tokens_total", count)
+            self._observe("iteration_tokens_total", count, engine=engine)
         for gap in stats.step_gaps:
-            self._observe("step_gap_seconds", gap)
+            self._observe("step_gap_seconds", gap, engine=engine)
         for ratio in stats.step_time_ratios:
-            self._observe("step_time_ratio", ratio)
+            self._observe("step_time_ratio", ratio, engine=engine)
         if stats.hidden_share is not None:
-            self._set("hidden_share", stats.hidden_share)
+            self._set("hidden_share", stats.hidden_share, engine=engine)
 
     def faults_changed(self, status: FaultStatus) -> None:
         """Count the recoveries since the previous status. The first status is not counted: its recoveries happened before this
@@ -111,8 +114,10 @@ class ServingMetrics(EngineObserver):
     def engine_died(self) -> None:
         """From now on `engine_up` is 0."""
         if self._records_engine:
-            for name in ("engine_up", "num_requests_running", "num_requests_waiting"):
-                self._set(name, 0)
+            self._set("engine_up", 0)
+            for engine in range(self._num_engines):
+                self._set("num_requests_running", 0, engine=engine)
+                self._set("num_requests_waiting", 0, engine=engine)
 
     def http_request(self, route: str, status: int, seconds: float) -> None:
         """The last byte of an answer has been sent. `route` is the route's pattern, not the path of the request."""
@@ -128,14 +133,14 @@ class ServingMetrics(EngineObserver):
         self._flush()
         return self._metrics.render(accept)
 
-    def _inc(self, name: str, count: int, *labels: str) -> None:
-        self._metrics.get(name, *labels).inc(count)
+    def _inc(self, name: str, count: int, *labels: str, engine: int = 0) -> None:
+        self._metrics.get(name, *labels, engine=engine).inc(count)
 
-    def _set(self, name: str, value: float) -> None:
-        self._metrics.get(name).set(value)
+    def _set(self, name: str, value: float, *, engine: int = 0) -> None:
+        self._metrics.get(name, engine=engine).set(value)
 
-    def _observe(self, name: str, value: float, *labels: str) -> None:
-        self._metrics.get(name, *labels).observe(value)
+    def _observe(self, name: str, value: float, *labels: str, engine: int = 0) -> None:
+        self._metrics.get(name, *labels, engine=engine).observe(value)
 
     def _flush(self) -> None:
         if self._num_pending_tokens:

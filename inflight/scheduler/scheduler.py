@@ -77,10 +77,8 @@ class Scheduler:
         first_step_id: int = 0,
         step_times: StepTimeModel | None = None,
     ) -> None:
-        self._config = config
-        self._grammars = RequestGrammars(grammars)
-        self._num_speculative_tokens = num_speculative_tokens
-        self._kv_cache, self._max_model_len = kv_cache, max_model_len
+        self._config, self._num_speculative_tokens = config, num_speculative_tokens
+        self._kv_cache, self._max_model_len, self._grammars = kv_cache, max_model_len, RequestGrammars(grammars)
         self._requests: dict[str, Request] = {}
         self._sharing = PromptSharing(self._requests, kv_cache)
         self.limits = StepLimits(config, kv_cache.block_size, step_times, has_drafts=num_speculative_tokens > 0)
@@ -108,6 +106,10 @@ class Scheduler:
     @property
     def num_waiting_tokens(self) -> int:
         return self._waiting.num_tokens
+
+    @property
+    def num_running_tokens(self) -> int:
+        return sum(max(request.num_tokens - request.num_computed_tokens, 1) for request in self._running)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests or self._failed)
@@ -398,8 +400,7 @@ class Scheduler:
         All running requests wait again with all their tokens, also those that are in no step in flight. When they are scheduled
         again, all their data is sent, because the workers' copies may be wrong, and a new rank has none.
 
-        Returns:
-            (step id, empty masks) for each step whose workers still wait for masks. The caller must send them.
+        Returns (step id, empty masks) for each step whose workers still wait for masks. The caller must send them.
         """
         for _, requests in self._in_flight:
             for request in requests:
@@ -446,5 +447,4 @@ class Scheduler:
         self._kv_cache.free(request.blocks)
         self._free_slots.append(request.slot)
         request.slot = NO_SLOT
-        i = bisect.bisect_left(self._running, self._waiting.key(request), key=self._waiting.key)
-        del self._running[i]
+        del self._running[bisect.bisect_left(self._running, self._waiting.key(request), key=self._waiting.key)]

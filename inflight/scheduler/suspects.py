@@ -19,10 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from inflight.interface.request import MIN_PROGRESS_TOKENS
+from inflight.interface.request import MAX_FAULTS, MIN_PROGRESS_TOKENS
 from inflight.scheduler.request import Request
-
-MAX_FAULTS = 3
 
 
 class Suspects:

@@ -18,8 +18,10 @@ class MemoryBudget:
         self._config, self._rank, self._device = config, rank, device
         self._free_bytes = device.available_memory_bytes()
         self._budget_bytes = device.budget_bytes(config.cache.memory_utilization)
-        # how many ranks share this rank's memory, itself included: on a CPU all ranks of the node
+        # how many ranks of this engine share this rank's memory, itself included: on a CPU all ranks of the node
         self._num_sharing = config.parallel.num_local_ranks if device.kind == "cpu" else 1
+        # on a CPU all replicas of the engine share the memory
+        self._num_replicas = config.parallel.data_parallel_size if device.kind == "cpu" else 1
 
     def check_before_loading(self) -> None:
         """Check early that the weights and the requested KV cache fit.
@@ -48,9 +50,13 @@ class MemoryBudget:
         the runner reserves. Call this in the device's compute thread.
 
         If ranks share memory, the weights of all these ranks are subtracted from the budget. Each rank gets an equal share of
-        the rest.
+        the rest. If replicas share memory, each of them has an equal share of the budget.
         """
         weights = self._free_bytes - self._device.available_memory_bytes()
+        if self._num_replicas > 1:  # other replicas may be loading theirs at the same time
+            parallel = self._config.parallel
+            own = weight_bytes(self._config.model, parallel, parallel.layout.pp_rank(self._rank))
+            weights = min(weights, self._num_sharing * own)
         peak = self._device.measure_peak_bytes(runner.profile_run)
         peak += runner.reserved_bytes(peak)
-        return (self._budget_bytes - max(0, weights)) // self._num_sharing - peak
+        return (self._budget_bytes // self._num_replicas - max(0, weights)) // self._num_sharing - peak

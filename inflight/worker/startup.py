@@ -30,7 +30,7 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreBindin
         ConfigError: the configuration names cores, but the C++ library that binds threads is not installed, or the operating
             system refuses to bind the threads.
     """
-    options, num_local_ranks = config.device, config.parallel.num_local_ranks
+    options, parallel = config.device, config.parallel
     device.set_num_threads(options.num_threads)
     if options.kind != "cpu":
         return None
@@ -39,8 +39,8 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreBindin
         options.threads_bind,
         usable=usable,
         num_threads=options.num_threads,
-        local_rank=rank % num_local_ranks,
-        num_local_ranks=num_local_ranks,
+        local_rank=parallel.place(rank),
+        num_local_ranks=parallel.num_machine_ranks,
     )
     kernels = load_kernels()
     if cores is not None and kernels is not None:

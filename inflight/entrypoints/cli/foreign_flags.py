@@ -120,8 +120,11 @@ REFUSED = {
     "LoRA adapters are not served": """
         --enable-lora --lora-* --max-lora* --max-cpu-loras --fully-sharded-loras --default-mm-loras --specialize-active-lora
         --enable-mixed-moe-lora-format --enable-moe-shared-loras --enable-tower-connector-lora""",
-    "one replica is served: start several servers behind a load balancer": """
-        --data-parallel-* -dp -dpl -dpn -dpr -dpa -dpp -dpb -dph -dpe -dpm --dp-* --disable-nccl-for-dp-synchronization""",
+    "the replicas of --data-parallel-size live on one machine today, and one server balances them": """
+        --data-parallel-address --data-parallel-backend --data-parallel-external-lb --data-parallel-hybrid-lb
+        --data-parallel-multi-port-external-lb --data-parallel-rank --data-parallel-rpc-port --data-parallel-size-local
+        --data-parallel-start-rank --data-parallel-supervisor-port -dpa -dpb -dpe -dph -dpl -dpm -dpn -dpp -dpr --dp-*
+        --disable-nccl-for-dp-synchronization --headless""",
     "layers with experts are not split over ranks in this way": """
         --enable-expert-parallel -ep --enable-ep-weight-filter --enable-eplb --eplb-config --expert-placement-strategy
         --enable-elastic-ep --elastic-ep-max-dp-size --enable-dbo --dbo-decode-token-threshold
@@ -129,7 +132,7 @@ REFUSED = {
     "a sequence is not split over ranks: use --tensor-parallel-size": """
         --decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp --dcp-q-replicate
         --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size""",
-    "run `inflight worker` on the other machines": "--headless --worker-use-ray",
+    "run `inflight worker` on the other machines": "--worker-use-ray",
     "CUDA_VISIBLE_DEVICES says which GPUs to use": "--device-ids",
     "no code from outside is loaded into the server": """
         --middleware --tool-parser-plugin --reasoning-parser-plugin --logits-processors --io-processor-plugin

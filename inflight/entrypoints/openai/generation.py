@@ -14,7 +14,7 @@ from inflight.engine.output_stream import OutputStream
 from inflight.engine.request_state import RequestOutputKind
 from inflight.entrypoints.openai.errors import to_api_error
 from inflight.entrypoints.openai.presenter import Presenter
-from inflight.entrypoints.openai.server import ApiServer, arrival_time, trace_headers
+from inflight.entrypoints.openai.server import ApiServer, arrival_time, trace_headers, wanted_replica
 from inflight.entrypoints.openai.sse import EventStream
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.errors import EngineError, ErrorKind, InvalidRequestError, OverloadedError
@@ -32,7 +32,7 @@ async def submit(
     Raises:
         InflightError: the request is refused, and nothing has been started.
     """
-    engine = server.engine
+    engine, rank = server.engine, wanted_replica(http_request)
     engine.check_admission(len(request.prompts) * request.params.n)  # refuse before thousands of sequences are made
     kind = RequestOutputKind.DELTA if request.presentation.stream else RequestOutputKind.FINAL_ONLY
     # The id is unique in the engine, even if a client sends the same request id twice. The log shows this id.
@@ -53,7 +53,7 @@ async def submit(
         for index, prompt in enumerate(request.prompts)
     ]
     _check_logprobs(processed, request.presentation.stream)
-    return engine.submit_all(processed, kind=kind, timeout=server.settings.request_timeout)
+    return engine.submit_all(processed, kind=kind, timeout=server.settings.request_timeout, data_parallel_rank=rank)
 
 
 async def whole_answer(streams: Sequence[OutputStream], presenter: Presenter) -> bytes:

@@ -227,6 +227,10 @@ class Status(Body):
     status: str
 
 
+class Readiness(Status, total=False):
+    engines: dict[str, str]  # of each replica, if there are several
+
+
 class ErrorDetail(Body):
     message: str
     type: str

@@ -18,7 +18,7 @@ from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.strict_model import IgnoredFields
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.template_process import TemplateProcesses
-from inflight.errors import RequestTimeoutError
+from inflight.errors import InvalidRequestError, RequestTimeoutError
 from inflight.metrics.log_lines import RequestLog
 from inflight.metrics.serving import ServingMetrics
 from inflight.parsers.selector import resolve_parsers
@@ -118,6 +118,20 @@ async def within_deadline(request: Request) -> AsyncIterator[None]:
             raise
         message = f"the request did not begin to run within its deadline of {timeout:g} s"
         raise RequestTimeoutError(message) from None
+
+
+def wanted_replica(request: Request) -> int | None:
+    """The replica that the header X-Data-Parallel-Rank names, as in vLLM; None if there is no such header.
+
+    Raises:
+        InvalidRequestError: the header is not a number.
+    """
+    text = request.headers.get("x-data-parallel-rank")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequestError(f"X-Data-Parallel-Rank: {text!r} is not the number of a replica; leave it out")
+    return int(text)
 
 
 def trace_headers(request: Request) -> dict[str, str]:

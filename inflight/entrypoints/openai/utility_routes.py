@@ -17,6 +17,7 @@ from inflight.entrypoints.openai.responses import (
     DetokenizedText,
     ModelCard,
     ModelList,
+    Readiness,
     Status,
     TokenizerInfo,
     Tokens,
@@ -142,17 +143,27 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
         await engine.check_health()
         return {"status": "healthy"}
 
-    async def ready() -> Status:
-        """Whether new requests are accepted and the engine makes progress with them."""
+    async def ready() -> Readiness:
+        """Whether new requests are accepted and the engine makes progress with them. Of several replicas, one is enough."""
         if engine.is_draining:
             raise ApiError(503, "the server is shutting down", type="server_error", code="shutting_down")
         try:
-            await engine.check_ready()
+            replicas = await engine.check_ready()
         except EngineRecoveringError as error:
             raise ApiError(503, str(error), type="server_error", code="engine_recovering") from error
         except EngineError as error:
             raise ApiError(503, "the engine makes no steps", type="server_error", code="not_ready") from error
-        return {"status": "ready"}
+        if len(replicas) == 1:
+            return {"status": "ready"}
+        engines = {
+            str(index): "ready"
+            if error is None
+            else "recovering"
+            if isinstance(error, EngineRecoveringError)
+            else "not ready"
+            for index, error in replicas.items()
+        }
+        return {"status": "ready", "engines": engines}
 
     async def fault_tolerance_status() -> FaultStatus:
         """Whether the engine recovers from a fault, and which recoveries there were."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inflight.config.engine_args import EngineArgs
@@ -54,12 +55,13 @@ async def start(
     args: EngineArgs,
     clock: StartUpClock,
     *,
-    engine_sockets: EngineSockets | None = None,
+    engine_sockets: Sequence[EngineSockets] = (),
     records_engine: bool = True,
 ) -> ServedModel:
     """
     Args:
-        engine_sockets: the sockets to an engine that another process starts. If None, this process starts an engine.
+        engine_sockets: the sockets to each replica of an engine that another process starts. If empty, this process starts the
+            engine.
         records_engine: whether to count and log the engine's statistics. Only one front end does so.
 
     Raises:
@@ -67,11 +69,13 @@ async def start(
     """
     resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # an unknown name is an error at once
     name = settings.served_model_names[0] if settings.served_model_names else args.model or "embedded"
-    metrics = ServingMetrics(name, records_engine=records_engine)
+    num_engines = args.data_parallel_size
+    metrics = ServingMetrics(name, records_engine=records_engine, num_engines=num_engines)
     request_log = RequestLog() if settings.log_requests else None
     observers: list[EngineObserver] = [metrics] if request_log is None else [metrics, request_log]
     if records_engine and settings.log_stats_interval:
-        observers.append(StatsLog(settings.log_stats_interval))
+        engines = range(num_engines) if num_engines > 1 else (None,)
+        observers += [StatsLog(settings.log_stats_interval, each) for each in engines]
     tracing = None
     if settings.otlp_traces_endpoint is not None:
         tracing = await asyncio.to_thread(RequestTracing, name, settings.otlp_traces_endpoint)
@@ -79,12 +83,13 @@ async def start(
     limits = QueueLimits(max_queued_requests=settings.max_queued_requests, max_queued_tokens=settings.max_queued_tokens)
     # fastapi takes the longest to import, and is not needed before the engine is ready
     app_module = asyncio.create_task(asyncio.to_thread(importlib.import_module, "inflight.entrypoints.openai.app"))
-    if engine_sockets is None:
-        engine = await AsyncLLM.from_args(args, limits=limits, observers=observers)
+    if engine_sockets:
+        engine = await AsyncLLM.attach(args, *engine_sockets, limits=limits, observers=observers)
     else:
-        engine = await AsyncLLM.attach(args, engine_sockets, limits=limits, observers=observers)
+        engine = await AsyncLLM.from_args(args, limits=limits, observers=observers)
     clock.mark("engine")
-    metrics.kv_cache_made(engine.model.block_size, engine.model.num_kv_cache_tokens // engine.model.block_size)
+    for index, num_tokens in enumerate(engine.num_kv_cache_tokens):
+        metrics.kv_cache_made(engine.model.block_size, num_tokens // engine.model.block_size, index)
     templates = TemplateProcesses(settings.template_timeout) if settings.enable_request_chat_template else None
     try:
         app: ASGIApp = (await app_module).build_app(

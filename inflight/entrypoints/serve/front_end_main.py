@@ -5,7 +5,7 @@
 START_FD is a file in memory with a `FrontEndStart` as JSON, which includes API keys. CONTROL_FD is one end of a socket pair.
 The process of `inflight serve` (the command) has the other end. The messages are
 
-command    -- an order, a byte; with each ENGINE comes a socket to a new process of the engine -->    front end
+command    -- an order, a byte; with each ENGINE + i comes a socket to a new process of replica i -->    front end
 front end  -- a line of JSON: {"ready": description} or {"failed": [class name, message]} -->  command
 
 If the socket is closed, the process at the other end has ended. If the command has ended, the front end ends at once. A
@@ -41,8 +41,9 @@ from inflight.executor.process import name_process
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
 
-# The orders. ENGINE brings a socket to the engine; GONE: the engine is given up. After OPEN, requests are answered.
-ENGINE, GONE, OPEN, DRAIN, CUT = b"e", b"g", b"o", b"d", b"c"
+# The orders. ENGINE + i brings a socket to replica i of the engine; GONE + i: this replica is given up. After OPEN, requests
+# are answered.
+OPEN, DRAIN, CUT, ENGINE, GONE = 1, 2, 3, 64, 128
 EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
 
 
@@ -86,13 +87,13 @@ class Control:
     """The front end's end of the socket, used on the event loop. It passes the orders DRAIN and CUT to `shutdown`.
 
     Attributes:
-        engine_sockets: the sockets to the engine that the command has sent.
+        engine_sockets: the sockets to each replica of the engine that the command has sent.
         opened: set when the command has sent OPEN.
     """
 
-    def __init__(self, control: socket.socket, shutdown: Shutdown) -> None:
+    def __init__(self, control: socket.socket, shutdown: Shutdown, num_replicas: int) -> None:
         loop = asyncio.get_running_loop()
-        self.engine_sockets = EngineSockets()
+        self.engine_sockets = [EngineSockets() for _ in range(num_replicas)]
         self.opened = asyncio.Event()
         self._socket = control
         self._shutdown = shutdown
@@ -100,10 +101,12 @@ class Control:
 
     def _read(self) -> None:
         orders, fds, _, _ = socket.recv_fds(self._socket, 64, 1)
-        for fd in fds:
-            self.engine_sockets.put(socket.socket(fileno=fd))
-        if GONE in orders:
-            self.engine_sockets.fail(EngineDeadError("the engine's process is gone, and it is not started again"))
+        for fd in fds:  # one at most: the order that it came with is the last one of this read
+            self.engine_sockets[orders[-1] - ENGINE].put(socket.socket(fileno=fd))
+        for order in orders:
+            if order >= GONE:
+                gone = EngineDeadError("the engine's process is gone, and it is not started again")
+                self.engine_sockets[order - GONE].fail(gone)
         if OPEN in orders:
             self.opened.set()
         if DRAIN in orders:
@@ -139,7 +142,7 @@ def main() -> int:
 
 async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: socket.socket) -> int:
     shutdown = Shutdown(start.settings.shutdown_timeout)
-    control = Control(control_socket, shutdown)
+    control = Control(control_socket, shutdown, start.args.data_parallel_size)
     clock = StartUpClock()
 
     async def start_model() -> ServedModel:

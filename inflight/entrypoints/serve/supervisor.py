@@ -1,7 +1,7 @@
 """`supervise`: starts, watches and ends several front ends (processes that serve HTTP), which share one engine.
 
     this process        owns the listener's address, the engine's process and the folder of the metrics; serves no request
-     |-- engine
+     |-- engine           with --data-parallel-size several of them
      |-- front end 0    a `Server`; records the engine's statistics
      |-- front end 1    a `Server`
 
@@ -60,7 +60,7 @@ class FrontEndProcess:
         ended: done when the process has closed its end of the socket.
         failure: why the process has ended, if it was not asked to end.
         has_died: whether the process has ended without a report, and was not asked to end.
-        number: its number in the `EngineKeeper`; -1 before it has one.
+        number: its number in each `EngineKeeper`; -1 before it has one.
         is_replacement: see `FrontEndStart`.
     """
 
@@ -87,20 +87,11 @@ class FrontEndProcess:
             theirs.close()
         loop.add_reader(self._socket, self._read)
 
-    def send(self, order: bytes, fds: Sequence[int] = ()) -> None:
+    def send(self, order: int, fds: Sequence[int] = ()) -> None:
         """Send an order. If the process has ended, nothing happens."""
         self._is_asked_to_end |= order in (DRAIN, CUT)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._socket, [order], list(fds))
-
-    def put(self, engine_socket: socket.socket) -> None:
-        """Hand over the socket to a new process of the engine."""
-        with engine_socket:
-            self.send(ENGINE, [engine_socket.fileno()])
-
-    def fail(self, error: EngineDeadError) -> None:
-        """Tell the front end that the engine is given up."""
-        self.send(GONE)
+            socket.send_fds(self._socket, [bytes([order])], list(fds))
 
     def close(self) -> None:
         """End the process if it still runs, and close its socket. Call it once."""
@@ -130,6 +121,23 @@ class FrontEndProcess:
                 self.has_died = True
                 self.failure = EngineError(f"a front end has died ({self.process.state}); the others were drained")
             self.ended.set_result(None)
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """A front end, as the keeper of replica `index` sees it."""
+
+    front_end: FrontEndProcess
+    index: int
+
+    def put(self, engine_socket: socket.socket) -> None:
+        """Hand over the socket to a new process of the replica."""
+        with engine_socket:
+            self.front_end.send(ENGINE + self.index, [engine_socket.fileno()])
+
+    def fail(self, error: EngineDeadError) -> None:
+        """Tell the front end that the replica is given up."""
+        self.front_end.send(GONE + self.index)
 
 
 async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listener, clock: StartUpClock) -> int:
@@ -171,7 +179,7 @@ class Supervisor:
         self._listener = listener
         self._shutdown = shutdown
         self._folder = folder
-        self._keeper: EngineKeeper | None = None
+        self._keepers: list[EngineKeeper] = []  # one for each replica; empty before they are started
         self._limits: RecoveryLimits | None = None  # None if no front end may be replaced
         self._faults: dict[int, _Fault] = {}  # index of a front end -> its newest death
         self._is_configured: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # so `_limits` is known
@@ -242,8 +250,8 @@ class Supervisor:
         stop_processes([front_end.process for front_end in self.front_ends], LAST_SECONDS)
         for front_end in self.front_ends:
             front_end.close()
-        if self._keeper is not None:
-            await self._keeper.close(*([CUT_SECONDS] if self._shutdown.cut.is_set() else []))
+        grace = [CUT_SECONDS] if self._shutdown.cut.is_set() else []
+        await asyncio.gather(*(keeper.close(*grace) for keeper in self._keepers))
 
     async def _run_engine(self, clock: StartUpClock) -> None:
         """Start the engine, and let the front ends answer requests when all are ready. Wait until the engine is given up.
@@ -257,11 +265,11 @@ class Supervisor:
         engine_front_end = await asyncio.to_thread(importlib.import_module, "inflight.engine.front_end")
         config = await asyncio.to_thread(engine_front_end.resolve_config, self._args)
         clock.mark("importing")
-        keeper: EngineKeeper = engine_keeper.EngineKeeper(self._args, config)
+        self._keepers = [engine_keeper.EngineKeeper(self._args, replica) for replica in config.replicas()]
         for front_end in self.front_ends:
-            front_end.number = keeper.add(front_end)
-        keeper.start()
-        self._keeper = keeper
+            self._add(front_end)
+        for keeper in self._keepers:
+            keeper.start()
         if config.fault_tolerance.enabled:
             self._limits = recovery.RecoveryLimits(config.fault_tolerance)
         self._is_configured.set_result(None)
@@ -274,7 +282,22 @@ class Supervisor:
         text = "ready: %s serves %s, %d front ends, after %s"
         description = self.front_ends[0].ready.result()
         logger.info(text, self._settings.url, description, len(self.front_ends), clock.summary())
-        await keeper.failed()
+        await self._wait_until_given_up()
+
+    def _add(self, front_end: FrontEndProcess) -> None:
+        for index, keeper in enumerate(self._keepers):  # all keepers give it the same number
+            front_end.number = keeper.add(_Seat(front_end, index))
+
+    async def _wait_until_given_up(self) -> None:
+        """Wait until all replicas are given up.
+
+        Raises:
+            EngineDeadError: why the last one was.
+        """
+        results = await asyncio.gather(*(keeper.failed() for keeper in self._keepers), return_exceptions=True)
+        for error in reversed(results):
+            if error is not None:
+                raise error
 
     async def _replace(self, index: int, interruptions: list[asyncio.Future[Any]]) -> bool:
         """Start another front end in place of one that has ended. Returns whether the server goes on. It also returns when one
@@ -286,7 +309,7 @@ class Supervisor:
         await asyncio.wait([*interruptions, self._is_configured], return_when=asyncio.FIRST_COMPLETED)
         if any(each.done() for each in interruptions):
             return True
-        if self._limits is None or self._keeper is None:
+        if self._limits is None or not self._keepers:
             return False
         fault = self._faults.get(index)
         if fault is None or dead.ready.done():
@@ -314,8 +337,9 @@ class Supervisor:
         logger.error("front end %d has died (%s); another one is started", index, dead.process.state)
         self.front_ends[index] = front_end
         dead.close()
-        self._keeper.remove(dead.number)
-        front_end.number = self._keeper.add(front_end)
+        for keeper in self._keepers:
+            keeper.remove(dead.number)
+        self._add(front_end)
         opening = asyncio.create_task(self._open(front_end))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)

@@ -14,8 +14,8 @@ MORTAL = {"enable_fault_tolerance": False}  # the engine is not started again
 
 
 def pid_of(engine: AsyncLLM) -> int:
-    assert engine._keeper is not None and engine._keeper.process is not None
-    return engine._keeper.process.process.pid
+    assert engine._keepers[0].process is not None
+    return engine._keepers[0].process.process.pid
 
 
 def sockets(engine_socket: socket.socket) -> EngineSockets:

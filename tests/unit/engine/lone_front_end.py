@@ -9,24 +9,21 @@ from typing import Any, cast
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
-from inflight.engine.engine_connection import EngineConnection
+from inflight.engine.engine_client import EngineClient, EngineState
+from inflight.engine.engine_sockets import EngineSockets
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import EngineOutputs, EngineReady
-from inflight.interface.statistics import FaultStatus
 from tests.fakes_tokenizer import byte_tokenizer
 
 
-class RecordingClient:
+class RecordingClient(EngineClient):
     """Keeps what would go to the engine. `calls`: of "pause" and "resume", in order. `ended`: reasons given to `end`."""
 
-    summary = lost_because = ""
-    fault_status = FaultStatus()
-    on_outputs: Any  # called by the tests' parts of the engine
-    on_end: Any
-
-    def __init__(self) -> None:
+    def __init__(self, limits: QueueLimits | None = None, max_num_seqs: int = 1, index: int = 0) -> None:
+        super().__init__(EngineSockets(), FaultToleranceConfig(), index=index, limits=limits, max_num_seqs=max_num_seqs)
+        self.state = EngineState.CONNECTED
         self.sent: list[Message] = []
         self.calls: list[str] = []
         self.ended: list[str] = []
@@ -46,6 +43,14 @@ class RecordingClient:
 
 def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) -> tuple[AsyncLLM, RecordingClient]:
     """To be called on the event loop."""
+    engine, clients = front_end_of(1, max_num_seqs, limits)
+    return engine, clients[0]
+
+
+def front_end_of(
+    num_replicas: int, max_num_seqs: int = 16, limits: QueueLimits | None = None
+) -> tuple[AsyncLLM, list[RecordingClient]]:
+    """To be called on the event loop."""
     config = SimpleNamespace(
         scheduler=SimpleNamespace(max_num_seqs=max_num_seqs),
         cache=SimpleNamespace(block_size=16),
@@ -62,8 +67,9 @@ def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) ->
     )
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}
     processor = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), **parts)
-    client, ready = RecordingClient(), EngineReady(front_end=0, num_kv_cache_tokens=2**16)
-    return AsyncLLM(cast("InputProcessor", processor), cast("EngineConnection", client), ready, limits=limits), client
+    clients = [RecordingClient(limits, max_num_seqs, index) for index in range(num_replicas)]
+    ready = [EngineReady(front_end=0, num_kv_cache_tokens=2**16)] * num_replicas
+    return AsyncLLM(cast("InputProcessor", processor), clients, ready), clients
 
 
 def answer(
@@ -74,4 +80,4 @@ def answer(
         child.request_id for each in requests for child in engine._outputs._requests[each.request_id].request.children
     ]
     outputs = [EngineCoreOutput(request_id=each, new_token_ids=tuple(token_ids), finish_reason=finish) for each in ids]
-    engine.on_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))
+    engine._replicas.engines[0]._take_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))

@@ -111,7 +111,8 @@ class Scene:
         monkeypatch.setattr(engine_keeper, "pause_seconds", self._pause)
         monkeypatch.setattr(engine_keeper, "time", SimpleNamespace(monotonic=lambda: self.now))
         config = SimpleNamespace(
-            fault_tolerance=FaultToleranceConfig(**limits), parallel=SimpleNamespace(nnodes=nnodes)
+            fault_tolerance=FaultToleranceConfig(**limits),
+            parallel=SimpleNamespace(nnodes=nnodes, data_parallel_size=1),
         )
         self.keeper = EngineKeeper(cast("Any", None), cast("Any", config))
         self.front_ends = [PlayedFrontEnd() for _ in range(2)]

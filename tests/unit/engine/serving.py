@@ -30,8 +30,12 @@ async def mock_engine(changes: dict[str, Any] | None = None, **options: Any) -> 
         yield engine
     finally:
         await engine.close()
-        assert engine._keeper is None or "ended" in engine._keeper.state or "killed" in engine._keeper.state
+        assert "ended" in engine._keepers[0].state or "killed" in engine._keepers[0].state
         assert asyncio.all_tasks() <= {asyncio.current_task()}
+
+
+def stats_of(engine: AsyncLLM) -> Any:  # Any: a `SchedulerStats`, or None before the first report
+    return engine._replicas.engines[0].admission._stats
 
 
 def endless(max_tokens: int = 1500, **changes: Any) -> SamplingParams:

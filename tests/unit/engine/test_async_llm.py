@@ -26,7 +26,17 @@ from inflight.errors import (
 )
 from inflight.sampling_params import SamplingParams
 from tests.unit.engine.event_loop import run, until
-from tests.unit.engine.serving import EMBEDDED, endless, mock_engine, read, reasons_of, submit, text_of, tokens_of
+from tests.unit.engine.serving import (
+    EMBEDDED,
+    endless,
+    mock_engine,
+    read,
+    reasons_of,
+    stats_of,
+    submit,
+    text_of,
+    tokens_of,
+)
 
 PROMPTS = ["Hello", "The capital of France is", "once", [5, 6, 7]]
 
@@ -83,7 +93,7 @@ def test_a_stop_string_ends_the_request_in_the_engine_too() -> None:
             outputs = await read(await submit(engine, "a", "x", endless(1500, stop=[stop])))
             assert text_of(outputs) == text[: text.index(stop)]
             assert outputs[-1].outputs[0].stop_reason == stop
-            await until(lambda: engine._admission._stats is not None and engine._admission._stats.num_running == 0)
+            await until(lambda: stats_of(engine) is not None and stats_of(engine).num_running == 0)
 
     run(test)
 
@@ -154,7 +164,7 @@ def test_random_cancels_leave_nothing_behind() -> None:
             assert engine.num_unfinished_requests == 0
 
             def is_idle() -> bool:
-                stats = engine._admission._stats
+                stats = stats_of(engine)
                 return stats is not None and (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
 
             await until(is_idle)
@@ -239,7 +249,7 @@ def test_a_full_queue_refuses_at_once() -> None:
                     engine.check_admission()
                 await asyncio.sleep(0.1)
             streams[-1].abort()
-            await until(lambda: engine._admission._stats.num_waiting == 3)
+            await until(lambda: stats_of(engine).num_waiting == 3)
             streams.append(await submit(engine, "more", "x", endless()))
             for stream in streams:
                 stream.abort()
@@ -253,7 +263,7 @@ def test_a_queue_full_of_tokens() -> None:
         async with mock_engine({"max_num_seqs": 1}, limits=limits) as engine:
             streams = [await submit(engine, "large", [7] * 1000, endless(1000))]  # whatever its size: nothing waits
             await streams[0].__anext__()
-            await until(lambda: engine._admission._stats is not None and engine._admission._stats.num_running == 1)
+            await until(lambda: stats_of(engine) is not None and stats_of(engine).num_running == 1)
             streams += [await submit(engine, f"{i}", [7] * 140, endless()) for i in range(2)]
             with pytest.raises(OverloadedError, match="280 prompt tokens wait, at most 300 may wait"):
                 await submit(engine, "more", [7] * 140, endless())
@@ -282,7 +292,7 @@ def test_requests_that_belong_together_are_admitted_as_one() -> None:
                 engine.submit_all(await some("g"))
             for stream in streams:
                 assert len(tokens_of(await read(stream))) == 5
-            await until(lambda: engine._admission._stats.num_running == 0)
+            await until(lambda: stats_of(engine).num_running == 0)
             with pytest.raises(InvalidRequestError, match="still running"):
                 engine.submit_all(await some("g", "g"))
             assert engine.num_unfinished_requests == 0  # none was started

@@ -27,7 +27,7 @@ def test_what_has_arrived_is_delivered_when_the_engine_dies() -> None:
             streams += engine.submit_all(requests[part : part + 500])
         unfinished = engine.submit(request("unfinished"))
         answer(engine, requests, [97, 98], FinishReason.LENGTH)
-        engine.on_end("the engine is gone")
+        engine._replicas.engines[0]._finish("the engine is gone")
         for stream in streams:
             outputs = await read(stream)
             assert (text_of(outputs), reasons_of(outputs)) == ("ab", ["length"])
@@ -49,7 +49,7 @@ def test_a_stream_that_is_cut_gives_its_tokens_before_the_error() -> None:
         assert text_of([await anext(dies)]) == "a"
         answer(engine, requests[:1], [98])
         await asyncio.sleep(0.01)
-        engine.on_end("the engine is gone")
+        engine._replicas.engines[0]._finish("the engine is gone")
         assert tokens_of([await anext(dies)]) == [98]
         with pytest.raises(EngineDeadError):
             await anext(dies)

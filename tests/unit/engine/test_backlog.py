@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 import pytest
 
 from inflight.engine import backlog as backlog_module
 from inflight.engine.backlog import SLICE_LOGPROBS, SLICE_OUTPUTS, Backlog
-from inflight.engine.engine_connection import EngineConnection
 from inflight.engine.output_processor import OutputProcessor
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.outputs import RequestOutput
@@ -23,7 +21,7 @@ from tests.unit.engine.output_cases import columns, output, request, without_tim
 
 def make(take_in: Callable[[Sequence[EngineCoreOutput]], None]) -> tuple[Backlog, RecordingClient]:
     client = RecordingClient()
-    return Backlog(cast("EngineConnection", client), take_in), client
+    return Backlog(client, take_in), client
 
 
 def outputs(count: int) -> list[EngineCoreOutput]:

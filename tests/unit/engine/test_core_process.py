@@ -30,7 +30,7 @@ from inflight.executor.process import ChildProcess
 from inflight.executor.transport import BlockingStream
 from tests.unit.engine.core_process_cases import BROKEN, MORTAL, pid_of, sockets
 from tests.unit.engine.event_loop import run, until
-from tests.unit.engine.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
+from tests.unit.engine.serving import endless, mock_args, mock_engine, read, reasons_of, stats_of, submit, tokens_of
 from tests.unit.executor.processes import children, exists, have_ended, run_script
 
 
@@ -110,9 +110,9 @@ def test_several_front_ends_share_one_engine() -> None:
             ends = [await submit(engine, "end", "y", endless(20)) for engine in (first, second)]
             for stream in ends:
                 assert len(tokens_of(await read(stream))) == 20
-            await until(lambda: second._admission._stats.num_running == 2)
+            await until(lambda: stats_of(second).num_running == 2)
             await first.close()
-            await until(lambda: second._admission._stats.num_running == 1)  # those of the first one were aborted
+            await until(lambda: stats_of(second).num_running == 1)  # those of the first one were aborted
             assert process.process.is_alive
             streams[1].abort()
             await read(streams[1])

@@ -7,13 +7,14 @@ import socket
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from inflight.engine.async_llm import AsyncLLM
 from inflight.engine.control_socket import FrontEndLink
-from inflight.engine.core_client import CoreClient
 from inflight.engine.core_process import CoreServer
+from inflight.engine.engine_client import CoreClient
 from inflight.engine.engine_sockets import EngineSockets
 from inflight.errors import EngineDeadError, EngineError, OutOfMemoryError, StepError
 from inflight.executor.failures import failure_of
@@ -90,7 +91,8 @@ def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
     ours, theirs = socket.socketpair()
     link, aborted = FrontEndLink(0, BlockingStream(ours)), list[list[str]]()
     server, step_error = CoreServer([link]), StepError("bad luck", rank=0, request_ids=["b", "ended"])
-    server._core = SimpleNamespace(abort_requests=aborted.append, take_stats=lambda: stats(1))  # type: ignore[assignment]
+    core: Any = SimpleNamespace(abort_requests=aborted.append, take_stats=lambda: stats(1), cached_names=None)
+    server._core = core
     for error in (step_error, EngineError("none can be scheduled")):
         server._owners = dict.fromkeys("abc", link)
         server._fail_step(error)
@@ -153,8 +155,8 @@ def test_a_lost_rank_is_the_end_of_the_engine() -> None:
             with pytest.raises(EngineDeadError, match=r"the engine has failed: .*rank 0"):
                 await engine.check_health()
             assert await asyncio.to_thread(have_ended, [pid_of(engine)], 3.0)
-            assert engine._keeper is not None and engine._keeper.process is not None
-            assert engine._keeper.process.process.exit_code == 1
+            assert engine._keepers[0].process is not None
+            assert engine._keepers[0].process.process.exit_code == 1
 
     run(test)
 

@@ -7,10 +7,9 @@ import pytest
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import RankError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor.recovery import RecoveryResult
-from inflight.interface.request import FinishReason
+from inflight.interface.request import MAX_FAULTS, FinishReason
 from inflight.interface.statistics import FaultStatus
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from inflight.scheduler.suspects import MAX_FAULTS
 from tests.mock_engine import MockEngine
 from tests.unit.engine.core_cases import assert_dead, fail_on
 

@@ -16,8 +16,8 @@ import pytest
 from inflight.engine import engine_keeper
 from inflight.engine.engine_process import EngineProcess
 from inflight.errors import EngineDeadError, EngineRecoveringError
+from inflight.interface.request import MAX_FAULTS
 from inflight.sampling_params import SamplingParams
-from inflight.scheduler.suspects import MAX_FAULTS
 from tests.unit.engine.core_process_cases import BROKEN, pid_of
 from tests.unit.engine.event_loop import run, until
 from tests.unit.engine.serving import endless, mock_engine, read, reasons_of, submit, tokens_of
@@ -52,7 +52,7 @@ def test_requests_go_on_in_another_process(number: signal.Signals) -> None:
 def test_a_spare_process_takes_the_place_of_the_engine() -> None:
     async def test() -> None:
         async with mock_engine({"fault_tolerance_config": {"spare_workers": 1}}) as engine:
-            keeper = engine._keeper
+            keeper = engine._keepers[0]
             assert keeper is not None
             truth = tokens_of(await read(await submit(engine, "truth", "x", endless(400))))
             await until(lambda: keeper._spare is not None)
@@ -165,7 +165,7 @@ def test_a_request_that_kills_the_core_ends_alone(token: int) -> None:
             for begun, stream in zip([*first, None, None, None], streams, strict=True):
                 assert tokens_of([*([begun] if begun else []), *await read(stream)]) == truth
             assert engine.fault_status.num_recoveries == {"engine_died": MAX_FAULTS + 1}
-            assert engine._keeper is not None and len(engine._keeper._guilty) == 1
+            assert len(engine._keepers[0]._guilty) == 1
 
     run(test)
 
@@ -187,7 +187,7 @@ def test_an_engine_that_sends_damaged_bytes_is_replaced() -> None:
     async def test() -> None:
         async with mock_engine() as engine:
             truth = tokens_of(await read(await submit(engine, "truth", "x", endless(20))))
-            process, client = pid_of(engine), engine._connection._client
+            process, client = pid_of(engine), engine._replicas.engines[0]._client
             damage = b"\xff" * 4096
             client.get_buffer(len(damage))[: len(damage)] = damage
             client.buffer_updated(len(damage))

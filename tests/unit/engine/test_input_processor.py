@@ -41,6 +41,7 @@ def make(
         model=config,
         structured_outputs=kwargs.pop("structured_outputs", StructuredOutputsConfig(backend="auto", reasoning_end="")),
         scheduler=SimpleNamespace(policy=kwargs.pop("policy", "fcfs")),
+        parallel=SimpleNamespace(routes_by_prefix=False),
     )
     chosen = byte_tokenizer() if isinstance(tokenizer, str) else tokenizer
     return InputProcessor(

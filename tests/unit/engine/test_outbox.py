@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 
 import numpy as np
+import pytest
 
+from inflight.engine import outbox as outbox_module
 from inflight.engine.outbox import Outbox, merge_stats
 from inflight.engine.step_clock import MAX_GAPS
 from inflight.executor.transport import BlockingStream
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
-from inflight.interface.serving import EngineOutputs
+from inflight.interface.serving import CachedBlocks, EngineOutputs
 from tests.unit.engine.core_process_cases import stats
 
 COUNTS = (
@@ -60,6 +62,30 @@ def test_an_outbox_merges_what_its_front_end_does_not_read() -> None:
     outbox.close(1.0)
     ours.close()
     reader.close()
+
+
+def test_names_of_blocks_are_merged_and_given_up_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    outbox, reader = Outbox(BlockingStream(ours), "outbox"), BlockingStream(theirs)
+    a, b, c = (bytes([i]) * 32 for i in range(3))
+    with outbox._wakes:  # the thread does not run
+        for names in ({a: True, b: True}, {b: False, c: True}):
+            outbox.put_names(names)
+    assert reader.receive() == CachedBlocks(stored=a + c, removed=b)
+    monkeypatch.setattr(outbox_module, "MAX_NAMES", 2)
+    monkeypatch.setattr(outbox_module, "NAMES_OF_MESSAGE", 1)
+    with outbox._wakes:
+        for names in ({a: True, b: True}, {c: True}, {a: False, b: True}):
+            outbox.put_names(names)
+    found = [reader.receive() for _ in range(3)]
+    assert found == [
+        CachedBlocks(stored=b"", removed=b"", is_first=True),
+        CachedBlocks(stored=b"", removed=a),
+        CachedBlocks(stored=b, removed=b""),
+    ]
+    outbox.close(1.0)
+    ours.close()
+    theirs.close()
 
 
 def test_an_outbox_with_nothing_to_send_ends_as_soon_as_it_is_closed() -> None:

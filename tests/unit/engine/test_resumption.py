@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -22,15 +21,13 @@ from tests.unit.engine.serving import read, reasons_of, tokens_of
 
 
 def lose(engine: AsyncLLM, client: RecordingClient) -> None:
-    client.lost_because = "gone"
     client.sent.clear()
-    engine.on_lost("gone")
+    client._lose("gone")
 
 
 def restore(engine: AsyncLLM, client: RecordingClient) -> list[EngineCoreRequest]:
     """Returns what is sent to the new engine core."""
-    client.lost_because = ""
-    engine.on_restored()
+    client._restore()
     return [child for message in client.sent if isinstance(message, AddRequest) for child in message.children]
 
 
@@ -69,7 +66,7 @@ def test_outputs_that_have_arrived_count_when_the_engine_is_lost() -> None:
         answer(engine, requests, [97])  # more than the event loop takes in at once
         lose(engine, client)
         assert [child.emitted_token_ids for child in restore(engine, client)] == [(97,)] * 500
-        engine.on_end("gone")
+        engine._replicas.engines[0]._finish("gone")
 
     run(test)
 
@@ -77,8 +74,7 @@ def test_outputs_that_have_arrived_count_when_the_engine_is_lost() -> None:
 def test_if_requests_may_not_resume_those_fail_that_were_sent() -> None:
     async def test() -> None:
         engine, client = lone_front_end()
-        config: Any = engine._input_processor.config
-        config.fault_tolerance = replace(config.fault_tolerance, resume_requests_after_recovery=False)
+        engine._replicas._limits = replace(engine._replicas._limits, resume_requests_after_recovery=False)
         sent = engine.submit(request("sent"))
         lose(engine, client)
         with pytest.raises(EngineRecoveringError, match="was lost during this request"):
@@ -105,7 +101,7 @@ def test_the_queue_of_a_lost_engine_is_counted_from_zero() -> None:
         lose(engine, client)
         restore(engine, client)
         engine.check_admission()
-        engine.on_end("gone")
+        engine._replicas.engines[0]._finish("gone")
 
     run(test)
 

@@ -31,6 +31,7 @@ from inflight.interface.request import (
 from inflight.interface.serving import (
     AbortRequests,
     AddRequest,
+    CachedBlocks,
     EndDamagedEngine,
     EngineDied,
     EngineOutputs,
@@ -305,6 +306,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
         num_received=ids,
         stats=st.none() | scheduler_stats,
     ),
+    CachedBlocks: st.builds(CachedBlocks, stored=st.binary(max_size=64), removed=st.binary(max_size=64)),
     EngineDied: st.builds(EngineDied, reason=texts, summary=texts),
 }
 

@@ -357,3 +357,19 @@ def test_followers_begin_with_the_state_after_the_prompt() -> None:
     manager.check_integrity([leader, follower])
     manager.commit(leader, tokens(4 * SIZE + 1), 4 * SIZE + 1)
     assert manager.share_prompt(follower, leader, 4) == NO_BLOCKS  # freed: the leader goes on from its fifth block
+
+
+def test_what_joins_and_leaves_the_prefix_cache_is_noted() -> None:
+    """Of the first group. What comes and goes between two reports is told as it is at the end."""
+    manager = make(6, None, 8)
+    names = manager.watch_names()
+    first = compute(manager, tokens(2 * SIZE + 1))
+    manager.free(first)
+    assert names.take() == dict.fromkeys(first.hashes, True) == names.present()
+    assert names.take() == {}
+    second = compute(manager, tokens(3 * SIZE, first=100))  # six blocks: the first prompt is evicted
+    assert names.take() == {**dict.fromkeys(first.hashes, False), **dict.fromkeys(second.hashes, True)}
+    manager.free(second)
+    manager.free(compute(manager, tokens(SIZE, first=200)))
+    manager.reset_prefix_cache([])
+    assert not any(names.take().values()) and names.present() == {}

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from inflight.errors import StepError
-from inflight.interface.request import FinishReason
+from inflight.interface.request import MAX_FAULTS, FinishReason
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.scheduler.request import NO_SLOT
-from inflight.scheduler.suspects import MAX_FAULTS
 from inflight.structured_output import grammar_cache
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec

@@ -16,12 +16,11 @@ import pytest
 from inflight.errors import StepError
 from inflight.interface.codec import encode
 from inflight.interface.messages import ExecuteModel
-from inflight.interface.request import EngineCoreRequest, FinishReason, ResolvedSampling
+from inflight.interface.request import MAX_FAULTS, EngineCoreRequest, FinishReason, ResolvedSampling
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.block_hash import BlockHasher
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.scheduler import Scheduler
-from inflight.scheduler.suspects import MAX_FAULTS
 from tests.erratic_times import ErraticTimes
 from tests.mock_engine import MAX_MODEL_LEN, MockEngine
 

@@ -71,7 +71,8 @@ class Scene:
         listener: Any = None  # it is used by front ends only
         self.shutdown = Shutdown(1.0)
         self.supervisor: Any = Supervisor(ServerSettings(api_server_count=2), EngineArgs(), listener, self.shutdown, "")
-        self.supervisor._keeper = self.keeper = Keeper()
+        self.keeper = Keeper()
+        self.supervisor._keepers = [self.keeper]
         self.supervisor._limits = RecoveryLimits(FaultToleranceConfig(**limits))
         self.supervisor._is_configured.set_result(None)
         self.supervisor._run_engine = self._run_engine

@@ -1,4 +1,4 @@
-"""`EngineConnection`: what a front end is told when the engine's process is lost, is there again, or is given up.
+"""`EngineClient`: what a front end is told when the engine's process is lost, is there again, or is given up.
 
 The test plays the engine, at the other end of a socket. So nothing here waits for a process.
 """
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
-from inflight.engine import engine_connection
-from inflight.engine.engine_connection import EngineConnection
+from inflight.engine import engine_client
+from inflight.engine.engine_client import EngineClient
 from inflight.engine.engine_sockets import EngineSockets
 from inflight.errors import EngineDeadError, OutOfMemoryError
 from inflight.executor.failures import failure_of
@@ -41,7 +41,7 @@ class Played:
 
     def __init__(self, **changes: Any) -> None:
         self.sockets = EngineSockets()
-        self.connection = EngineConnection(self.sockets, replace(FaultToleranceConfig(), **changes))
+        self.connection = EngineClient(self.sockets, replace(FaultToleranceConfig(), **changes))
         self.events: list[tuple[str, object]] = []
         self.streams: list[BlockingStream] = []
 
@@ -214,7 +214,7 @@ def test_the_reason_for_giving_up_is_that_of_the_last_process(is_told: bool) -> 
 
 
 def test_a_recovery_that_takes_too_long_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_connection, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(engine_client, "GRACE_SECONDS", 0.0)
 
     async def test() -> None:
         played = Played(engine_recovery_timeout_seconds=0.01)

@@ -1,0 +1,122 @@
+"""`Router`: decides which replica of the engine gets a request.
+
+A replica's score is its load (`Admission.load`) plus the work of the request. Both are tokens that have to be computed before
+the first token of the request. Of the replicas whose queue has room, the one with the smallest score gets the request. All
+sequences of a request go to the same replica, because they share the prompt.
+
+Tokens that are in a replica's prefix cache (`CachedIndex`) are no work. So one score weighs load against cached prompts. If
+scores are equal, a hash of the first block decides (rendezvous hashing): prompts that begin alike come together, whichever
+front end has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inflight.engine.admission import work_of
+from inflight.engine.engine_client import EngineClient, EngineState
+from inflight.engine.input_processor import ProcessedRequest
+from inflight.errors import InvalidRequestError, OverloadedError
+from inflight.kv_cache.block_hash import NAME_BYTES
+
+
+@dataclass(slots=True)
+class _Planned:
+    """What the requests of the same call that were placed before add to an engine."""
+
+    num_sequences: int = 0
+    num_tokens: int = 0
+    work: int = 0
+
+
+class Router:
+    """
+    Args:
+        engines: the replicas. At least one of them must not have ended when a method is called.
+        block_size: tokens of a KV block.
+    """
+
+    def __init__(self, engines: Sequence[EngineClient], block_size: int) -> None:
+        self._engines, self._block_size = engines, block_size
+
+    def check(self, num_sequences: int, num_tokens: int) -> None:
+        """Check that there is room for requests of this size. If there are several replicas, they share the sequences.
+
+        Raises: the same as `Admission.check`.
+        """
+        engines = self._usable()
+        sequences, tokens = -(-num_sequences // len(engines)), num_tokens // len(engines)
+        refusals = [refusal for each in engines if (refusal := _refusal(each, sequences, tokens)) is not None]
+        if len(refusals) == len(engines):
+            raise refusals[0]
+
+    def place(self, requests: Sequence[ProcessedRequest], rank: int | None = None) -> list[EngineClient]:
+        """Returns the engine for each of these requests, which belong together. `rank`: the replica that the client wants.
+
+        Raises:
+            InvalidRequestError: there is no replica `rank`, or the requests are too many for the queues.
+            OverloadedError: the queue of each replica is full.
+        """
+        if rank is not None and not 0 <= rank < len(self._engines):
+            raise InvalidRequestError(
+                f"data_parallel_rank={rank} names no replica; this engine has {len(self._engines)}, counted from 0"
+            )
+        engines = self._usable()
+        if rank is not None and self._engines[rank] in engines:
+            engines = [self._engines[rank]]
+        if len(engines) == 1:
+            num_sequences = sum(len(request.children) for request in requests)
+            engines[0].admission.check(num_sequences, sum(len(request.prompt_token_ids) for request in requests))
+            return engines * len(requests)
+        planned = {engine.index: _Planned() for engine in engines}
+        return [self._choose(engines, request, planned) for request in requests]
+
+    def best(self, request: ProcessedRequest) -> EngineClient | None:
+        """Returns the engine that goes on with a request whose engine was lost; None if no engine is connected."""
+        connected = [engine for engine in self._engines if engine.is_connected]
+        return min(connected, key=lambda engine: self._score(engine, request, 0), default=None)
+
+    def _usable(self) -> list[EngineClient]:
+        """The connected engines. If there is none, those that recover: requests wait for them."""
+        connected = [engine for engine in self._engines if engine.is_connected]
+        return connected or [engine for engine in self._engines if engine.state is not EngineState.ENDED]
+
+    def _choose(
+        self, engines: Sequence[EngineClient], request: ProcessedRequest, planned: dict[int, _Planned]
+    ) -> EngineClient:
+        num_sequences, num_tokens = len(request.children), len(request.prompt_token_ids)
+        open_engines, refusals = [], []
+        for engine in engines:
+            plan = planned[engine.index]
+            refusal = _refusal(engine, plan.num_sequences + num_sequences, plan.num_tokens + num_tokens)
+            if refusal is None:
+                open_engines.append(engine)
+            else:
+                refusals.append(refusal)
+        if not open_engines:  # if one of them only has too much to do, the request may come again
+            raise min(refusals, key=lambda refusal: isinstance(refusal, InvalidRequestError))
+        best = min(open_engines, key=lambda engine: self._score(engine, request, planned[engine.index].work))
+        plan = planned[best.index]
+        plan.num_sequences += num_sequences
+        plan.num_tokens += num_tokens
+        plan.work += work_of(num_sequences, num_tokens - self.num_cached(best, request))
+        return best
+
+    def num_cached(self, engine: EngineClient, request: ProcessedRequest) -> int:
+        """Returns how many tokens of the prompt are in this engine's prefix cache."""
+        return engine.cached.num_cached(request.block_names) * self._block_size
+
+    def _score(self, engine: EngineClient, request: ProcessedRequest, planned_work: int) -> tuple[int, bytes]:
+        score = engine.admission.load + planned_work - self.num_cached(engine, request)
+        first = request.block_names[:NAME_BYTES] or request.request_id.encode()
+        return score, hashlib.sha256(first + bytes([engine.index])).digest()
+
+
+def _refusal(engine: EngineClient, num_sequences: int, num_tokens: int) -> OverloadedError | InvalidRequestError | None:
+    try:
+        engine.admission.check(num_sequences, num_tokens)
+    except (OverloadedError, InvalidRequestError) as error:
+        return error
+    return None
