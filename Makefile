@@ -57,7 +57,7 @@ test-clients: .venv/.stamp-runtime $(CLIENTS)/openai-3/.stamp $(CLIENTS)/openai-
 
 # AGENTS="codex claude" runs only these. Not part of CI, because the programs come from npm and PyPI.
 test-agents: .venv/.stamp-runtime
-	$(BIN)/python -m tests.clients.agents $(AGENTS)
+	$(BIN)/python -m tests.clients.run_agents $(AGENTS)
 
 check: .venv/.stamp-dev
 	scripts/check

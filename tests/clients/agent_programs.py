@@ -1,4 +1,4 @@
-"""The programs that `agents.py` runs: their versions, command lines, variables and configuration files, in one table."""
+"""The programs that `run_agents.py` runs: their versions, command lines, variables and configuration files, in one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real programs that work with a model on their own, against `inflight serve`: python -m tests.clients.agents [NAME ...]
+"""Real programs that work with a model on their own, against `inflight serve`: python -m tests.clients.run_agents [NAME ...]
 
 Installs each program in its pinned version below .venv-clients/agents, and starts one server with the scripted model
 (`scripted_model.py`). Each program must let the model run a command, which writes a file, and show the model's answer. The
