@@ -104,7 +104,7 @@ class ChaosServer(FaultServer):
             with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
                 for _ in range(TMPFS_MEGABYTES):
                     file.write(bytes(1 << 20))
-        short = [self.pid, *(pid for pid, title in self.titles().items() if title == "engine")]
+        short = [self.pid, *(pid for pid, title in self.titles().items() if title.startswith("engine"))]
         usual = resource.getrlimit(resource.RLIMIT_NOFILE)
         if kind == "descriptors":
             self._chaos.may_break_connections = True

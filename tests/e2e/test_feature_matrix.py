@@ -8,8 +8,10 @@ log-probabilities, a grammar, stop strings, an abort). Two requests of a schedul
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,10 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight import SamplingParams
+from inflight import AsyncLLM, RequestOutput, SamplingParams
+from inflight.config.engine_args import EngineArgs
+from inflight.engine.request_state import RequestOutputKind
 from inflight.sampling_params import StructuredOutputsParams
 from tests.covering_array import Row, covering_array
-from tests.e2e.identity import MARGIN, PLAIN, Engines, Event, Features, reference_scores, run_example
+from tests.e2e.identity import MARGIN, PLAIN, Engines, Event, Features, compare, reference_scores, run_example
 from tests.fakes_tokenizer import save_folder, trained
 from tests.model_zoo import FAMILY_CONFIGS, write_model
 
@@ -223,3 +227,44 @@ def test_tokens_are_those_of_the_plain_run(engines: dict[str, Engines], cell: Ro
 @pytest.mark.parametrize("cell", PROCESS_CELLS, ids=name_of)
 def test_tokens_of_ranks_that_are_processes(engines: dict[str, Engines], cell: Row) -> None:
     run_cell(engines[str(cell["model"])], cell, "mp", NUM_PROCESS_EXAMPLES)
+
+
+def test_tokens_of_replicas(engines: dict[str, Engines]) -> None:
+    """Two replicas with drafts, chunks and prefix caches, and requests with everything else. One of the two is killed."""
+    found = engines["full"]
+    features = Features(caching=True, chunk=11, tight=False, max_num_seqs=4, plans_ahead=True, num_drafts=NUM_DRAFTS)
+    args = EngineArgs(
+        model=str(found.folder),
+        dtype="float32",
+        max_model_len=MAX_MODEL_LEN,
+        block_size=found.block_size,
+        kv_cache_memory_bytes=1 << 21,
+        generation_config="none",
+        num_threads=1,
+        data_parallel_size=2,
+        **features.arguments(MAX_MODEL_LEN),
+    )
+    text = trained(TOKENIZER).encode(PROMPTS[0], add_special_tokens=False).ids
+    requests: list[tuple[list[int], SamplingParams]] = []
+    for i, kind in enumerate((None, "json", "regex", None, "grammar", "choice", None, "json_object")):
+        fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 1.0, "n": 2, "logprobs": i % 3, "seed": i}
+        fields |= {**PENALTIES[i % 3], "stop": STOPS[i % 5], "include_stop_str_in_output": True}
+        fields |= {"allowed_token_ids": [40, 41]} if kind is None else {"structured_outputs": GRAMMARS[kind]}
+        requests.append(((text * 4)[: 60 + i], SamplingParams(**fields)))
+
+    async def one(engine: AsyncLLM, prompt: list[int], params: SamplingParams) -> RequestOutput:
+        (output,) = [each async for each in engine.generate(prompt, params, kind=RequestOutputKind.FINAL_ONLY)]
+        return output
+
+    async def generate() -> list[RequestOutput]:
+        async with await AsyncLLM.from_args(args) as engine:
+            running = [asyncio.create_task(one(engine, *request)) for request in requests]
+            while not all(each.num_requests for each in engine._replicas.engines):
+                await asyncio.sleep(0)
+            process = engine._keepers[1].process
+            assert process is not None
+            os.kill(process.process.pid, signal.SIGKILL)
+            return await asyncio.gather(*running)
+
+    for (prompt, params), output in zip(requests, asyncio.run(generate()), strict=True):
+        compare(found, output, found.plain(prompt, params), params)

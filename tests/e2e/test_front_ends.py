@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -79,6 +80,29 @@ def test_both_serve_their_metrics_add_up_and_sigterm_ends_all(tmp_path: Path) ->
         assert server.end() == 0, server.text_of_log()
         assert_nothing_left(pids, set())
         assert not list(tmp_path.iterdir())
+
+
+def test_replicas_are_chosen_named_and_replaced(tmp_path: Path) -> None:
+    """Each front end is connected to each replica. One that is killed costs no request."""
+    with two_front_ends(tmp_path, "-dp", "2", "--num-threads", "1") as server:
+        assert json.loads(server.request("GET", "/ready")[1])["engines"] == {"0": "ready", "1": "ready"}
+        for rank in ("2", "-1", "x"):
+            status, text = server.request("POST", "/v1/completions", {"prompt": "x"}, {"X-Data-Parallel-Rank": rank})
+            assert status == 400 and "replica" in text
+        alone = server.start_stream(200, {"X-Data-Parallel-Rank": "0"}).rest()
+        truth = "".join(event["choices"][0]["text"] for event in events_of(alone) if event["choices"])
+        streams = [server.start_stream(200, {"X-Data-Parallel-Rank": str(i % 2)}) for i in range(8)]
+        os.kill(server.wait_for_child("engine 1"), signal.SIGKILL)
+        assert server.request("GET", "/health")[0] == 200
+        for stream in streams:
+            events = [event for event in events_of(stream.rest()) if event["choices"]]
+            assert "".join(event["choices"][0]["text"] for event in events) == truth
+        status, text = server.request("GET", "/metrics")
+        for engine in ("0", "1"):
+            found = re.search(rf'inflight:engine_steps_total{{engine="{engine}",model_name="{MODEL}"}} (\S+)', text)
+            assert found is not None and float(found[1]) > 0
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 0, server.text_of_log()
 
 
 @needs_openssl

@@ -155,6 +155,11 @@ REFUSED: list[tuple[Machine, dict[str, Any], str]] = [
         "tensor_parallel_size=2 x pipeline_parallel_size=1 needs 2 GPUs on this machine, one for each rank, and 1 can be used",
     ),
     (gpus(H200), {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "needs 2 GPUs"),
+    (
+        gpus(H200, H200),
+        {"tensor_parallel_size": 2, "data_parallel_size": 2},
+        "tensor_parallel_size=2 x pipeline_parallel_size=1 x data_parallel_size=2 needs 4 GPUs on this machine",
+    ),
 ]
 
 

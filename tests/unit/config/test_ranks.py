@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inflight.config.engine import ParallelConfig
 from inflight.config.ranks import RankLayout
 
 
@@ -21,3 +22,20 @@ def test_a_rank_calls_the_later_ranks_of_its_stage_and_the_stages_to_which_it_ha
     assert layout.called_by(2, has_drafts=True) == (3, 4, 6)
     assert RankLayout(3, 1).called_by(0, has_drafts=True) == (1, 2)
     assert RankLayout(1, 2).called_by(0, has_drafts=False) == (1,)
+
+
+def test_ranks_of_replicas_have_places_of_their_own() -> None:
+    """So each has cores and a GPU of its own."""
+    places = []
+    for replica in range(3):
+        parallel = ParallelConfig(
+            tensor_parallel_size=2,
+            pipeline_parallel_size=2,
+            pipeline_layer_partition=(1, 1),
+            distributed_executor_backend="mp",
+            data_parallel_size=3,
+            data_parallel_rank=replica,
+        )
+        assert parallel.num_machine_ranks == 12
+        places += [parallel.place(rank) for rank in range(4)]
+    assert places == list(range(12))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from inflight.worker import memory_budget
 from inflight.worker.memory_budget import MemoryBudget
 from tests.conformance.configs import engine_config
 
@@ -61,3 +63,17 @@ def test_what_is_left(kind: str, num_ranks: int, weights: int, left: int) -> Non
     runner: Any = Runner()
     assert budget.measure_available(runner) == left
     assert runner.has_run
+
+
+@pytest.mark.parametrize(("kind", "left"), [("cpu", 1000 // 4 - 60 - 120), ("cuda", 1000 - 700 - 120)])
+def test_replicas_share_the_memory_of_the_machine(kind: str, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others load their weights at the same time, which must not count as this one's."""
+    monkeypatch.setattr(memory_budget, "weight_bytes", lambda *_: 60)
+    device: Any = Device(free_bytes=5000)
+    device.kind = kind
+    config = engine_config()
+    config = replace(config, parallel=replace(config.parallel, data_parallel_size=4))
+    budget = MemoryBudget(config.replicas()[3], 0, device)
+    device.free_bytes -= 700
+    runner: Any = Runner()
+    assert budget.measure_available(runner) == left
