@@ -70,7 +70,7 @@ class StepPipeline(WorkerBase):
         self._device = device
         self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))
         self._runner: Runner | None = None
-        # both since the ranks connected last, at the start or after a fault:
+        # both are about the time since the ranks last connected, which was at the start or after a fault:
         self._has_left = False  # whether this rank has left its groups and links
         self._failed_step: int | None = None  # the first step that failed; later steps do not run
         self._last_end = 0.0  # when the last step ended on a GPU, on the clock time.perf_counter()

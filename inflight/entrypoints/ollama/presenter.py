@@ -1,6 +1,6 @@
 """`OllamaPresenter`: writes the answers of /api/chat and /api/generate, as lines of JSON or as one object.
 
-The arguments of a call are an object, so a call is sent when all of it has come.
+The arguments of a call are a JSON object, so a call is sent only when the model has ended it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 def head_of(model: str) -> bytes:
-    """The beginning of all lines of an answer, which is encoded only once."""
+    """Returns the beginning of all lines of an answer. It is the same for all, so it is encoded only once."""
     return to_json({"model": model, "created_at": datetime.now(UTC).isoformat()})[:-1] + b","
 
 
@@ -58,11 +58,11 @@ class OllamaPresenter(Presenter):
     @staticmethod
     @abstractmethod
     def shown(piece: Piece) -> Line:
-        """The members of an answer that have a piece of it."""
+        """Returns the members of an answer that contain this piece."""
 
     @classmethod
     def line(cls, head: bytes, piece: Piece, **more: object) -> bytes:
-        """A line, which is the last one if there are `more` members."""
+        """Returns a line. With `more` members, it is the last line."""
         return head + to_json({**cls.shown(piece), "done": bool(more), **more})[1:] + b"\n"
 
     # -- a stream ------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class OllamaPresenter(Presenter):
     def _pieces(self, output: RequestOutput) -> Iterator[Piece]:
         """
         Raises:
-            EngineClosedError: the server has ended the answer. The API has no reason for this.
+            EngineClosedError: the server has ended the answer. The API has no `done_reason` for this.
         """
         self._count.add(0, output)
         (choice,) = output.outputs
@@ -112,7 +112,7 @@ class OllamaPresenter(Presenter):
             self._end = self._counts(choice, output)
 
     def _finished_call(self) -> Iterator[Piece]:
-        """The open call. If `num_predict` has cut its arguments, they have the part that can be read."""
+        """The open call, if there is one. If `num_predict` has cut its arguments, it has the members that can be read."""
         if self._call is not None:
             function = {"name": self._call.name, "arguments": read_arguments(self._arguments)}
             yield Piece(calls=({"id": self._call.id, "function": function},))

@@ -16,7 +16,7 @@ from inflight.sampling_params import MAX_STOP_STRINGS
 
 def _check_images(images: object) -> object:
     if images:
-        raise PydanticCustomError("part_type", "this model takes text only: no images")
+        raise PydanticCustomError("part_type", "this model takes text only: no images; leave the field out")
     return images
 
 
@@ -38,7 +38,7 @@ class Options(SamplingFields):
 
 
 class ModelRequest(StrictModel):
-    model: str | None = Field(None, description="A name in /api/tags, also with :latest; the first if left out.")
+    model: str | None = Field(None, description="A name in /api/tags, with or without :latest. Default: the first.")
 
 
 class AnswerRequest(ModelRequest):
@@ -47,7 +47,7 @@ class AnswerRequest(ModelRequest):
         None, description='"json" for a JSON object, or a JSON schema, which is not strict.'
     )
     think: bool | ReasoningEffort | None = Field(
-        None, description="Switches thinking on or off, if the chat template can; or its effort, such as low."
+        None, description="Thinking on or off, if the chat template can do that; a text, such as low, is the effort."
     )
     stream: bool | None = Field(None, description="False: one JSON object. Otherwise a line of JSON for each piece.")
     keep_alive: Annotated[float | int | str | None, no_effect("The model always stays loaded.")] = None
@@ -66,12 +66,12 @@ class OllamaMessage(StrictModel):
 
     role: Role = Field(description="user, assistant, system, tool, or another role of the chat template.")
     content: str | None = None
-    thinking: str | None = Field(None, description="Used only by templates that show it.")
+    thinking: str | None = Field(None, description="Reasoning of an earlier answer; some chat templates show it.")
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = Field(
         None, max_length=MAX_TOOLS, description="Calls that were made."
     )
-    tool_name: ToolName | None = Field(None, description="The tool whose result this message has.")
-    tool_call_id: str | None = Field(None, description="The call whose result it is; without it, the next in order.")
+    tool_name: ToolName | None = Field(None, description="The name of the tool whose result this message has.")
+    tool_call_id: str | None = Field(None, description="The id of the call. Default: the next call that has no result.")
     images: Images = None
 
 

@@ -25,7 +25,8 @@ from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.generation_routes import respond
 from inflight.entrypoints.openai.server import ApiServer
 
-# Clients ask for the version of Ollama and refuse an older one than they need. This one has all the endpoints below.
+# Clients ask for the version of Ollama, and refuse one that is older than they need. Ollama has had all the endpoints below
+# since this version or earlier.
 API_VERSION = "0.13.5"
 _NEVER = "9999-12-31T23:59:59Z"  # the model always stays loaded
 _TEXTS = dict[str, str]  # the type of {"error": text} and of {"status": text}
@@ -53,7 +54,7 @@ def add_ollama_routes(app: FastAPI, server: ApiServer) -> None:
         return answer(body, request, OllamaTextPresenter, is_empty=not body.prompt and not body.suffix)
 
     async def pull(body: PullRequest) -> Response:
-        """A model that is served needs no download."""
+        """Succeeds at once for the served model: nothing is downloaded."""
         headers = server.ignored_fields.header(server.ignored_fields.take_out(body))
         served_name(server, body.model or body.name)
         states = ["success"] if body.stream is False else ["pulling manifest", "success"]
@@ -62,7 +63,10 @@ def add_ollama_routes(app: FastAPI, server: ApiServer) -> None:
         return Response(lines, headers=headers, media_type=kind)
 
     async def embed() -> None:
-        raise ApiError(400, f"the model {server.model_names[0]!r} generates text; it makes no embeddings")
+        name = server.model_names[0]
+        raise ApiError(
+            400, f"the model {name!r} only generates text and makes no embeddings: use another server for them"
+        )
 
     lines: dict[str, Any] = {
         "description": "A line of JSON for each piece.",

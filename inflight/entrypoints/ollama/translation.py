@@ -21,7 +21,7 @@ _NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}  
 
 
 def served_name(server: ApiServer, name: str | None) -> str:
-    """The name of a served model without the tag, as /api/tags lists it.
+    """Returns the name of a served model as /api/tags lists it. `name` may end with :latest.
 
     Raises:
         ApiError: there is no such model. The status is 404.

@@ -66,7 +66,8 @@ def respond(
     ignored = server.ignored_fields.take_out(body)
 
     def own_name(text: str) -> str:
-        """`text`, which may begin with a chat's name of the field that has the schema, with this request's name of it."""
+        """Returns `text`. If it begins with `response_format`, a chat's name of the field with the schema, this is replaced
+        by the name that this request's API has for the field."""
         rest = text.removeprefix(Presenter.format_field)
         return text if rest == text else presenter_type.format_field + rest
 
@@ -112,7 +113,7 @@ def in_time(
     server: ApiServer, request: Request, body: StrictModel, make: Callable[[], Awaitable[tuple[bytes, Iterable[str]]]]
 ) -> Response:
     """Returns a response with the JSON that `make` returns, or an error if `make` takes longer than the request's deadline.
-    Beside the JSON, `make` returns the parts of the request that it ignores."""
+    Beside the JSON, `make` returns the names of the parts of the request that it ignores."""
     ignored = server.ignored_fields.take_out(body)
 
     async def work(_: Send) -> Response:

@@ -53,8 +53,9 @@ class _StrictRequest(Request):
 
 
 def _as_json(scope: Scope) -> Scope:
-    """Ollama's clients send JSON under any type, or under none. A web page of another site could do that too, without asking
-    the server first, so this is only for requests that no page has sent: pages send an `Origin`."""
+    """Returns the scope with the type application/json. Ollama's clients send JSON with any type, or with none. With some types
+    a web page of another site could send it, too, without a preflight. So this is only for requests without `Origin`, which
+    no page of another site has sent."""
     others = [header for header in scope["headers"] if header[0] != b"content-type"]
     return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 

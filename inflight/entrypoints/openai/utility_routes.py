@@ -144,7 +144,7 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
         return {"status": "healthy"}
 
     async def ready() -> Readiness:
-        """Whether new requests are accepted and the engine makes progress with them. Of several replicas, one is enough."""
+        """Whether new requests are accepted and the engine makes progress with them. One of several replicas is enough."""
         if engine.is_draining:
             raise ApiError(503, "the server is shutting down", type="server_error", code="shutting_down")
         try:

@@ -78,8 +78,8 @@ def wrap(
 
 class Spellings:
     """Removes a last slash and the prefix `root_path` from paths, adds the /v1 that is missing in the base URL of some clients,
-    and shows HEAD to the app as GET. uvicorn keeps the original
-    scope, in which the method is HEAD, so it does not send the body of the app's response.
+    and shows HEAD to the app as GET. uvicorn keeps the original scope, in which the method is HEAD, so it does not send the
+    body of the app's response.
 
     Only uvicorn's ProxyHeaders comes before this middleware, so all other middlewares see the same path and method as the app.
     """
