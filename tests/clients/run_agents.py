@@ -1,9 +1,10 @@
-"""Real programs that work with a model on their own, against `inflight serve`: python -m tests.clients.run_agents [NAME ...]
+"""Real coding agents and similar programs against `inflight serve`: python -m tests.clients.run_agents [NAME ...]
 
 Installs each program in its pinned version below .venv-clients/agents, and starts one server with the scripted model
-(`scripted_model.py`). Each program must let the model run a command, which writes a file, and show the model's answer. The
-programs and the server run in a network namespace with loopback only, so no program can ask another server. A program that
-cannot be installed here is named and skipped. The exit code is 0 if all others have passed.
+(`scripted_model.py`). Each program must show the model's answer. If it has a tool for commands, the model must have run a
+command with it, which writes a file. The programs and the server run in a network namespace with loopback only, so no program
+can ask another server. A program that cannot be installed here is named and skipped. The exit code is 0 if all others have
+passed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def install(program: str) -> str:
 
 
 def _install_node() -> str:
-    """The wheel's own npm does not run, so only `node` of it is put before the other programs."""
+    """Install `node` from a wheel, into a folder that comes first in PATH. The wheel's npm does not run, so it is not used."""
     environment = FOLDER / "node-wheel"
     why = _run([sys.executable, "-m", "venv", "--clear", str(environment)])
     why = why or _run([str(environment / "bin" / "pip"), "install", "-q", NODE])
@@ -102,7 +103,7 @@ def _run(command: list[str], *, node: bool = False) -> str:
 
 
 def outcome(run: Run, base: str, folder: Path) -> str:
-    """Run a program in a new home folder and a new repository. Returns "passed", or what is missing."""
+    """Run a program in a new home folder and a new git repository. Returns "passed", or what is missing."""
     home, work = folder / "home", folder / "work"
     places = {"{base}": base, "{bin}": str(commands_of(run.program)), "{home}": str(home)}
 
@@ -194,7 +195,7 @@ def main(arguments: list[str]) -> int:
         print(f"installing {program}: {install(program) or 'done'}", flush=True)
     namespace = ["unshare", "--map-root-user", "--net"]
     if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode != 0:
-        print("no network namespaces here (unshare): the programs could reach other servers, so none is run")
+        print("unshare cannot make a network namespace here, so the programs could reach other servers: none is run")
         return 1
     assert __spec__ is not None
     return subprocess.run([*namespace, sys.executable, "-m", __spec__.name, INSIDE, *names], check=False).returncode

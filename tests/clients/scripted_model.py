@@ -1,9 +1,9 @@
-"""Writes a model that follows a script, for programs that work with a model on their own: python scripted_model.py FOLDER
+"""Writes a model that follows a script, for tests of coding agents: python scripted_model.py FOLDER
 
-The model thinks, calls the program's shell tool, and, when it has the result, answers ANSWER. So a real program makes its whole
+The model thinks, calls the program's shell tool, and, when it has the result, answers ANSWER. So a real program runs its whole
 loop with a real server, in milliseconds, and always in the same way. The model has one layer, whose weights are zero, so each
-token depends on the one before it alone. Each piece of a script is one token. The chat template ends the prompt with the mark
-of the script that fits to the tools of the request, and the token after the mark is the first piece.
+token depends only on the token before it. Each piece of a script is one token. Each script has a mark, which is a token, too.
+The chat template ends the prompt with the mark of the script for the request's tools. The next token is the first piece.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from safetensors.torch import save_file
 ANSWER = "SCRIPTED-ANSWER-42"
 MARKER = "marker"  # the file that the shell tool writes
 END = "<|im_end|>"
-HIDDEN_SIZE = 256  # at least the number of new tokens, because each has a direction of its own
+HIDDEN_SIZE = 256  # at least the number of new tokens, because each new token has its own dimension of the hidden state
 DEMO = Path(__file__).resolve().parents[2] / "inflight" / "demo" / "model"  # its tokenizer is extended
 
-# The tools that the script knows: name -> the name of the argument with the command. Some programs need a description, too, and
-# others refuse it, so a tool that has such an argument has a script of its own.
+# The tools that have scripts: name -> the name of the argument with the command. Some programs' tools also need an argument
+# `description`, and others refuse it. So each tool has a second script, with a description.
 TOOLS = {
     "exec_command": "cmd",
     "Bash": "command",
@@ -65,7 +65,8 @@ TEMPLATE = """
 
 
 def scripts() -> dict[str, list[str]]:
-    """Script -> its thought and the pieces behind it. Pieces of different scripts that are equal have the same next piece."""
+    """Returns script -> [its thought, the pieces after it]. Equal pieces of different scripts are one token, so they must have
+    the same next piece."""
     found = {"text": ["<think>\nText will do.\n</think>\n\n", "SCRIPTED-", "ANSWER-", "42"]}
     for name, argument in TOOLS.items():
         for prefix in ("", DESCRIBED):
