@@ -109,14 +109,12 @@ def _llm(**options: Any) -> Run:
     return Run("llm", ["{bin}/llm", "-m", "stub", "--key", KEY, GREETING], files=files, has_tools=False)
 
 
-def _cline() -> Run:
-    settings = {"provider": "openai-compatible", "apiKey": KEY, "model": MODEL, "baseUrl": "{base}/v1"}
+def _cline(name: str, path: str = "/v1") -> Run:
+    settings = {"provider": name, "apiKey": KEY, "model": MODEL, "baseUrl": "{base}" + path}
     provider = {"settings": settings, "updatedAt": "2026-11-25T19:33:27.992Z", "tokenSource": "manual"}
-    providers = {"version": 1, "lastUsedProvider": "openai-compatible", "modes": {}}
-    files = {
-        ".cline/data/settings/providers.json": json.dumps({**providers, "providers": {"openai-compatible": provider}})
-    }
-    command = ["{bin}/cline", "--json", "-P", "openai", "-m", MODEL, TASK]
+    providers = {"version": 1, "lastUsedProvider": name, "modes": {}, "providers": {name: provider}}
+    command = ["{bin}/cline", "--json", "-P", name.removesuffix("-compatible"), "-m", MODEL, TASK]
+    files = {".cline/data/settings/providers.json": json.dumps(providers)}
     return Run("cline", command, {"CLINE_TELEMETRY_DISABLED": "1"}, files)
 
 
@@ -146,6 +144,14 @@ def _nanocoder() -> Run:
     return Run("nanocoder", [*command, "run", TASK], files={".config/nanocoder/agents.config.json": config})
 
 
+def _aider(provider: str, environment: dict[str, str]) -> Run:
+    quiet = (
+        "--no-check-update --no-show-release-notes --no-analytics --no-show-model-warnings --no-auto-commits".split()
+    )
+    command = ["{bin}/aider", "--model", f"{provider}/{MODEL}", *quiet, "--yes-always", "--message", GREETING]
+    return Run("aider", command, environment, has_tools=False)
+
+
 CLAUDE = {
     "ANTHROPIC_BASE_URL": "{base}",
     "ANTHROPIC_API_KEY": KEY,
@@ -157,29 +163,14 @@ OPENAI = {"OPENAI_BASE_URL": "{base}/v1", "OPENAI_API_BASE": "{base}/v1", "OPENA
 _OSS = {"CODEX_OSS_BASE_URL": "{base}/v1"}
 
 RUNS = {
-    "aider": Run(
-        "aider",
-        [
-            "{bin}/aider",
-            "--model",
-            f"openai/{MODEL}",
-            "--no-check-update",
-            "--no-show-release-notes",
-            "--no-analytics",
-            "--no-show-model-warnings",
-            "--yes-always",
-            "--no-auto-commits",
-            "--message",
-            GREETING,
-        ],
-        OPENAI,
-        has_tools=False,
-    ),
+    "aider": _aider("openai", OPENAI),
+    "aider-ollama": _aider("ollama_chat", {"OLLAMA_API_BASE": "{base}"}),
     "claude": Run("claude-code", ["{bin}/claude", "-p", TASK, "--allowedTools", "Bash"], CLAUDE),
     "claude-named-model": Run(
         "claude-code", ["{bin}/claude", "-p", TASK, "--model", MODEL, "--allowedTools", "Bash"], CLAUDE
     ),
-    "cline": _cline(),
+    "cline": _cline("openai-compatible"),
+    "cline-ollama": _cline("ollama", ""),
     "codex": _codex(*_codex_settings()),
     "codex-ollama": _codex("--oss", "--local-provider", "ollama", **_OSS),
     "codex-lmstudio": _codex("--oss", "--local-provider", "lmstudio", **_OSS),

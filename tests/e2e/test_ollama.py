@@ -122,6 +122,7 @@ def test_options_act_and_the_others_are_told(http: httpx.Client) -> None:
 
 def test_the_model_is_described(http: httpx.Client) -> None:
     assert http.get("/api/version").json() == {"version": "0.13.5"}
+    assert (http.head("/").status_code, http.get("/").text) == (200, "Ollama is running")
     models = http.get("/api/tags").json()["models"]
     assert [model["name"] for model in models] == [MODEL, "stub-model"]
     assert models[0]["size"] > 1_000_000 and len(models[0]["digest"]) == 64

@@ -130,6 +130,10 @@ def add_description_routes(app: FastAPI, server: ApiServer) -> None:
             "modified_at": modified_at,
         }
 
+    async def root() -> Response:
+        """Some clients look for this text before they ask for anything else."""
+        return Response("Ollama is running", media_type="text/plain")
+
     async def version() -> dict[str, str]:
         return {"version": API_VERSION}
 
@@ -145,3 +149,4 @@ def add_description_routes(app: FastAPI, server: ApiServer) -> None:
     app.add_api_route("/api/show", show, methods=["POST"], responses=_ERRORS)
     for path, described in (("version", version), ("tags", tags), ("ps", running)):
         app.add_api_route(f"/api/{path}", described, methods=["GET"], responses=_ERRORS)
+    app.add_api_route("/", root, methods=["GET"], include_in_schema=False)

@@ -17,7 +17,7 @@ from inflight.entrypoints.serve.api_keys import ApiKeys, read_key_file
 from inflight.entrypoints.serve.asgi import Message, Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.error_form import anthropic_error, error_form, ollama_error, openai_error
 from inflight.entrypoints.serve.gate import Gate
-from inflight.entrypoints.serve.middlewares import wrap
+from inflight.entrypoints.serve.middlewares import Spellings, wrap
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ConfigError
 
@@ -101,6 +101,30 @@ def test_the_prefix_of_a_proxy_is_removed(path: str) -> None:
     assert call(wrapped(api_keys=KEYS, root_path="/llm"), path)[0] == 200
     assert call(wrapped(api_keys=KEYS, root_path="/llm"), "/llmx/health")[0] == 401
     assert call(wrapped(api_keys=KEYS), "/llm/health")[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "seen"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/messages/count_tokens/", "/v1/messages/count_tokens"),
+        ("/models/org/name", "/v1/models/org/name"),
+        ("/llm/responses", "/v1/responses"),
+        ("/completions", "/v1/completions"),
+        ("/v1/models", "/v1/models"),
+        ("/completion", "/completion"),
+        ("/modelsx", "/modelsx"),
+        ("/api/chat", "/api/chat"),
+    ],
+)
+def test_a_path_may_lack_the_version(path: str, seen: str) -> None:
+    paths = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        paths.append(scope["path"])
+
+    asyncio.run(Spellings(app, "/llm")({"path": path, "method": "GET"}, None, None))  # type: ignore[arg-type]
+    assert paths == [seen]
 
 
 @pytest.mark.parametrize("root_path", ["llm", "/llm/", "/", "//host", "/a?b", "/<script>", "/a\n"])
