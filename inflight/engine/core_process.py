@@ -263,6 +263,7 @@ class CoreServer:
                 logger.info("front end %d has disconnected%s", link.index, aborted)
                 self._abort(left)
                 self._links.remove(link)
+                link.outbox.close(0.0)  # otherwise its thread and its socket would stay if there is nothing to send
         self._is_reported = False
 
     def _greet(self, link: FrontEndLink) -> None:

@@ -75,6 +75,7 @@ class EngineClient:
         readiness: whether the engine makes steps.
         backlog: outputs that are not processed yet. They are processed before `on_lost` or `on_end` is called.
         cached: the names of the blocks in the engine's prefix cache. Empty if requests are not routed by them.
+        has_seen_process: whether there was a process since this client was made. If not, the engine was given up before.
         num_requests: unfinished requests at this engine.
         process: called with outputs, in order, in short slices (see `Backlog`).
         on_outputs: called with each `EngineOutputs`, in order, before its outputs are processed.
@@ -108,6 +109,7 @@ class EngineClient:
         self.readiness = Readiness(step_budget)
         self.backlog = Backlog(self, lambda outputs: self.process(outputs))
         self.cached = CachedIndex()
+        self.has_seen_process = False
         self.num_requests = 0
         self._busy_since = 0.0  # the time since which `num_requests` has not been 0, or a new process has them
         self._sockets = sockets
@@ -124,7 +126,12 @@ class EngineClient:
         Raises:
             InflightError: the engine was given up. If it could not start, this is the error raised in its process.
         """
-        self._client = await self._connect()
+        try:
+            self._client = await self._connect()
+        except EngineDeadError as error:
+            if not self.has_seen_process:
+                self._finish(str(error))
+            raise
         self.state = EngineState.CONNECTED
         return self._client.ready.result()
 
@@ -193,8 +200,9 @@ class EngineClient:
             await asyncio.wait([self._reconnecting])
         if self.state is EngineState.LOST:
             self._finish(self._reason)
-        self._client.close()
-        await self._client.closed
+        if self.has_seen_process:
+            self._client.close()
+            await self._client.closed
         self._sockets.close()
 
     async def _connect(self) -> CoreClient:
@@ -209,6 +217,7 @@ class EngineClient:
                 engine_socket = await self._sockets.get()
             except EngineDeadError as error:
                 raise failure or error from None
+            self.has_seen_process = True
             client = CoreClient()
             client.on_outputs, client.on_cached = self._take_outputs, self.cached.apply
             client.on_faults = self._note_faults

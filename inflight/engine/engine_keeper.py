@@ -69,14 +69,17 @@ class EngineKeeper:
         self._rank_recoveries: tuple[float, ...] = ()  # when the ranks of all processes so far recovered
         self._start_seconds = 0.0  # how long the first start took
         self.status = FaultStatus()
+        self._given_up: EngineDeadError | None = None
 
     def add(self, front_end: FrontEnd) -> int:
-        """Let a front end use the engine. It gets a socket now, if there is a process, and one to each later process. Returns
-        the front end's number."""
+        """Let a front end use the engine. It gets a socket now, if there is a process, and one to each later process. If the
+        engine was given up, it is told so. Returns the front end's number."""
         number = self._num_front_ends
         self._num_front_ends += 1
         self._front_ends[number] = front_end
-        if self.process is not None:
+        if self._given_up is not None:
+            front_end.fail(self._given_up)
+        elif self.process is not None:
             self._connect(number, self.process)
         return number
 
@@ -305,7 +308,7 @@ class EngineKeeper:
     def _give_up(self, reason: str) -> NoReturn:
         if self.process is not None:
             self.process.process.send_signal(signal.SIGKILL)  # a new process may still be loading
-        error = EngineDeadError(reason)
+        self._given_up = error = EngineDeadError(reason)
         for front_end in self._front_ends.values():
             front_end.fail(error)
         raise error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from inflight.config.engine import EngineConfig
@@ -172,7 +173,8 @@ class Replicas:
 async def connect(
     config: EngineConfig, sockets: Sequence[EngineSockets], limits: QueueLimits | None
 ) -> tuple[list[EngineClient], list[EngineReady]]:
-    """Connect to all engines, and wait until they have started.
+    """Connect to all engines, and wait until they have started. Of several engines, some may have been given up before this
+    front end came; they are left out.
 
     Raises:
         InflightError: an engine could not start. Nothing is left open but `sockets`.
@@ -188,15 +190,25 @@ async def connect(
         )
         for index, each in enumerate(sockets)
     ]
-    opening = [asyncio.create_task(engine.open()) for engine in engines]
+    opening = [asyncio.create_task(_open(engine)) for engine in engines]
     try:
         ready = await asyncio.gather(*opening)
-        if ended := [engine for engine in engines if engine.state is EngineState.ENDED]:
-            raise EngineDeadError("an engine has ended while others started", summary=ended[0].summary)
+        if all(engine.state is EngineState.ENDED for engine in engines):
+            raise EngineDeadError("the engine's process is gone, and it is not started again")
     except BaseException:
         for task in opening:
             task.cancel()
         await asyncio.gather(*opening, return_exceptions=True)
         await asyncio.gather(*(each.close() for each in engines if each.state is not EngineState.STARTING))
         raise
-    return engines, ready
+    number = max(each.front_end for each in ready)  # all engines know this front end by the same number
+    return engines, [replace(each, front_end=number) for each in ready]
+
+
+async def _open(engine: EngineClient) -> EngineReady:
+    try:
+        return await engine.open()
+    except EngineDeadError:
+        if engine.has_seen_process:
+            raise
+        return EngineReady(front_end=-1, num_kv_cache_tokens=0)

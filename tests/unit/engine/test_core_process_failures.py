@@ -102,6 +102,21 @@ def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
     theirs.close()
 
 
+def test_nothing_of_a_front_end_that_is_gone_stays() -> None:
+    """Also if there was nothing to send to it, as in a replica without requests."""
+    ours, theirs = socket.socketpair()
+    link = FrontEndLink(0, BlockingStream(ours))
+    server = CoreServer([link])
+    core: Any = SimpleNamespace(abort_requests=lambda _: None)
+    server._core = core
+    server._take((link, None))
+    thread = link.outbox._thread
+    thread.join(10.0)
+    assert not thread.is_alive() and server._links == []
+    ours.close()
+    theirs.close()
+
+
 def test_an_arrival_ends_the_wait_for_a_step_and_so_does_the_step() -> None:
     ours, theirs = socket.socketpair()
     link, aborted = FrontEndLink(0, BlockingStream(ours)), list[set[str]]()

@@ -24,6 +24,9 @@ def test_a_process_that_never_was_ready_is_not_started_again(monkeypatch: pytest
         scene.processes[0].ends()
         assert await scene.gives_up() == "the engine's process is gone: process 0 ended"
         assert len(scene.processes) == 1
+        late = PlayedFrontEnd()  # also those that come afterwards
+        scene.keeper.add(late)
+        assert [str(error) for error in late.errors] == ["the engine's process is gone: process 0 ended"]
 
     play(test)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +15,21 @@ import pytest
 from inflight.engine import cached_index
 from inflight.engine.admission import SEQUENCE_WORK as W
 from inflight.engine.admission import QueueLimits
+from inflight.engine.async_llm import AsyncLLM
 from inflight.engine.cached_index import CachedIndex
 from inflight.engine.engine_client import EngineState
+from inflight.engine.engine_sockets import EngineSockets
 from inflight.engine.input_processor import ProcessedRequest
 from inflight.errors import EngineDeadError, EngineRecoveringError, InvalidRequestError, OverloadedError
+from inflight.executor.transport import BlockingStream
 from inflight.interface.request import MAX_FAULTS, EngineCoreRequest, FinishReason
-from inflight.interface.serving import AbortRequests, AddRequest, CachedBlocks, EngineOutputs
+from inflight.interface.serving import AbortRequests, AddRequest, CachedBlocks, EngineOutputs, EngineReady
 from inflight.interface.statistics import FaultStatus, SchedulerStats
 from inflight.kv_cache.block_hash import BlockHasher
 from tests.unit.engine.event_loop import run, until
 from tests.unit.engine.lone_front_end import RecordingClient, answer, front_end_of
 from tests.unit.engine.output_cases import request
-from tests.unit.engine.serving import endless, mock_engine, read, reasons_of, submit, tokens_of
+from tests.unit.engine.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
 
 HASHER = BlockHasher("model", 16)
 
@@ -334,6 +339,35 @@ def test_the_status_of_several_replicas_is_their_sum() -> None:
     assert FaultStatus.of_replicas([FaultStatus(**two)]) == FaultStatus(**two)
 
 
+@pytest.mark.parametrize("num_given_up", [1, 2])
+def test_a_front_end_that_comes_when_a_replica_was_given_up_uses_the_others(num_given_up: int) -> None:
+    async def test() -> None:
+        arriving, streams = [EngineSockets(), EngineSockets()], []
+        for index, each in enumerate(arriving):
+            if index < num_given_up:
+                each.fail(EngineDeadError("no more recoveries"))
+                continue
+            ours, theirs = socket.socketpair()
+            each.put(ours)
+            streams.append(BlockingStream(theirs))
+            streams[-1].send(EngineReady(front_end=7, num_kv_cache_tokens=1000))
+        if num_given_up == 2:
+            with pytest.raises(EngineDeadError):
+                await asyncio.wait_for(AsyncLLM.attach(mock_args(data_parallel_size=2), *arriving), 20)
+            return
+        engine = await asyncio.wait_for(AsyncLLM.attach(mock_args(data_parallel_size=2), *arriving), 20)
+        assert engine.num_kv_cache_tokens == [0, 1000] and engine._id_prefix == "7."
+        assert engine.fault_status.state == "healthy"
+        engine.submit(await engine.process("a", "x", endless(5)))
+        message = await asyncio.to_thread(streams[0].receive, (AddRequest,))
+        assert isinstance(message, AddRequest)
+        await asyncio.wait_for(engine.close(), 20)
+        for stream in streams:
+            stream.close()
+
+    run(test)
+
+
 def test_a_replica_that_is_killed_costs_no_request() -> None:
     async def test() -> None:
         async with mock_engine({"data_parallel_size": 2, "num_threads": 1}) as engine:
@@ -347,8 +381,8 @@ def test_a_replica_that_is_killed_costs_no_request() -> None:
             for begun, stream in zip(first, streams, strict=True):
                 assert tokens_of([begun, *await read(stream)]) == truth
             await until(lambda: engine._replicas.engines[1].is_connected, 20)
-            assert engine.fault_status.num_recoveries == {"engine_died": 1}
-            assert engine.fault_status.num_resumed_requests == 4
+            await until(lambda: engine.fault_status.num_recoveries == {"engine_died": 1}, 20)
+            await until(lambda: engine.fault_status.num_resumed_requests == 4, 20)
             process = engine._keepers[1].process  # it has a cache of the same size
             assert process is not None and process.kv_cache_bytes == engine._keepers[1]._config.cache.memory_bytes
             first_cached, second_cached = (each.cached for each in engine._replicas.engines)
