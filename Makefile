@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 
 CLIENTS := .venv-clients
 NODE_STAMP := $(if $(and $(shell command -v node),$(shell command -v npm)),$(CLIENTS)/node/.stamp)
 
-.PHONY: help demo test test-quick test-full test-clients check clean
+.PHONY: help demo test test-quick test-full test-clients test-agents check clean
 
 help:
 	@echo "make demo          generate text with the embedded model"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-quick    scripts/check and the tests of what is not committed; SINCE=main: since the branch left main"
 	@echo "make test-full     as make test, with big counts"
 	@echo "make test-clients  real clients against inflight serve; installs about 3 GB into .venv-clients"
+	@echo "make test-agents   Codex, Claude Code and others against inflight serve; installs about 3 GB into .venv-clients"
 	@echo "make check         formatting, lint, types, architecture"
 	@echo "make clean         remove caches and build products (.venv and .venv-clients stay)"
 
@@ -53,6 +54,10 @@ test-full: check
 # SUITES="openai-3 node" runs only these.
 test-clients: .venv/.stamp-runtime $(CLIENTS)/openai-3/.stamp $(CLIENTS)/openai-2/.stamp $(CLIENTS)/vllm/.stamp $(NODE_STAMP)
 	$(BIN)/python tests/clients/run.py $(SUITES)
+
+# AGENTS="codex claude" runs only these. Not part of CI, because the programs come from npm and PyPI.
+test-agents: .venv/.stamp-runtime
+	$(BIN)/python -m tests.clients.run_agents $(AGENTS)
 
 check: .venv/.stamp-dev
 	scripts/check

@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -325,7 +326,8 @@ def table(found: _Found, columns: Sequence[str]) -> str:
     lines += [f"| type | {' | '.join(columns)} | why |", f"|---|{'---|' * len(columns)}---|"]
     for name, each in sorted(found.items()):
         if name not in runs:
-            why = next(each[column]["why"] for column in columns if each[column]["result"] not in good)
+            told = next(each[column]["why"] for column in columns if each[column]["result"] not in good)
+            why = re.sub(r"rank \d+: ", "", told)  # several ranks refuse; which of them is first is chance
             # the message without its beginning, which is the same for all
             parts = why.partition(": ")[2].partition("KV cache: ")
             text = (parts[2] or parts[0]).partition(", in chunks and")[0].partition(". ")[0].replace("|", "/")

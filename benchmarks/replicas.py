@@ -2,22 +2,24 @@
 
     python -m benchmarks.replicas [http] [threads] [burst] [chats] [losses] [--rounds 3]
 
-http: 8 replicas of the mock executor behind one server against 8 times one of them, in turns (goal: 0.95).
+http: tokens/s of 8 replicas of the mock executor behind one server, divided by 8 times those of one replica, in turns
+(goal: 0.95).
 
-threads: two replicas with a thread each against one with one thread, a model of 61 million random weights, without HTTP, in
-turns (goal: 1.9; both cores must be free for it). Also the ratio of tokens per processor second of the engines' processes:
-while other programs use the cores, it says more.
+threads: tokens/s of two replicas with a thread each, divided by those of one replica with one thread, a model of 61 million
+random weights, without HTTP, in turns (goal: 1.9; two cores must be free). Also the ratio of tokens per second of processor
+time of the engines' processes, which depends less on other programs on these cores.
 
-burst: 512 prompts of mixed lengths at once over 4 replicas: the most prompt tokens of a replica, over the mean (goal: 1.1).
+burst: 512 prompts of mixed lengths at once over 4 replicas: prompt tokens of the replica that got the most, divided by the mean
+of the replicas (goal: 1.1).
 
 chats: 64 chats of 8 turns over 4 replicas with the mock executor, whose steps of at most 256 tokens take 20 ms: tokens found in
-the prefix caches against one replica with the memory of all four (goal: 0.95), and the median time to the first token with
-`--data-parallel-routing prefix` over that with `load` (goal: 0.5).
+the prefix caches, divided by those of one replica with the memory of all four (goal: 0.95), and the median time to the first
+token with `--data-parallel-routing prefix`, divided by that with `load` (goal: 0.5).
 
-losses: one of two replicas of the mock executor is killed under 8 streams, once a round: the longest silence of a stream (goal:
-0.3 s), and streams whose tokens differ from those without a loss.
+losses: one of two replicas of the mock executor is killed under 8 streams, once in each round: the longest silence of a stream
+(goal: 0.3 s), and the number of streams whose tokens differ from those without a loss (goal: 0).
 
-What becomes of requests with a real model when a replica dies or hangs: python -m benchmarks.faults --target engine -- -dp 2
+For requests to a real model while replicas die or hang: python -m benchmarks.faults --target engine -- -dp 2
 """
 
 from __future__ import annotations
@@ -129,7 +131,7 @@ async def threads(rounds: int) -> list[Row]:
 
 
 def processor_seconds(engine: AsyncLLM) -> float:
-    """Of the engines' processes, since their start."""
+    """Returns the processor time that the engines' processes have used since their start."""
     total = 0
     for keeper in engine._keepers:
         assert keeper.process is not None
@@ -139,8 +141,8 @@ def processor_seconds(engine: AsyncLLM) -> float:
 
 
 async def offline_speed(engine: AsyncLLM, num_requests: int) -> tuple[float, float]:
-    """Returns tokens per second, and per processor second, prompts included. Each request has a prompt that no other one has
-    had."""
+    """Returns tokens per second, and per processor second, prompts included. No two requests have the same
+    prompt."""
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True, detokenize=False)
     prompts = [[random.randrange(8000) for _ in range(64)] for _ in range(num_requests)]
     begin, used = time.perf_counter(), processor_seconds(engine)
@@ -164,7 +166,7 @@ async def burst() -> list[Row]:
         requests = [await engine.process(str(i), prompt, params) for i, prompt in enumerate(prompts)]
         streams = [engine.submit(request, kind=RequestOutputKind.FINAL_ONLY) for request in requests]
         tokens = [0] * 4
-        for state in engine._outputs.unfinished():  # nobody outside asks which replica has a request
+        for state in engine._outputs.unfinished():  # `AsyncLLM` has no public method for this
             tokens[state.engine] += len(state.request.prompt_token_ids)
         for stream in streams:
             async for _ in stream:
@@ -176,7 +178,7 @@ async def burst() -> list[Row]:
 
 @dataclass
 class Chats:
-    """What all chats of one run have seen."""
+    """Counts and times of all chats of one run."""
 
     hits: int = 0
     prompt_tokens: int = 0
@@ -188,7 +190,7 @@ class Chats:
 
 
 async def chats(rounds: int) -> list[Row]:
-    """The caches have room for all conversations, and a fifth more."""
+    """Measures hits and first tokens. The caches have room for 1.2 times all conversations."""
     os.environ["MOCK_STEP_SECONDS"] = str(CHAT_STEP_SECONDS)
     longest = FIRST_TOKENS + NUM_TURNS * (TURN_TOKENS + ANSWER_TOKENS)
     memory = int(1.2 * NUM_CHATS * longest) // BLOCK_SIZE * BLOCK_BYTES
@@ -228,7 +230,7 @@ async def chats(rounds: int) -> list[Row]:
 
 
 async def chat(engine: AsyncLLM, seen: Chats, draws: random.Random) -> None:
-    """One user: each turn follows the answer to the one before, after a moment."""
+    """One user, who waits up to 0.3 s before each turn."""
     params = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True, temperature=0.0)
     history = [draws.randrange(300) for _ in range(FIRST_TOKENS)]
     for _ in range(NUM_TURNS):

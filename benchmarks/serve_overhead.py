@@ -1,11 +1,12 @@
 """What serving adds: tokens per second against offline, the engine's steps under a front end, the time to the first byte.
 
-    python -m benchmarks.serve_overhead [throughput] [steps] [first-byte] [--model qwen3-0.6b] [--models FOLDER] [--rounds 3]
+    python -m benchmarks.serve_overhead [throughput] [steps] [first-byte] [apis] [--model qwen3-0.6b] [--rounds 3]
 
 throughput: 32 streams through `inflight serve` against `LLM.generate` of the same 32 prompts, with the same arguments, in turns
 (goal: 0.95 times). steps: the mock executor under 256 streams, see `benchmarks.serve_step_period` (goal: a period at most
 1.05 times that of the core alone). first-byte: the time to the first token through HTTP and through `AsyncLLM`, in turns, one
-request at a time.
+request at a time. apis: 32 streams of chats through /v1/responses, /v1/messages and /api/chat, each against the same
+chats through /v1/chat/completions, in turns (goal: 0.98 times).
 
 The load generator is `benchmarks.http_load`, in this process: it takes cores from the server, and says how much.
 """
@@ -16,14 +17,17 @@ import argparse
 import asyncio
 import json
 import random
+import re
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import uvloop
 
 from benchmarks import serve_step_period
-from benchmarks.http_load import Connection, completion_request, connect_all
+from benchmarks.http_load import Connection, completion_request, connect_all, post
 from benchmarks.in_turns import compare_in_turns
 from benchmarks.mock_executor import NAME, STEP_SECONDS
 from benchmarks.models import add_model_arguments, model_folder
@@ -37,6 +41,15 @@ EMBEDDED = "embedded"
 BATCH, PROMPT_LEN = 32, 16
 THROUGHPUT_GOAL = 0.95
 FIRST_BYTE_WARM_UP = 20
+API_GOAL = 0.98
+CHAT = "/v1/chat/completions"
+# path -> the name of the number of tokens at the end of a stream
+APIS = {
+    CHAT: "completion_tokens",
+    "/v1/responses": "output_tokens",
+    "/v1/messages": "output_tokens",
+    "/api/chat": "eval_count",
+}
 
 
 def throughput(options: argparse.Namespace) -> None:
@@ -91,6 +104,60 @@ def throughput(options: argparse.Namespace) -> None:
     print_table(header, [[*row, met, f"{max(shares):.1%} of a core"]])
 
 
+def apis(options: argparse.Namespace) -> None:
+    """Greedy chats, so all APIs give the same tokens."""
+    model = {} if options.model == EMBEDDED else {"model": str(model_folder(options.model, options.models))}
+    engine_args = {**model, "max_num_seqs": BATCH, "kv_cache_memory_bytes": 1 << 29, **options.engine_args}
+    requests = {path: [_chat_request(path, i, options.output_len) for i in range(BATCH)] for path in APIS}
+    rows = []
+    cpu: dict[str, list[float]] = {path: [] for path in APIS}  # processor time of the front end, in us per token
+    with ServedProcess(engine_args) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+
+        def speed(path: str) -> float:
+            before = server.cpu_seconds()["front end"]
+            num_tokens, seconds = runner.run(_load(server.port, requests[path], APIS[path]))
+            cpu[path].append((server.cpu_seconds()["front end"] - before) / num_tokens * 1e6)
+            return num_tokens / seconds
+
+        for path in list(APIS)[1:]:
+            row = compare_in_turns("serve_apis", path, partial(speed, CHAT), partial(speed, path), options.rounds)
+            met = verdict(float(row[-1].split()[0]) >= API_GOAL)
+            each = [statistics.median(cpu[api]) for api in (CHAT, path)]
+            emit(benchmark="serve_apis_cpu", case=path, chat_us=round(each[0], 1), us=round(each[1], 1))
+            rows.append([*row, met, *(f"{us:.0f}" for us in each)])
+    header = [f"tokens/s, {options.model}", "chat", "this API", "ratio", f">= {API_GOAL}"]
+    print_table([*header, "front end, us/token: chat", "this API"], rows)
+
+
+def _chat_request(path: str, index: int, num_tokens: int) -> bytes:
+    text = f"Tell me a long story about a fox named Anna, who has {index} friends in the forest."
+    fields: dict[str, Any] = {
+        "temperature": 0,
+        "max_tokens": num_tokens,
+        "messages": [{"role": "user", "content": text}],
+    }
+    if path == "/v1/responses":
+        fields = {"temperature": 0, "max_output_tokens": num_tokens, "input": text}
+    elif path == "/api/chat":
+        fields = {"messages": fields["messages"], "options": {"temperature": 0, "num_predict": num_tokens}}
+    elif path == CHAT:
+        fields["stream_options"] = {"include_usage": True}
+    return post(path, {**fields, "stream": True})
+
+
+async def _load(port: int, requests: Sequence[bytes], count_name: str) -> tuple[int, float]:
+    """Send these requests at the same time. Returns the number of their tokens, and the seconds."""
+    connections = await connect_all(port, len(requests))
+    start = time.perf_counter()
+    sent = (connection.send(request) for connection, request in zip(connections, requests, strict=True))
+    answers = await asyncio.gather(*sent)
+    seconds = max(answer.ended for answer in answers) - start
+    for connection in connections:
+        connection.close()
+    counts = [re.findall(rb'"%s":(\d+)' % count_name.encode(), b"".join(answer.pieces)) for answer in answers]
+    return sum(int(found[-1]) for found in counts), seconds
+
+
 def steps(options: argparse.Namespace) -> None:
     serve_step_period.measure(options.streams, options.stream_tokens, STEP_SECONDS, options.step_rounds)
 
@@ -143,6 +210,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "throughput": throughput,
     "steps": steps,
     "first-byte": first_byte,
+    "apis": apis,
 }
 
 
@@ -150,9 +218,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)} [all]")
     add_model_arguments(parser, EMBEDDED)
-    parser.add_argument("--rounds", type=int, default=5, help="of throughput; one more is a warm-up [%(default)s]")
-    parser.add_argument("--output-len", type=int, default=64, help="tokens of a stream, throughput [%(default)s]")
-    parser.add_argument("--engine-args", type=json.loads, default={}, help='JSON, as {"num_threads": 1}; throughput')
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of throughput and apis; one more is a warm-up [%(default)s]"
+    )
+    parser.add_argument(
+        "--output-len", type=int, default=64, help="tokens of a stream, throughput and apis [%(default)s]"
+    )
+    parser.add_argument(
+        "--engine-args", type=json.loads, default={}, help='JSON, as {"num_threads": 1}; throughput and apis'
+    )
     parser.add_argument("--streams", type=int, default=256, help="of steps [%(default)s]")
     parser.add_argument("--stream-tokens", type=int, default=1200, help="of each, steps [%(default)s]")
     parser.add_argument("--step-rounds", type=int, default=1, help="of steps [%(default)s]")

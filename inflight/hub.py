@@ -49,7 +49,8 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
         if not Path(model).expanduser().exists():
             _download(model, revision, _weight_files(folder), ignored=_OTHER_WEIGHTS)
     # a file mmproj*.gguf beside the model is for images
-    gguf_files = sorted(file for file in folder.glob(f"*{GGUF_SUFFIX}") if not file.name.startswith("mmproj"))
+    found = (file for file in folder.glob(f"*{GGUF_SUFFIX}") if file.is_file())
+    gguf_files = sorted(file for file in found if not file.name.startswith("mmproj"))
     if gguf_files and not any(folder.glob("*.safetensors")):
         if len(gguf_files) > 1:
             names = ", ".join(file.name for file in gguf_files)

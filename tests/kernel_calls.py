@@ -31,10 +31,11 @@ from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectiv
 from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.cpu import library
+from inflight.kernels.cpu.functions import DTYPES, SIGNATURES, AttentionStep
 from inflight.kernels.cpu.gated_delta import CpuGatedDelta
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
-from inflight.kernels.cpu.library import SIGNATURES, AttentionStep, KernelLibrary
 from inflight.kernels.cpu.linear import PackedHeads, PackedLinear, pack_float, pack_integers, quantize_rows
+from inflight.kernels.cpu.recording import KernelLibrary
 from inflight.kernels.cpu.tape import Recorder
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights
 from inflight.kernels.quantized_weight import QuantizedWeight
@@ -476,7 +477,7 @@ def wrong(kernels: Kernels, side: Side) -> Iterator[Call]:
 
     def copy() -> None:
         pointers = source.data_ptr() + 4, 0, 0, target.data_ptr() + 4 * first, 0, 0
-        opened.inflight_copy_heads(*pointers, 1, 1, 1025 + first, library.DTYPES[FLOAT32])
+        opened.inflight_copy_heads(*pointers, 1, 1, 1025 + first, DTYPES[FLOAT32])
 
     yield Call("one element too many", copy)
 

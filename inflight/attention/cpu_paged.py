@@ -23,8 +23,8 @@ from inflight.attention.backend import (
     copied,
 )
 from inflight.interface.kv_cache import KVCacheSpec
-from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
-from inflight.kernels.cpu.library import AttentionParams as KernelParams
+from inflight.kernels.cpu.functions import DTYPES, AttentionStep, HeadLayout
+from inflight.kernels.cpu.functions import AttentionParams as KernelParams
 from inflight.kernels.cpu.limits import attention_problem, require, require_supported
 
 CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # the values of `DType` in kernels.h

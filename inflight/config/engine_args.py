@@ -214,8 +214,8 @@ class EngineArgs:
     )
     data_parallel_routing: str = _parallel(
         "prefix",
-        "Which replica gets a request: the one with the fewest tokens to compute. With prefix, tokens of the prompt that it "
-        "has cached count as computed.",
+        "Which replica gets a request: the one with the fewest tokens to compute. With prefix, prompt tokens that are in its "
+        "prefix cache do not count.",
         choices=("prefix", "load"),
     )
     pipeline_layer_partition: str | None = _parallel(
@@ -293,9 +293,10 @@ class EngineArgs:
                 f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
             )
         if self.data_parallel_size > 1 and (self.nnodes > 1 or backend == "external_launcher"):
+            other = f"nnodes={self.nnodes}" if self.nnodes > 1 else "distributed_executor_backend='external_launcher'"
             yield (
-                f"data_parallel_size={self.data_parallel_size} with several machines or distributed_executor_backend="
-                "'external_launcher': replicas live on one machine today; leave one of them out"
+                f"data_parallel_size={self.data_parallel_size} with {other}: all replicas run on one machine, where Inflight "
+                "starts their ranks; leave one of the two options out"
             )
         if self.enforce_eager and self.cuda_graph_max_tokens:
             yield (

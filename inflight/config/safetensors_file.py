@@ -46,7 +46,7 @@ def find_files(folder: Path) -> tuple[list[Path], dict[str, str]]:
     if (folder / INDEX_FILE).is_file():
         weight_map = _read_index(folder / INDEX_FILE)
         return [folder / name for name in sorted(set(weight_map.values()))], weight_map
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
     if not files:
         raise CheckpointError(
             f"{folder} has no *.safetensors, and no GGUF file; other formats are not read: save the weights as safetensors"

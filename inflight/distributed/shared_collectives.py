@@ -29,7 +29,7 @@ from torch import Tensor
 from inflight.distributed.collectives import Collectives, sum_in_rank_order
 from inflight.distributed.exchange import Exchange
 from inflight.errors import LostPeerError, SilentPeerError
-from inflight.kernels.cpu.library import DTYPES, RankGroup
+from inflight.kernels.cpu.functions import DTYPES, RankGroup
 from inflight.kernels.cpu.limits import require
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@
 and how many sequences the engine had received from this front end by then. `Admission` adds the sequences that this front end
 has sent and the engine had not received. So no sequence is counted twice or forgotten.
 
-`Admission.load` counts in the same way: it is the work that the engine has in front of it, and `Router` compares it.
+`Admission.load`, which `Router` compares, counts in the same way. It is the work that the engine still has to do.
 
 A running sequence has one of the `max_num_seqs` slots. If no sequence waited when the report was made, the next sequences get
 the free slots at once, so they do not count as waiting.
@@ -25,7 +25,7 @@ from inflight.interface.statistics import SchedulerStats
 
 MAX_SEQUENCES = 1024  # the largest number of sequences (prompts times n) that one call may submit
 MAX_RETRY_SECONDS = 60
-# A sequence that decodes slows others down for a while: it counts like so many tokens of a prompt.
+# A sequence counts as so many prompt tokens, because it also makes the steps of others longer while it decodes.
 SEQUENCE_WORK = 32
 RATE_WINDOW = 64  # `Admission` measures at which rate requests end, over at most this many of the last requests
 

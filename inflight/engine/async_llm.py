@@ -132,7 +132,8 @@ class AsyncLLM(AsyncFrontEnd):
         observers: Sequence[EngineObserver] = (),
     ) -> AsyncLLM:
         """Make another front end of an engine that another process has started with the same `args` (see `EngineKeeper`).
-        `sockets`, one for each replica, has a socket to the present process of the engine, and gets one to each later process.
+        There is one of `sockets` for each replica. It has a socket to the replica's present process, and gets one to each later
+        process.
 
         Raises: the same as `from_args`.
         """
@@ -207,7 +208,7 @@ class AsyncLLM(AsyncFrontEnd):
         data_parallel_rank: int | None = None,
     ) -> list[OutputStream]:
         """Like `submit`, for requests that belong together: either all are started, or none is. `data_parallel_rank`: the
-        replica that gets them, as long as it is there.
+        replica that gets them. While it recovers, another one gets them.
 
         Raises:
             InvalidRequestError: a request with one of these ids still runs, two of these requests have the same id, there is no
@@ -371,7 +372,7 @@ class AsyncLLM(AsyncFrontEnd):
 
     @property
     def fault_status(self) -> FaultStatus:
-        """Whether the engine recovers from a fault, and which recoveries there were. Of several replicas: their sum."""
+        """Whether the engine recovers from a fault, and which recoveries there were, in all replicas together."""
         return self._replicas.fault_status
 
     def _fail(self, request_ids: Iterable[str], error: InflightError) -> None:

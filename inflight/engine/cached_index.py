@@ -1,8 +1,8 @@
 """`CachedIndex`: what a front end knows of an engine's prefix cache: the names of its blocks.
 
 The engine reports each name that its cache gets or loses (`CachedBlocks`), usually within 50 ms. The names are those of
-kv_cache/block_hash.py, so a hit is exact, and a `cache_salt` counts. The index only helps to choose a replica: if it is behind,
-or full, a request is computed somewhere else, and nothing else changes.
+kv_cache/block_hash.py, so a block with the same tokens but another `cache_salt` is no hit. The index only helps to choose a
+replica. If it is out of date, or full, another replica may compute the request, with the same result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from inflight.interface.serving import CachedBlocks
 from inflight.kv_cache.block_hash import NAME_BYTES
 
 MAX_INDEX_BYTES = 64 * 2**20  # for each engine
-ENTRY_BYTES = 128  # of memory for each name: the bytes object, and its share of the set's table
+ENTRY_BYTES = 128  # of memory for each name: the bytes object, and its share of the set
 
 
 class CachedIndex:

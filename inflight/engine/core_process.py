@@ -158,7 +158,7 @@ class CoreServer:
         executor.recovery_times = self._past_recoveries + executor.recovery_times
         if self._fault_time:
             self._past = replace(self._past, last_recovery_seconds=time.monotonic() - self._fault_time)
-        # first: a process that ends before it is ready is not started again
+        # before all else: the owner does not start the engine again if its first process ends before it is ready
         self._tell_owner({"ready": core.kv_cache_config.total_bytes})
         for link in self._links:
             self._greet(link)

@@ -53,7 +53,7 @@ from inflight.interface.statistics import FaultStatus
 
 logger = logging.getLogger(__name__)
 
-GRACE_SECONDS = 5.0  # the front end waits so much longer than the owner of the engine's process, who knows the reason
+GRACE_SECONDS = 5.0  # the front end waits so much longer than the owner of the engine's process, to be told the reason
 _ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied, FaultStatus, CachedBlocks)
 
 
@@ -71,10 +71,10 @@ class EngineClient:
         index: the number of the replica, from 0 on.
         state: see the drawing.
         summary: why the engine has failed, as clients may see it; "" if there is no such text.
-        admission: which requests the engine's queue has room for. It counts from zero for each process.
+        admission: which requests the engine's queue has room for. It counts from zero again for each process of the engine.
         readiness: whether the engine makes steps.
-        backlog: outputs that are not processed yet. They are processed before a loss or the end is told.
-        cached: the names of the blocks in the prefix cache of the engine's process; none if requests are not routed by them.
+        backlog: outputs that are not processed yet. They are processed before `on_lost` or `on_end` is called.
+        cached: the names of the blocks in the engine's prefix cache. Empty if requests are not routed by them.
         has_seen_process: whether there was a process since this client was made. If not, the engine was given up before.
         num_requests: unfinished requests at this engine.
         process: called with outputs, in order, in short slices (see `Backlog`).

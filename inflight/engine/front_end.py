@@ -43,9 +43,13 @@ class ModelInfo:
         name: the model's name as the user gave it; "embedded" for the small model that Inflight contains.
         num_kv_cache_tokens: how many tokens fit into the KV cache.
         block_size: tokens of one KV block.
+        num_bytes: the size of the files with weights.
     """
 
     name: str
+    architecture: ModelArchitecture
+    load_format: str
+    num_bytes: int
     max_model_len: int
     vocab_size: int
     dtype: str
@@ -55,8 +59,13 @@ class ModelInfo:
 
     @classmethod
     def of(cls, config: EngineConfig, num_kv_cache_tokens: int) -> ModelInfo:
+        folder = config.model.folder
+        files = [folder] if folder.is_file() else folder.glob("*.safetensors")
         return cls(
             name=config.model.name,
+            architecture=config.model.architecture,
+            load_format=config.model.load_format,
+            num_bytes=sum(path.stat().st_size for path in files),
             max_model_len=config.model.max_model_len,
             vocab_size=config.model.architecture.vocab_size,
             dtype=config.model.dtype,

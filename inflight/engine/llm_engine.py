@@ -61,8 +61,8 @@ class LLMEngine:
         start = time.perf_counter()
         if args.data_parallel_size > 1:
             raise ConfigError(
-                f"data_parallel_size={args.data_parallel_size}: here the engine runs in this process, as one replica; use "
-                "`inflight serve` or AsyncLLM, or leave it out"
+                f"data_parallel_size={args.data_parallel_size}: only `inflight serve` and AsyncLLM run several replicas; here "
+                "the engine runs in this process, as one replica: leave data_parallel_size out"
             )
         config = resolve_config(args)
         input_processor = make_input_processor(args, config)

@@ -58,8 +58,8 @@ class Outbox:
             self._wakes.notify()
 
     def put_names(self, names: Mapping[bytes, bool]) -> None:
-        """Tell the front end which names of blocks are in the prefix cache (True) and which are not (False). A front end that
-        does not read for long loses all names."""
+        """Tell the front end which names of blocks are in the prefix cache (True) and which are not (False). If more than
+        MAX_NAMES wait because the front end does not read, they are dropped, and it is told to forget all names."""
         with self._wakes:
             self._names.update(names)
             if len(self._names) > MAX_NAMES:

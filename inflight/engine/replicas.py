@@ -1,8 +1,8 @@
 """`Replicas`: the engines of one front end, and which of them has which request.
 
 Usually there is one engine. If it is lost, requests wait until another process takes its place. If there are several replicas,
-the requests of a lost one go on at the others at once. A request that has lost MAX_FAULTS engines in a row may be the cause. It
-waits for its own engine, and runs alone there (scheduler/suspects.py): so it ends no other replica.
+the requests of a lost one go on at the others at once. But a request with which MAX_FAULTS engines in a row were lost may be
+the cause. It waits until its engine is there again, and runs alone there (scheduler/suspects.py), so it ends no other replica.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Replicas:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def give(self, state: RequestState, engine: EngineClient) -> None:
-        """Send what is left of a request to this engine. If the engine is lost, the request waits until an engine is there."""
+        """Send what is left of a request to this engine. If the engine is lost, the request waits until one is connected."""
         if state.engine >= 0:
             self.engines[state.engine].note_left()
         state.engine = engine.index
@@ -81,7 +81,7 @@ class Replicas:
         """Let the engines abort the sequences that `update` names."""
         if update.requests_to_abort:
             message = AbortRequests(request_ids=tuple(update.requests_to_abort))
-            for index in {state.engine for state in update.changed}:  # an engine ignores ids that it does not have
+            for index in {state.engine for state in update.changed}:  # engines ignore ids that they do not have
                 self.engines[index].send(message)
 
     async def reset_prefix_caches(self) -> None:
@@ -117,7 +117,8 @@ class Replicas:
 
     def _note_loss(self, engine: EngineClient, reason: str) -> None:
         """The engine's process is gone, and another one will be started."""
-        logger.warning("%s; %d requests wait for its recovery, or go on elsewhere", reason, engine.num_requests)
+        text = "%s%s; its %d requests go on at other replicas, or wait until it has started again"
+        logger.warning(text, self._prefix(engine), reason, engine.num_requests)
         lost = self._lost_requests(engine)
         if not self._limits.resume_requests_after_recovery:
             error = EngineRecoveringError("the engine was lost during this request; send the request again")
@@ -131,13 +132,18 @@ class Replicas:
             return
         if self._is_closing:
             return
-        logger.error("%s; %d requests go on at the other replicas", reason, engine.num_requests)
+        text = "%s%s; its %d requests go on at the other replicas"
+        logger.error(text, self._prefix(engine), reason, engine.num_requests)
         error = EngineDeadError(reason, summary=engine.summary)
         engine.readiness.end(error)
         lost = self._lost_requests(engine)
         if not self._limits.enabled:
             self.on_failed([state.request.request_id for state in lost], error)
         self._resume()
+
+    def _prefix(self, engine: EngineClient) -> str:
+        """Returns the beginning of a line of the log, which names the replica if there are several."""
+        return f"engine {engine.index}: " if len(self.engines) > 1 else ""
 
     def _lost_requests(self, engine: EngineClient) -> list[RequestState]:
         """Returns the requests that were at this engine, and counts the loss for each of them."""
@@ -148,7 +154,7 @@ class Replicas:
         return lost
 
     def _resume(self) -> None:
-        """Send all requests that are at no engine to connected engines, in the order of their arrival."""
+        """Send all requests that no engine has to connected engines, in the order of their arrival."""
         for state in self._outputs.unfinished():
             if state.was_sent:
                 continue

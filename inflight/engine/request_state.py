@@ -112,7 +112,7 @@ class RequestState:
 
     @property
     def num_losses(self) -> int:
-        """How many engine cores in a row were lost with this request."""
+        """How many engine cores in a row were lost with this request, without progress between the losses."""
         return max((each.num_losses for each in self.completions if each.finish_reason is None), default=0)
 
     def count_loss(self) -> None:

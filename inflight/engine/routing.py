@@ -4,9 +4,10 @@ A replica's score is its load (`Admission.load`) plus the work of the request. B
 the first token of the request. Of the replicas whose queue has room, the one with the smallest score gets the request. All
 sequences of a request go to the same replica, because they share the prompt.
 
-Tokens that are in a replica's prefix cache (`CachedIndex`) are no work. So one score weighs load against cached prompts. If
-scores are equal, a hash of the first block decides (rendezvous hashing): prompts that begin alike come together, whichever
-front end has them.
+Tokens that are in a replica's prefix cache (`CachedIndex`) do not have to be computed, so they make the score smaller.
+
+If scores are equal, a hash of the prompt's first block and the replica's number decides (rendezvous hashing). So all front ends
+send prompts with the same first block to the same replica. Without the names of blocks, the request's id is hashed instead.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from inflight.kv_cache.block_hash import NAME_BYTES
 
 @dataclass(slots=True)
 class _Planned:
-    """What the requests of the same call that were placed before add to an engine."""
+    """What an engine gets from those requests of this call of `place` that have an engine already."""
 
     num_sequences: int = 0
     num_tokens: int = 0
@@ -42,7 +43,7 @@ class Router:
         self._engines, self._block_size = engines, block_size
 
     def check(self, num_sequences: int, num_tokens: int) -> None:
-        """Check that there is room for requests of this size. If there are several replicas, they share the sequences.
+        """Check that there is room for requests of this size. Each of several replicas needs room for an equal share of them.
 
         Raises: the same as `Admission.check`.
         """
@@ -53,7 +54,8 @@ class Router:
             raise refusals[0]
 
     def place(self, requests: Sequence[ProcessedRequest], rank: int | None = None) -> list[EngineClient]:
-        """Returns the engine for each of these requests, which belong together. `rank`: the replica that the client wants.
+        """Returns the engine for each of these requests, which belong together. `rank`: the replica that the client has chosen.
+        While it recovers, another one is returned.
 
         Raises:
             InvalidRequestError: there is no replica `rank`, or the requests are too many for the queues.
@@ -61,7 +63,8 @@ class Router:
         """
         if rank is not None and not 0 <= rank < len(self._engines):
             raise InvalidRequestError(
-                f"data_parallel_rank={rank} names no replica; this engine has {len(self._engines)}, counted from 0"
+                f"data_parallel_rank={rank} names no replica; this engine has {len(self._engines)}, counted from 0: "
+                "give one of these numbers in data_parallel_rank or X-Data-Parallel-Rank, or leave it out"
             )
         engines = self._usable()
         if rank is not None and self._engines[rank] in engines:
@@ -95,7 +98,7 @@ class Router:
                 open_engines.append(engine)
             else:
                 refusals.append(refusal)
-        if not open_engines:  # if one of them only has too much to do, the request may come again
+        if not open_engines:  # an engine that only has too much to do may accept the request later
             raise min(refusals, key=lambda refusal: isinstance(refusal, InvalidRequestError))
         best = min(open_engines, key=lambda engine: self._score(engine, request, planned[engine.index].work))
         plan = planned[best.index]

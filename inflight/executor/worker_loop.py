@@ -83,6 +83,7 @@ class WorkerLoop:
         self._epoch = -1  # commands of older epochs are dropped
         self._num_dropped = 0
         self._listener: socket.socket | None = None  # from `BeginEpoch` to `JoinEpoch`
+        self._begun_epoch = -1  # of the last `BeginEpoch`
         self._first_listener: socket.socket | None = None  # a duplicate, while the worker is constructed
         self._is_stopped = False
         self.has_failed = False  # whether the worker could not be constructed
@@ -168,7 +169,9 @@ class WorkerLoop:
         try:
             if self._worker is not None:
                 self._worker.end_steps()
-            if self._host is not None:
+            # A new process gets the number of its epoch with `StartUp`, and perhaps once more in a `BeginEpoch`. It must not
+            # change its address: others may know the first one already.
+            if self._host is not None and (self._listener is None or self._begun_epoch != command.epoch):
                 if self._listener is not None:  # the epoch before has ended without `JoinEpoch`
                     self._listener.close()
                 self._listener = listen(self._host, 0)
@@ -176,6 +179,7 @@ class WorkerLoop:
             logger.exception("this rank cannot begin epoch %d", command.epoch)
             self._reply(StartUpFailed(rank=self._rank, failure=failure_of(error), epoch=command.epoch))
             return
+        self._begun_epoch = command.epoch
         self._steps.clear()
         with self._lock:
             self._unanswered.clear()

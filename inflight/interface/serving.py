@@ -4,7 +4,7 @@ the core's owner   -- StartEngine (on the control socket, see engine/engine_proc
 core               -- EngineReady | EngineStartFailed -->  every front end
 front end          -- AddRequest, AbortRequests, ResetPrefixCache; EndDamagedEngine, if a frame is damaged -->  core
 core               -- EngineOutputs, PrefixCacheReset, FaultStatus; EngineDied, if the core has failed -->  front end
-core               -- CachedBlocks, if there are several replicas and requests go where their prompt is cached -->  front end
+core               -- CachedBlocks, if `ParallelConfig.routes_by_prefix` -->  front end
 
 When a front end's stream ends, the core ends all requests of this front end. When the control socket is closed, the core ends.
 If the core's process dies, its owner starts another core. Each front end gets a stream to the new core, and sends its
@@ -106,8 +106,8 @@ class EngineOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedBlocks:
-    """Names of blocks that have joined and left the core's prefix cache, one after another, 32 bytes each. If `is_first`, this
-    front end must forget what it was told before."""
+    """Names of blocks that have joined and left the core's prefix cache, one after another, 32 bytes each. If `is_first`, the
+    front end forgets the names that it knew before."""
 
     stored: bytes
     removed: bytes

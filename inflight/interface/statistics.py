@@ -88,8 +88,8 @@ class FaultStatus:
 
     @staticmethod
     def of_replicas(statuses: Sequence[FaultStatus]) -> FaultStatus:
-        """Returns the status of several replicas together. They recover if one of them recovers, and have failed if all have.
-        Each of them has counted every death of a front end."""
+        """Returns the status of several replicas together. They recover if one of them recovers, and have failed if all
+        have. Every replica has counted each death of a front end, so these counts are not added."""
         whole = statuses[0]
         for status in statuses[1:]:
             whole = status.after(whole)

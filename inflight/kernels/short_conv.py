@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inflight.kernels.cpu.library import DTYPES, AttentionStep, KernelLibrary, ShortConv
+from inflight.kernels.cpu.functions import DTYPES, AttentionStep, ShortConv
 from inflight.kernels.cpu.limits import require, require_states, require_supported, short_conv_problem
+from inflight.kernels.cpu.recording import KernelLibrary
 
 
 def short_conv(rows: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:

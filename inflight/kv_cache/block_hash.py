@@ -27,8 +27,8 @@ class BlockHasher:
         return hashlib.sha256(len(self._fingerprint).to_bytes(8, "little") + self._fingerprint + salt).digest()
 
     def names(self, cache_salt: str, token_ids: Int32Array) -> bytes:
-        """Returns the names of all blocks of a prompt that a request can find in a cache, one after another. The last token
-        must always be computed."""
+        """Returns the names, one after another, of all blocks of a prompt that a request can take from a cache. The block with
+        the last token is not one of them, because the last token is always computed."""
         hashes: list[bytes] = []
         self.extend(self.root(cache_salt), hashes, token_ids, max(0, len(token_ids) - 1) // self.block_size)
         return b"".join(hashes)

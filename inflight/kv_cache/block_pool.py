@@ -27,8 +27,8 @@ BlockKey = tuple[bytes, int]  # (name of the content, KV group)
 class BlockPool:
     """
     Attributes:
-        on_change: called with a name and True when it joins the index, and with False when it leaves the index. None: nobody
-            wants to know.
+        on_change: called with a key and True when the key joins the index, and with the key and False when it leaves the index.
+            None if nobody wants to know.
     """
 
     def __init__(self, num_blocks: int) -> None:

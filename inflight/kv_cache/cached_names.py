@@ -1,4 +1,4 @@
-"""`CachedNames`: which names the prefix cache has got and lost since the last report. Front ends want to know it."""
+"""`CachedNames`: which names of blocks have joined and left the prefix cache since the last report to the front ends."""
 
 from __future__ import annotations
 

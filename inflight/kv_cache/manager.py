@@ -65,7 +65,8 @@ class KVCacheManager:
         self._groups = [CacheGroup(index, group.spec, self.pool) for index, group in enumerate(config.groups)]
 
     def watch_names(self) -> CachedNames:
-        """Returns an object that notes which names of blocks with keys and values join and leave the prefix cache."""
+        """Returns an object that notes which names of blocks join and leave the prefix cache. Of several KV groups it watches
+        the first one that has keys and values."""
         groups = [index for index, group in enumerate(self._groups) if not group.has_states]
         return CachedNames(self.pool, groups[0] if groups else 0)
 

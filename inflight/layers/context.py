@@ -10,8 +10,9 @@ from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import QuantizationConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
+from inflight.kernels.cpu.functions import DTYPES
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
-from inflight.kernels.cpu.library import DTYPES, load_kernels
+from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.layer_ops import LayerOps, TorchLayerOps
 from inflight.layers.linear_method import KernelLinear, LinearMethod, PlainLinear
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inflight.attention.backend import AttentionMetadata, StateMetadata
 from inflight.attention.cpu_paged import CpuStateMetadata
-from inflight.kernels.cpu.library import AttentionStep
+from inflight.kernels.cpu.functions import AttentionStep
 from inflight.kernels.layer_ops import LayerOps
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.recurrent_state import RecurrentState

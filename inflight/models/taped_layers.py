@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from inflight.attention.backend import AttentionMetadata
 from inflight.attention.cpu_paged import CpuPagedBackend, CpuPagedMetadata, CpuStateMetadata
 from inflight.distributed.shared_collectives import SharedCollectives
+from inflight.kernels.cpu.functions import AttentionStep
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
-from inflight.kernels.cpu.library import AttentionStep
 from inflight.kernels.cpu.tape import Recorder, Tape
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext

@@ -53,7 +53,7 @@ class MemoryBudget:
         the rest. If replicas share memory, each of them has an equal share of the budget.
         """
         weights = self._free_bytes - self._device.available_memory_bytes()
-        if self._num_replicas > 1:  # other replicas may be loading theirs at the same time
+        if self._num_replicas > 1:  # the weights of other replicas may have taken free memory meanwhile
             parallel = self._config.parallel
             own = weight_bytes(self._config.model, parallel, parallel.layout.pp_rank(self._rank))
             weights = min(weights, self._num_sharing * own)

@@ -1,74 +1,45 @@
 """`Worker`: one rank. It owns the device, the model, the runner and the connections to other ranks.
 
-The executor calls it from one thread. Loading and all computation run in the device's compute thread. A step is prepared in the
-calling thread:
-
-    calling thread   | prepare N | prepare N+1 |              | prepare N+2 |
-    compute thread               | receive N, forward N, send N | sample N | receive N+1, forward N+1, ...
-    drain thread                                                           | drain N |
-
-So the next step is prepared before the previous step ends. Of these three threads, only the compute thread waits for other
-ranks. `StageOrder` decides whether a forward or a sample runs next. The drain thread copies the drawn tokens to the host and
-completes the step's future.
+Its steps are in step_pipeline.py. Here are its start, its faults and its end. The executor calls it from one thread. Loading
+and all computation run in the device's compute thread.
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch.profiler import record_function
 
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.selector import get_backend
 from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import EngineConfig
-from inflight.config.pipeline_stage import pipeline_stage
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.device.selector import get_device
-from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.world import World
 from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from inflight.interface.worker import Rendezvous, WorkerBase
+from inflight.interface.worker import Rendezvous
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
-from inflight.timeline import Event, Timeline
+from inflight.timeline import Event
 from inflight.worker.memory_budget import MemoryBudget
 from inflight.worker.model_runner import ModelRunner
 from inflight.worker.pipeline import Pipeline
-from inflight.worker.profiling import RankProfiler, is_profiling
-from inflight.worker.runner import PreparedStep, Runner
-from inflight.worker.stage_order import StagedStep, StageOrder
+from inflight.worker.profiling import RankProfiler
+from inflight.worker.runner import Runner
+from inflight.worker.stage_order import StageOrder
 from inflight.worker.startup import join_world, start_threads
+from inflight.worker.step_pipeline import StepPipeline
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step under way. `before` is the future of the previous step; None if that step had ended when this one was prepared."""
-
-    model_input: PreparedStep
-    before: Future[ModelRunnerOutput] | None
-    future: Future[ModelRunnerOutput] = field(default_factory=Future)
-    forward: Any = None  # each runner has its own type
-    started_at: float = 0.0  # when its forward began, on the clock time.perf_counter()
-    compute_seconds: float = 0.0  # the time of its forward and its sample so far; on a GPU, the time of their launch
-    error: BaseException | None = None
-
-
-class Worker(WorkerBase):
+class Worker(StepPipeline):
     """The worker that computes a real model. `WorkerBase` documents its methods.
 
     Args:
@@ -80,18 +51,11 @@ class Worker(WorkerBase):
     """
 
     def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
-        self._config = config
-        self.rank = rank
-        self._timeline = Timeline()
-        self._device = get_device(config.device.kind, config.parallel.place(rank))
+        device = get_device(config.device.kind, config.parallel.place(rank))
+        super().__init__(config, rank, device)
         self._core_binding = start_threads(config, rank, self._device)
         self._memory = MemoryBudget(config, rank, self._device)
-        self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))
-        self._runner: Runner | None = None
         self._available_bytes: int | None = None
-        # both since the ranks connected last, at the start or after a fault:
-        self._has_left = False  # whether this rank has left its groups and links
-        self._failed_step: int | None = None  # the first step that failed; later steps do not run
         self._has_warmed_up = False  # whether a step without requests has run
         self._kv_cache_config: KVCacheConfig | None = None
         try:
@@ -109,16 +73,6 @@ class Worker(WorkerBase):
             self._world.close("it could not start")
             self._device.close()
             raise
-
-        self._last_end = 0.0  # when the last step ended on a GPU, on the clock time.perf_counter()
-        self._order = StageOrder(self._device.submit)
-        # the futures of the steps under way and of some older ones, in order
-        self._futures: deque[Future[ModelRunnerOutput]] = deque()
-
-    @property
-    def runner(self) -> Runner:
-        assert self._runner is not None, "call load_model first"
-        return self._runner
 
     def load_model(self) -> None:
         if self._runner is None:
@@ -169,95 +123,6 @@ class Worker(WorkerBase):
         self.runner.warm_up()
         self._has_warmed_up = True
 
-    @torch.inference_mode()
-    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        self._raise_if_failed(scheduler_output.step_id)
-        try:
-            model_input = self.runner.prepare_inputs(scheduler_output)
-        except BaseException:
-            self._note_failed(scheduler_output.step_id)
-            raise
-        if not self._stage.is_first:
-            assert self._pipeline.link is not None
-            self._pipeline.link.post_receive(scheduler_output.step_id, scheduler_output.num_tokens)
-        while self._futures and self._futures[0].done():
-            self._futures.popleft()
-        step = _Step(model_input, before=self._futures[-1] if self._futures else None)
-        self._futures.append(step.future)
-        self._order.add(
-            StagedStep(
-                step_id=scheduler_output.step_id,
-                drawn_in_step=model_input.inputs.drawn_in_step,
-                awaits_masks=self._stage.is_last and len(scheduler_output.grammar_rows) > 0,
-                forward=partial(self._forward, step),
-                sample=partial(self._sample, step),
-            )
-        )
-        return step.future
-
-    def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
-        self._order.provide(step_id, grammar_output)
-
-    def _note_failed(self, step_id: int) -> None:
-        if self._failed_step is None or step_id < self._failed_step:
-            self._failed_step = step_id
-
-    def _raise_if_failed(self, step_id: int) -> None:
-        """Raises if an earlier step has failed, or if the groups were left.
-
-        A plan says only what has changed since the plan before it. A step that does not know what the failed plan has
-        changed would write to KV blocks that belong to other requests now.
-        """
-        failed = self._failed_step
-        if failed is not None and failed < step_id:
-            raise ConnectionError(f"rank {self.rank} does not run step {step_id}, because step {failed} failed on it")
-        if self._has_left and self._config.parallel.world_size > 1:
-            raise ConnectionError(f"rank {self.rank} has stopped its communication")
-
-    @torch.inference_mode()
-    def _forward(self, step: _Step) -> None:
-        """Run the step's forward, in the compute thread. An error is kept for `_sample`, because steps end in order."""
-        step_id, link = step.model_input.plan.step_id, self._pipeline.link
-        try:
-            self._raise_if_failed(step_id)
-            with record_function(f"step {step_id}") if is_profiling() else nullcontext():
-                received = None if self._stage.is_first or link is None else link.receive(step_id)
-                self.runner.receive_tokens(step.model_input)
-                step.started_at = time.perf_counter()
-                step.forward = self.runner.execute_model(step.model_input, received)
-                step.compute_seconds = time.perf_counter() - step.started_at
-                if isinstance(step.forward, IntermediateTensors):
-                    assert link is not None
-                    link.send(step_id, step.forward)
-        except BaseException as error:  # also an interrupt: no caller of this thread would report it
-            step.error = error
-            self._note_failed(step_id)
-            if step.before is not None and not step.before.done():
-                # other ranks could wait in this forward for ever, and then the previous step would never be sampled
-                self.leave_groups("a step failed on it")
-
-    @torch.inference_mode()
-    def _sample(self, step: _Step, grammar_output: GrammarOutput | None) -> None:
-        """Run the step's sample, in the compute thread. The drain thread answers the step while the compute thread runs
-        the next stage."""
-        drawn = None
-        try:
-            if step.error is None:
-                start = time.perf_counter()
-                drawn = self.runner.sample(step.model_input, step.forward, grammar_output)
-                step.compute_seconds += time.perf_counter() - start
-        except BaseException as error:
-            step.error = error
-            self._note_failed(step.model_input.plan.step_id)
-        if step.error is not None:
-            self.runner.discard(step.model_input)
-        try:
-            drained = self._device.drain(partial(self._settle, step, drawn))
-        except BaseException as error:  # the device has failed: it raises at every call
-            step.future.set_exception(step.error or error)
-            return
-        drained.add_done_callback(partial(_fail_with, step.future))
-
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
         """Reports what was recorded and tuned at the start.
 
@@ -266,34 +131,6 @@ class Worker(WorkerBase):
         and the list is empty.
         """
         return self.runner.graph_report()
-
-    def _settle(self, step: _Step, drawn: Any) -> None:  # Any: each runner has its own type
-        """Complete the step's future, in the drain thread."""
-        try:
-            if step.error is not None:
-                raise step.error
-            output = self.runner.drain(drawn)
-            # when a rank leaves its groups, a GPU's collectives end without an error, and with arbitrary results
-            if self._has_left and isinstance(self._device, Accelerator) and self._config.parallel.world_size > 1:
-                raise ConnectionError(f"rank {self.rank} has stopped its communication")
-        except BaseException as error:
-            step.future.set_exception(error)
-        else:
-            step.future.set_result(replace(output, compute_seconds=self._compute_seconds(step)))
-        if self._core_binding is not None:
-            self._core_binding.follow()
-
-    def _compute_seconds(self, step: _Step) -> float:
-        """How long the step computed. Call this when the step has just ended.
-
-        On a GPU the time begins when the step is launched, or when the previous step ends if that is later. If the step's masks
-        come late, the wait for the masks is part of the time.
-        """
-        if not isinstance(self._device, Accelerator):
-            return step.compute_seconds
-        now = time.perf_counter()
-        seconds, self._last_end = now - max(step.started_at, self._last_end), now
-        return seconds
 
     def execute_dummy_batch(self) -> None:
         self._compute(partial(torch.inference_mode()(self.runner.dummy_run), 1))
@@ -313,10 +150,6 @@ class Worker(WorkerBase):
         self._failed_step = None
         if isinstance(self._device, Accelerator):
             self._device.compute.record().synchronize()
-
-    def leave_groups(self, reason: str) -> None:
-        self._has_left = True
-        self._world.close(reason)
 
     def end_steps(self) -> None:
         self._pipeline.close()
@@ -384,13 +217,6 @@ class Worker(WorkerBase):
         except BaseException:
             self._world.close("it failed")
             raise
-
-
-def _fail_with(future: Future[ModelRunnerOutput], drained: Future[None]) -> None:
-    """If the device failed before the step could be settled, fail the step's future."""
-    error = None if drained.cancelled() else drained.exception()
-    if error is not None and not future.done():
-        future.set_exception(error)
 
 
 def _runner_class(device: Device, config: EngineConfig) -> Callable[..., Runner]:

@@ -9,6 +9,7 @@ import pytest
 from tests.architecture.source import PACKAGE, ROOT, Package, write_package
 
 # dependency -> files (or folders, with a slash) that may import it
+_APIS = tuple(f"entrypoints/{api}/" for api in ("anthropic", "ollama", "openai", "responses_api"))
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "msgspec": ("interface/codec.py", "structured_output/structural_tag.py"),
     "llguidance": ("structured_output/llguidance_backend.py",),
@@ -20,9 +21,9 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("hub.py",),
     "typer": ("entrypoints/cli/", "bench_serve/options.py"),
     "tqdm": ("entrypoints/", "bench_serve/"),
-    "fastapi": ("entrypoints/anthropic/", "entrypoints/openai/", "entrypoints/responses_api/"),
-    "starlette": ("entrypoints/anthropic/", "entrypoints/openai/", "entrypoints/responses_api/", "entrypoints/serve/"),
-    "pydantic": ("entrypoints/anthropic/", "entrypoints/openai/", "entrypoints/responses_api/"),
+    "fastapi": _APIS,
+    "starlette": (*_APIS, "entrypoints/serve/"),
+    "pydantic": _APIS,
     "uvicorn": ("entrypoints/serve/",),
     "httptools": ("entrypoints/serve/",),
     "uvloop": ("entrypoints/serve/", "bench_serve/"),

@@ -57,7 +57,14 @@ def node_tests() -> list[str]:
 
 def suites() -> list[Suite]:
     has_node = (ENVIRONMENTS / "node" / ".stamp").exists()
-    current = ["test_openai.py", "test_anthropic.py", "test_http.py", "test_langchain.py", "test_pydantic_ai.py"]
+    current = [
+        "test_openai.py",
+        "test_anthropic.py",
+        "test_ollama.py",
+        "test_http.py",
+        "test_langchain.py",
+        "test_pydantic_ai.py",
+    ]
     current.append("test_openai_agents.py")
     return [
         Suite("openai-3", pytest("openai-3", *current), 300),
@@ -69,18 +76,19 @@ def suites() -> list[Suite]:
 
 
 @contextlib.contextmanager
-def server() -> Iterator[str]:
-    """The address of a server that is ready. The server ends with the `with` block."""
+def server(*options: str, key: str = KEY) -> Iterator[str]:
+    """The address of a server that is ready, with these options of `inflight serve`. If `key` is empty, clients need none. The
+    server ends with the `with` block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(ROOT / ".venv" / "bin" / "inflight"), "serve", "--port", str(port), "--dtype", "float32"]
+    command = [str(ROOT / ".venv" / "bin" / "inflight"), "serve", *options, "--port", str(port)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("INFLIGHT_SERVE_")}
     with tempfile.TemporaryFile("w+") as log:
         started = subprocess.Popen(
             [*command, "--access-log", "off"],
             cwd=ROOT,
-            env={**environment, "INFLIGHT_API_KEY": KEY},
+            env={**environment, **({"INFLIGHT_API_KEY": key} if key else {})},
             stdout=log,
             stderr=log,
         )
@@ -151,7 +159,7 @@ def main(names: list[str]) -> int:
         print(f"no such suite: {', '.join(sorted(unknown))}; there are {', '.join(suite.name for suite in known)}")
         return 2
     results: dict[str, str] = {}
-    with server() as url:
+    with server("--dtype", "float32") as url:
         for suite in known:
             if names and suite.name not in names:
                 continue

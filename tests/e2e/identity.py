@@ -212,8 +212,6 @@ def resume(engine: LLMEngine) -> None:
 
 def make_params(fields: dict[str, Any], seed: int) -> SamplingParams:
     fields = {"seed": seed, **fields}
-    if fields.get("temperature") == 0.0:
-        fields["n"] = 1
     fields["min_tokens"] = min(fields.get("min_tokens", 0), fields["max_tokens"])
     return SamplingParams(**fields)
 

@@ -43,7 +43,7 @@ from tests.python_process import shared_imports
 
 # Repositories of the hub that the pages name; each holds the embedded model, as safetensors or in the GGUF files named.
 HUB = {"Qwen/Qwen3-0.6B": [], "Qwen/Qwen3-0.6B-GGUF": ["Qwen3-0.6B-Q8_0.gguf"]}
-SECONDS = 120.0
+SECONDS = 300.0
 RUN = [(page, block) for page in PAGES for block in blocks_of(page) if block.language in ("sh", "python")]
 PAGES_WITH_COMMANDS = [page for page in PAGES if any(each is page and not block.not_run for each, block in RUN)]
 

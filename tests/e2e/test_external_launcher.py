@@ -18,7 +18,7 @@ from tests.e2e import external_launcher_script
 from tests.model_zoo import VOCAB_SIZE, write_model
 
 SCRIPT = external_launcher_script.__file__
-MAX_SECONDS = 120.0
+MAX_SECONDS = 300.0
 
 
 @pytest.fixture(scope="module")

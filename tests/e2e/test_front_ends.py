@@ -83,7 +83,7 @@ def test_both_serve_their_metrics_add_up_and_sigterm_ends_all(tmp_path: Path) ->
 
 
 def test_replicas_are_chosen_named_and_replaced(tmp_path: Path) -> None:
-    """Each front end is connected to each replica. One that is killed costs no request."""
+    """Each front end is connected to each replica. If a replica is killed, no request is lost."""
     with two_front_ends(tmp_path, "-dp", "2", "--num-threads", "1") as server:
         assert json.loads(server.request("GET", "/ready")[1])["engines"] == {"0": "ready", "1": "ready"}
         for rank in ("2", "-1", "x"):

@@ -214,14 +214,15 @@ def test_other_refusals(client: httpx.Client) -> None:
     assert error_of(client.get("/v1/nothing"), 404)["code"] == "not_found"
     for path, instead in (
         ("/v1/responses/resp_1/cancel", "no responses are stored"),
-        ("/messages", "use /v1/messages"),
         ("/v1/v1/chat/completions", "/v1 comes twice"),
-        ("/chat/completions", "use /v1/chat/completions"),
         ("/v1/embeddings", "this server only generates text"),
-        ("/api/tags", "/v1/models lists the models"),
         ("/completion", "use /v1/completions"),
     ):
         assert instead in error_of(client.post(path, json={}), 404)["message"], path
+    for path in (CHAT, TEXT, "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):  # the base URL may lack /v1
+        answered, same = (client.post(each, json={}) for each in (path, path.removeprefix("/v1")))
+        assert (same.status_code, same.json()) == (answered.status_code, answered.json()) and same.status_code == 400
+    assert client.get("/models").json() == client.get("/v1/models").json()
     assert error_of(client.get(TEXT), 405)["code"] == "method_not_allowed"
     options = client.options(TEXT)
     assert (options.status_code, options.headers["allow"]) == (204, "POST, OPTIONS")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,6 +34,8 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+# texts are cut to their first words, and few tools are kept
+RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("recorded_chats.json").read_text("utf-8"))
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
 
 
@@ -107,6 +110,18 @@ def test_fields_that_are_not_known_are_told(http: httpx.Client, path: str, strea
     assert (odd.status_code, odd.headers["x-ignored-fields"]) == (200, "frobnicate")
     if not stream:
         assert odd.json()["choices"] == plain.json()["choices"]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_requests_of_real_programs_are_answered(http: httpx.Client, name: str) -> None:
+    body = {**RECORDED[name], "model": MODEL, "max_tokens": 3, "max_completion_tokens": 3}
+    response = http.post(CHAT, json=body)
+    assert response.status_code == 200, response.text
+    assert "x-ignored-fields" not in response.headers
+    if body.get("stream"):
+        *chunks, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+        reasons = [choice["finish_reason"] for chunk in map(json.loads, chunks) for choice in chunk["choices"]]
+        assert done == "[DONE]" and reasons[-1] in ("length", "stop")
 
 
 def test_so_are_those_of_the_endpoints_for_tokens(http: httpx.Client) -> None:

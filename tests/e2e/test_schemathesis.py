@@ -33,7 +33,7 @@ from tests.e2e.watched_server import WatchedServer, serve_process
 NUM_CASES = 5000 if FULL else 300
 EXAMPLES = 25 if FULL else 8  # of one operation, of one kind, of one seed
 FIXED_SEED = 20260
-SECONDS = 60.0  # no answer takes longer
+SECONDS = 300.0  # no answer takes longer
 
 _CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 _TOO_LARGE = 413  # a refusal, too, but not one that `negative_data_rejection` knows
@@ -48,11 +48,11 @@ _GOOD: dict[str, Any] = {"prompt": _SUM, "messages": [{"role": "user", "content"
 
 
 def is_refusal_of_a_full_queue(response: schemathesis.Response) -> bool:
-    return (
-        response.status_code == 503
-        and response.json()["error"]["type"] == "overloaded_error"
-        and int(response.headers["retry-after"][0]) >= 1
-    )
+    if response.status_code != 503:
+        return False
+    error = response.json()["error"]  # in Ollama's form only a text
+    is_overload = isinstance(error, str) or error["type"] == "overloaded_error"
+    return is_overload and int(response.headers["retry-after"][0]) >= 1
 
 
 def check_response(case: Case, response: schemathesis.Response) -> None:
@@ -60,7 +60,10 @@ def check_response(case: Case, response: schemathesis.Response) -> None:
         error = response.json()["error"]
         is_anthropics = case.path.startswith("/v1/messages")
         assert list(response.json()) == (["type", "error"] if is_anthropics else ["error"])
-        assert set(error) == ({"type", "message"} if is_anthropics else {"message", "type", "param", "code"})
+        if case.path.startswith("/api/"):
+            error = {"message": error}
+        else:
+            assert set(error) == ({"type", "message"} if is_anthropics else {"message", "type", "param", "code"})
         assert 0 < len(error["message"]) <= 1000
     assert response.status_code < 500 or is_refusal_of_a_full_queue(response), response.text
     checks = _CHECKS if response.status_code == _TOO_LARGE else [*_CHECKS, negative_data_rejection]

@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "path"
 
 # The most that the path may have. These numbers may only fall, and the aim is 8,000 lines. Where there are no C++ kernels, the
 # path is about 1,000 lines shorter.
-MOST = {"lines": 13_000, "code": 8_650, "ran": 3_850}
+MOST = {"lines": 12_250, "code": 8_150, "ran": 3_850}
 
 # What a plain prompt does not need, and so should not enter
 BESIDE = {
@@ -45,8 +45,11 @@ BESIDE = {
         "config/resolve.py",
         "engine/*_start.py",
         "engine/pipeline_tuning.py",
+        "executor/executor.py",
+        "kernels/cpu/library.py",
         "model_loader/*",
         "worker/startup.py",
+        "worker/worker.py",
     ],
     "log-probabilities": ["sample/logprobs.py", "worker/prompt_logprobs.py"],
     "traces": ["engine/step_figures.py"],
@@ -83,7 +86,7 @@ def test_the_path_of_a_token_grows_no_longer(files: dict[str, dict[str, int]]) -
 
 
 def test_the_path_leads_from_the_prompt_to_the_token(files: dict[str, dict[str, int]]) -> None:
-    steps = ["entrypoints/llm", "engine/core", "scheduler/scheduler", "executor/executor", "worker/worker"]
+    steps = ["entrypoints/llm", "engine/core", "scheduler/scheduler", "executor/step_protocol", "worker/step_pipeline"]
     steps += ["models/decoder", "sample/sampler", "engine/output_processor"]
     assert {f"{each}.py" for each in steps} <= files.keys()
     assert all(0 < counts["ran"] <= counts["lines"] for counts in files.values())

@@ -207,7 +207,7 @@ def test_an_engine_that_waits_is_stopped(tmp_path: Path) -> None:
 def state_of(process: EngineProcess) -> str:
     """As the kernel says it; a signal takes a moment to act."""
     stat = Path(f"/proc/{process._process.pid}/stat")
-    for _ in range(100):
+    for _ in range(30_000):
         state = stat.read_text().rpartition(")")[2].split()[0]
         if state == "T":
             break

@@ -214,6 +214,7 @@ def gguf_cache(hub_cache: Path) -> Path:
     for name in ("m-Q4_K_M.gguf", "m-IQ4_K_M.gguf", "m-Q8_0.gguf", "mmproj-Q8_0.gguf", "big/m-F16-00001-of-00002.gguf"):
         (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
         (snapshot / name).write_bytes(b"GGUF")
+    (snapshot / "folder-Q5_0.gguf").mkdir()  # no file
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(COMMIT)
     return snapshot

@@ -14,7 +14,7 @@ import pytest
 
 from tests.python_commands import python_commands
 
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 @pytest.fixture(scope="module")

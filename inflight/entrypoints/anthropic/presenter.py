@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from inflight.entrypoints.anthropic.answers import AnsweredBlock, Message, MessageUsage, StopReason
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.messages import read_arguments
-from inflight.entrypoints.openai.presenter import Presenter, UsageCount
+from inflight.entrypoints.openai.presenter import Presenter, UsageCount, events_of
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.entrypoints.serve.error_form import anthropic_error
 from inflight.errors import EngineClosedError
@@ -37,6 +37,7 @@ class MessagesPresenter(Presenter):
     """For a request with one prompt and one choice."""
 
     id_prefix = "msg"
+    format_field = "output_config.format"
 
     def __init__(
         self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
@@ -57,7 +58,7 @@ class MessagesPresenter(Presenter):
         self._count.add(prompt_index, output)
         (choice,) = output.outputs
         chunks = self._beginning()
-        for event in _events(choice):
+        for event in events_of(choice):
             chunks += self._event_chunks(event)
         if choice.finish_reason is not None:
             self._stop = self._stop_of(choice)
@@ -114,7 +115,7 @@ class MessagesPresenter(Presenter):
         (output,) = outputs
         self._count.add(0, output)
         (choice,) = output.outputs
-        content = _blocks(_events(choice))
+        content = _blocks(events_of(choice))
         self._has_call = any(block["type"] == "tool_use" for block in content)
         return to_json(self._message(content, *self._stop_of(choice)))
 
@@ -158,12 +159,6 @@ class MessagesPresenter(Presenter):
         if isinstance(choice.stop_reason, str):
             return "stop_sequence", choice.stop_reason
         return "tool_use" if self._has_call else "end_turn", None
-
-
-def _events(choice: CompletionOutput) -> Sequence[Event]:
-    if choice.events is not None:
-        return choice.events
-    return [ContentDelta(choice.text)] if choice.text else []
 
 
 def _event(name: str, **members: object) -> bytes:

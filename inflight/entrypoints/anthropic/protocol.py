@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from inflight.entrypoints.openai.generation_fields import MAX_INT, Schema, StopString, sampling_field
+from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopString
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ToolName
 from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect
@@ -156,7 +156,7 @@ class CountTokensRequest(StrictModel):
     cache_control: CacheControl = None
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, SamplingFields):
     """POST /v1/messages"""
 
     max_tokens: int | None = Field(
@@ -166,10 +166,5 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[StopString] | None = Field(
         None, max_length=MAX_STOP_STRINGS, description="Strings that end the text."
     )
-    temperature: float | None = sampling_field("temperature", "0 is greedy.")
-    top_p: float | None = sampling_field(
-        "top_p", "Only the smallest set of most probable tokens with this total probability is kept."
-    )
-    top_k: int | None = sampling_field("top_k", "Only this number of the most probable tokens is kept; 0 keeps all.")
     metadata: Annotated[dict[str, Any] | None, no_effect("Data of the caller; nothing is stored.")] = None
     service_tier: Annotated[str | None, no_effect("There is only one tier.")] = None

@@ -10,7 +10,6 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
 from pydantic_core import to_json
-from starlette.types import Send
 
 from inflight.entrypoints.anthropic.answers import AnthropicErrorBody, Message, TokenCount
 from inflight.entrypoints.anthropic.presenter import MessagesPresenter
@@ -18,9 +17,8 @@ from inflight.entrypoints.anthropic.protocol import CountTokensRequest, Messages
 from inflight.entrypoints.anthropic.translation import to_chat
 from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.errors import ApiError, FieldError
-from inflight.entrypoints.openai.generation_routes import respond
-from inflight.entrypoints.openai.server import ApiServer, within_deadline
-from inflight.entrypoints.openai.sse import WorkResponse
+from inflight.entrypoints.openai.generation_routes import in_time, respond
+from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.errors import ContextLengthExceededError
 
@@ -39,16 +37,12 @@ def add_messages_routes(app: FastAPI, server: ApiServer) -> None:
         return respond(server, request, body, partial(_validate, server, body), MessagesPresenter)
 
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
-        ignored = server.ignored_fields.take_out(body)
-
-        async def work(_: Send) -> Response:
-            async with within_deadline(request):
-                validated = await _validate(server, body)
+        async def make() -> tuple[bytes, tuple[str, ...]]:
+            validated = await _validate(server, body)
             count: TokenCount = {"input_tokens": len(validated.prompts[0].token_ids)}
-            headers = server.ignored_fields.header([*ignored, *validated.left_out])
-            return Response(to_json(count), headers=headers, media_type="application/json")
+            return to_json(count), validated.left_out
 
-        return WorkResponse(work)
+        return in_time(server, request, body, make)
 
     # no schema of a stream, because OpenAPI 3.1 cannot describe events
     streamed = {"model": Message, "description": _STREAMED, "content": {"text/event-stream": {}}}
@@ -75,8 +69,6 @@ async def _validate(server: ApiServer, body: CountTokensRequest) -> ValidatedReq
     except ValidationError as error:  # more messages or calls than a chat may have
         first = error.errors(include_url=False, include_input=False)[0]
         raise FieldError("messages", f"messages: too many {first['loc'][-1]}: {first['msg']}") from None
-    if left_out and server.settings.strict_fields:
-        raise FieldError("tools", f"{left_out[0]}: the server runs no tools, and --strict-fields is set: leave it out")
     try:
         validated = await validate_chat(server, chat, hidden_tools=hidden_tools)
     except ContextLengthExceededError as error:

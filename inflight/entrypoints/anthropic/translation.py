@@ -29,7 +29,7 @@ from inflight.entrypoints.anthropic.protocol import (
     ToolUseBlock,
 )
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.generation_fields import JsonSchemaResponseFormat
+from inflight.entrypoints.openai.generation_fields import JsonSchemaResponseFormat, SamplingFields
 from inflight.entrypoints.openai.messages import (
     CalledFunction,
     ChatMessage,
@@ -86,7 +86,7 @@ def to_chat(body: CountTokensRequest, default_kwargs: Mapping[str, Any] | None) 
         "response_format": None if wanted is None else _response_format(wanted.schema_),
     }
     if isinstance(body, MessagesRequest):
-        given |= {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "stream")}
+        given |= {name: getattr(body, name) for name in (*SamplingFields.model_fields, "stream")}
         given |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}
     chat = ChatCompletionRequest(**given)
     return Translation(chat, frozenset(reader.loaded), tuple(f"tools[] ({tool.type})" for tool in foreign))

@@ -120,7 +120,7 @@ REFUSED = {
     "LoRA adapters are not served": """
         --enable-lora --lora-* --max-lora* --max-cpu-loras --fully-sharded-loras --default-mm-loras --specialize-active-lora
         --enable-mixed-moe-lora-format --enable-moe-shared-loras --enable-tower-connector-lora""",
-    "the replicas of --data-parallel-size live on one machine today, and one server balances them": """
+    "all replicas of --data-parallel-size run on one machine, behind one server": """
         --data-parallel-address --data-parallel-backend --data-parallel-external-lb --data-parallel-hybrid-lb
         --data-parallel-multi-port-external-lb --data-parallel-rank --data-parallel-rpc-port --data-parallel-size-local
         --data-parallel-start-rank --data-parallel-supervisor-port -dpa -dpb -dpe -dph -dpl -dpm -dpn -dpp -dpr --dp-*

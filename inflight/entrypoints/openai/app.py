@@ -7,6 +7,7 @@ from fastapi import FastAPI
 import inflight
 from inflight.engine.async_llm import AsyncLLM
 from inflight.entrypoints.anthropic.routes import add_messages_routes
+from inflight.entrypoints.ollama.routes import add_description_routes, add_ollama_routes
 from inflight.entrypoints.openai.errors import add_error_handlers
 from inflight.entrypoints.openai.generation_routes import add_generation_routes
 from inflight.entrypoints.openai.server import ApiServer
@@ -49,6 +50,8 @@ def build_app(
     add_generation_routes(app, server)
     add_messages_routes(app, server)
     add_response_routes(app, server)
+    add_ollama_routes(app, server)
+    add_description_routes(app, server)
     add_model_routes(app, server)
     add_token_routes(app, server)
     add_operation_routes(app, server)

@@ -1,5 +1,5 @@
-"""Turns each exception into an answer with OpenAI's form of errors, {"error": {"message", "type", "param", "code"}}, or with
-Anthropic's form (`error_form`).
+"""Turns each exception into an answer with OpenAI's form of errors, {"error": {"message", "type", "param", "code"}}, or in
+the form of another API (`error_form`).
 
 The answer names the client's mistake, or it says that the server failed. It never contains a file's path, a traceback or an
 address in memory.
@@ -68,24 +68,17 @@ _INSTEAD = {
     "/messages": ": use /v1/messages",  # Anthropic
     "/complete": ": use /v1/completions",
     "/v1": ": /v1 comes twice, use it once in the base URL",
-    "/chat/completions": _CHATS,  # without /v1
+    "/chat/completions": _CHATS,
     "/completions": ": use /v1/completions",
     "/models": _MODELS,
     "/engines": ": use /v1/completions",
     "/threads": _CHATS,
     "/assistants": _CHATS,
-    "/api/chat": _CHATS,  # Ollama
-    "/api/generate": ": use /v1/completions",
-    "/api/tags": _MODELS,
-    "/api/show": _MODELS,
-    "/api/ps": _MODELS,
-    "/api/version": ": use /version",
+    "/api": ": the server has one model, which cannot be changed",  # Ollama
     "/completion": ": use /v1/completions",  # llama.cpp
     "/infill": ": use /v1/completions with suffix",
     "/generate": ": use /v1/completions",  # TGI, SGLang
     "/generate_stream": ": use /v1/completions with stream",
-    "/api/embed": _ONLY_TEXT,
-    "/api/embeddings": _ONLY_TEXT,
     **dict.fromkeys("/embeddings /embed /embedding /rerank /score /pooling /classify /moderations".split(), _ONLY_TEXT),
     **dict.fromkeys("/images /audio /realtime /videos".split(), _ONLY_TEXT),
     **dict.fromkeys("/files /batches /fine_tuning /uploads /vector_stores".split(), ": nothing is stored here"),

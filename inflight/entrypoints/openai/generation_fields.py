@@ -46,6 +46,28 @@ def sampling_field(name: str, description: str) -> Any:  # Any: as pydantic's ow
     return Field(None, ge=low, le=high, description=description)
 
 
+class SamplingFields(StrictModel):
+    """How tokens are drawn. These fields have the same names in all APIs."""
+
+    temperature: float | None = sampling_field("temperature", "0 is greedy.")
+    top_p: float | None = sampling_field(
+        "top_p", "Only the smallest set of most probable tokens with this total probability is kept."
+    )
+    top_k: int | None = sampling_field(
+        "top_k", "Only this number of the most probable tokens is kept; 0 and -1 keep all."
+    )
+    min_p: float | None = sampling_field(
+        "min_p", "Tokens with less than this share of the best token's probability are dropped."
+    )
+    presence_penalty: float | None = sampling_field(
+        "presence_penalty", "Subtracted from the logit of each token that was emitted."
+    )
+    frequency_penalty: float | None = sampling_field(
+        "frequency_penalty", "Subtracted from the logit of a token for each time that it was emitted."
+    )
+    seed: int | None = sampling_field("seed", "Makes the draws repeatable.")
+
+
 class StreamOptions(StrictModel):
     include_usage: bool | None = Field(
         None, description="The stream ends with a chunk that has the usage and no choices."
@@ -171,32 +193,15 @@ class StructuredOutputs(StrictModel):
     separators: Annotated[list[str] | None, Field(min_length=2, max_length=2)] = None
 
 
-class GenerationFields(StrictModel):
+class GenerationFields(SamplingFields):
     """The fields that chats and completions have in common."""
 
     model: str | None = Field(None, description="One of the names in /v1/models; the first of them if left out.")
     # how tokens are drawn
     n: int | None = sampling_field("n", "The number of answers to each prompt.")
-    temperature: float | None = sampling_field("temperature", "0 is greedy.")
-    top_p: float | None = sampling_field(
-        "top_p", "Only the smallest set of most probable tokens with this total probability is kept."
-    )
-    top_k: int | None = sampling_field(
-        "top_k", "Only this number of the most probable tokens is kept; 0 and -1 keep all."
-    )
-    min_p: float | None = sampling_field(
-        "min_p", "Tokens with less than this share of the best token's probability are dropped."
-    )
-    presence_penalty: float | None = sampling_field(
-        "presence_penalty", "Subtracted from the logit of each token that was emitted."
-    )
-    frequency_penalty: float | None = sampling_field(
-        "frequency_penalty", "Subtracted from the logit of a token for each time that it was emitted."
-    )
     repetition_penalty: float | None = sampling_field(
         "repetition_penalty", "Lowers the logits of tokens that are in the prompt or the output."
     )
-    seed: int | None = sampling_field("seed", "Makes the draws repeatable.")
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, max_length=MAX_LOGIT_BIAS, description="Token id -> added to its logit."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,12 @@ def respond(
     if the client disconnects."""
     ignored = server.ignored_fields.take_out(body)
 
+    def own_name(text: str) -> str:
+        """Returns `text`. If it begins with `response_format`, a chat's name of the field with the schema, this is replaced
+        by the name that this request's API has for the field."""
+        rest = text.removeprefix(Presenter.format_field)
+        return text if rest == text else presenter_type.format_field + rest
+
     async def start() -> tuple[list[OutputStream], Presenter, ValidatedRequest]:
         with server.engine.accepted():  # if the queue is full, refuse before anything is tokenised
             async with within_deadline(request):
@@ -79,16 +85,19 @@ def respond(
         streams: list[OutputStream] = []
         try:
             streams, presenter, validated = await start()
-            unenforced = [place for stream in streams for place in stream.request.unenforced]
+            unenforced = [own_name(place) for stream in streams for place in stream.request.unenforced]
             headers = server.ignored_fields.header([*ignored, *validated.left_out, *unenforced])
             if not validated.presentation.stream:
                 answer = await whole_answer(streams, presenter)
                 return Response(answer, headers=headers, media_type="application/json")
             keep_alive = server.settings.stream_keep_alive_interval
-            await send_events(streams, presenter, EventStream(send, keep_alive, headers))
+            events = EventStream(send, keep_alive, headers, presenter.media_type)
+            await send_events(streams, presenter, events)
             return None
         except (InvalidRequestError, TokenizerError) as error:
-            raise to_api_error(error, named_field(error, body)) from error
+            told = to_api_error(error, named_field(error, body))
+            told.detail = own_name(told.detail)
+            raise told from error
         except OverloadedError:
             if not streams:
                 server.metrics.request_refused("queue_full")
@@ -96,6 +105,25 @@ def respond(
         finally:
             for stream in streams:
                 stream.abort()
+
+    return WorkResponse(work)
+
+
+def in_time(
+    server: ApiServer, request: Request, body: StrictModel, make: Callable[[], Awaitable[tuple[bytes, Iterable[str]]]]
+) -> Response:
+    """Returns a response with the JSON that `make` returns, or an error if `make` takes longer than the request's deadline.
+    Beside the JSON, `make` returns the names of the parts of the request that it ignores."""
+    ignored = server.ignored_fields.take_out(body)
+
+    async def work(_: Send) -> Response:
+        try:
+            async with within_deadline(request):
+                answer, left_out = await make()
+        except (InvalidRequestError, TokenizerError) as error:
+            raise to_api_error(error, named_field(error, body)) from error
+        headers = server.ignored_fields.header([*ignored, *left_out])
+        return Response(answer, headers=headers, media_type="application/json")
 
     return WorkResponse(work)
 

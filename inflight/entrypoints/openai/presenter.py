@@ -14,8 +14,9 @@ from pydantic_core import to_json
 
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.responses import Answer, ChatChunkChoice, CompletionChoice, FinishReason, Usage
-from inflight.entrypoints.openai.sse import COMMENT
+from inflight.entrypoints.openai.sse import COMMENT, EVENTS
 from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.interface.events import ContentDelta, Event
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -57,6 +58,8 @@ class Presenter(ABC):
     outputs come, and then `end` or `failure`. For one body, call only `body`."""
 
     id_prefix: str  # the beginning of an answer's id
+    media_type = EVENTS  # of a stream
+    format_field = "response_format"  # the field of a request that has the JSON schema of the text
 
     @abstractmethod
     def __init__(
@@ -149,6 +152,13 @@ def to_json_in_slices(value: object) -> bytes:
     """The JSON of a value with log-probabilities, which may be large. pydantic's encoder would hold the GIL until all of it is
     encoded. This encoder is written in Python, so other threads can run in between."""
     return "".join(_SLOW_ENCODER.iterencode(value)).encode("utf-8")
+
+
+def events_of(choice: CompletionOutput) -> Sequence[Event]:
+    """The events of an output, also if no parser reads its text."""
+    if choice.events is not None:
+        return choice.events
+    return [ContentDelta(choice.text)] if choice.text else []
 
 
 def finish_reason_of(choice: CompletionOutput) -> FinishReason | None:

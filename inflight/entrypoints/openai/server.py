@@ -124,13 +124,15 @@ def wanted_replica(request: Request) -> int | None:
     """The replica that the header X-Data-Parallel-Rank names, as in vLLM; None if there is no such header.
 
     Raises:
-        InvalidRequestError: the header is not a number.
+        InvalidRequestError: the header is not a number of at most nine digits.
     """
     text = request.headers.get("x-data-parallel-rank")
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InvalidRequestError(f"X-Data-Parallel-Rank: {text!r} is not the number of a replica; leave it out")
+        raise InvalidRequestError(
+            f"X-Data-Parallel-Rank: {text!r} is not the number of a replica: give 0, 1, ..., or leave the header out"
+        )
     return int(text)
 
 

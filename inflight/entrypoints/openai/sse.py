@@ -11,8 +11,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+EVENTS = "text/event-stream; charset=utf-8"
 _STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # without this header nginx would hold events back
 ]
@@ -53,10 +53,17 @@ class EventStream:
             stream of a request that waits in the queue. If None, it sends nothing.
     """
 
-    def __init__(self, send: Send, keep_alive: float | None = None, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        send: Send,
+        keep_alive: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        media_type: str = EVENTS,
+    ) -> None:
         self.has_started = False
         self._send = send
         self._headers = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        self._headers.append((b"content-type", media_type.encode()))
         self._keep_alive = keep_alive
         self._sent_at = time.monotonic()
         self._lock = asyncio.Lock()

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.types import Scope
 
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.server import within_deadline
@@ -34,10 +35,13 @@ class JsonRoute(APIRoute):
         async def handle_strictly(request: Request) -> Response:
             if not has_body:
                 return await handle(request)
-            _check_content_type(request)
+            scope = request.scope
+            if scope["path"].startswith("/api/") and "origin" not in request.headers:
+                scope = _as_json(scope)
+            _check_content_type(Request(scope))
             # Here the deadline limits receiving, parsing and checking the body. Later the response checks the deadline again.
             async with within_deadline(request):
-                return await handle(_StrictRequest(request.scope, request.receive))
+                return await handle(_StrictRequest(scope, request.receive))
 
         return handle_strictly
 
@@ -46,6 +50,14 @@ class _StrictRequest(Request):
     async def json(self) -> Any:  # Any: JSON
         body = await self.body()
         return parse_json(body) if len(body) <= _PARSED_AT_ONCE else await asyncio.to_thread(parse_json, body)
+
+
+def _as_json(scope: Scope) -> Scope:
+    """Returns the scope with the type application/json. Ollama's clients send JSON with any type, or with none. With some types
+    a web page of another site could send it, too, without a preflight. So this is only for requests without `Origin`, which
+    no page of another site has sent."""
+    others = [header for header in scope["headers"] if header[0] != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 
 
 def _check_content_type(request: Request) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
-from starlette.types import Send
 
 import inflight
-from inflight.entrypoints.openai.errors import ApiError, FieldError, named_field, to_api_error
-from inflight.entrypoints.openai.generation_routes import ERRORS
+from inflight.entrypoints.openai.errors import ApiError, FieldError
+from inflight.entrypoints.openai.generation_routes import ERRORS, in_time
 from inflight.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.responses import (
@@ -25,9 +23,8 @@ from inflight.entrypoints.openai.responses import (
     Tokens,
     Version,
 )
-from inflight.entrypoints.openai.server import ApiServer, within_deadline
-from inflight.entrypoints.openai.sse import WorkResponse
-from inflight.errors import EngineError, EngineRecoveringError, InvalidRequestError, TokenizerError
+from inflight.entrypoints.openai.server import ApiServer
+from inflight.errors import EngineError, EngineRecoveringError
 from inflight.interface.statistics import FaultStatus
 
 
@@ -100,29 +97,14 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
             answer["token_strs"] = [engine.tokenizer.id_to_piece(token) or "" for token in tokens]
         return to_json(answer)
 
-    def in_time(
-        request: Request, body: TokenizeRequest | DetokenizeRequest, make: Callable[[], Awaitable[bytes]]
-    ) -> Response:
-        """Returns a response with the result of `make`, or an error if `make` takes longer than the request's deadline."""
-        headers = server.ignored_fields.header(server.ignored_fields.take_out(body))
-
-        async def work(_: Send) -> Response:
-            async with within_deadline(request):
-                return Response(await make(), headers=headers, media_type="application/json")
-
-        return WorkResponse(work)
-
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         server.check_model(body.model)
 
-        async def make() -> bytes:
-            try:
-                tokens = await tokens_of(body)
-            except (InvalidRequestError, TokenizerError) as error:
-                raise to_api_error(error, named_field(error, body)) from error
-            return await asyncio.to_thread(present, tokens, bool(body.return_token_strs))
+        async def make() -> tuple[bytes, list[str]]:
+            tokens = await tokens_of(body)
+            return await asyncio.to_thread(present, tokens, bool(body.return_token_strs)), []
 
-        return in_time(request, body, make)
+        return in_time(server, request, body, make)
 
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         server.check_model(body.model)
@@ -137,12 +119,12 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
                     f"tokens[{i}]", f"tokens[{i}]={token} is outside the vocabulary of {engine.model.vocab_size} tokens"
                 )
 
-        async def make() -> bytes:
+        async def make() -> tuple[bytes, list[str]]:
             text = await engine.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
             answer: DetokenizedText = {"prompt": text}
-            return to_json(answer)
+            return to_json(answer), []
 
-        return in_time(request, body, make)
+        return in_time(server, request, body, make)
 
     app.add_api_route("/tokenize", tokenize, methods=["POST"], responses={200: {"model": Tokens}, **ERRORS})
     app.add_api_route(
@@ -162,7 +144,7 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
         return {"status": "healthy"}
 
     async def ready() -> Readiness:
-        """Whether new requests are accepted and the engine makes progress with them. Of several replicas, one is enough."""
+        """Whether new requests are accepted and the engine makes progress with them. One of several replicas is enough."""
         if engine.is_draining:
             raise ApiError(503, "the server is shutting down", type="server_error", code="shutting_down")
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.errors import ApiError, FieldError
+from inflight.entrypoints.openai.generation_fields import SamplingFields
 from inflight.entrypoints.openai.messages import MAX_TOOLS
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.server import ApiServer
@@ -28,9 +29,9 @@ from inflight.entrypoints.responses_api.tools import INPUT, NamedTool, PromptToo
 
 # fields that mean the same in a chat
 _SAME = (
-    "model temperature top_p top_k min_p presence_penalty frequency_penalty seed parallel_tool_calls stream "
-    "chat_template_kwargs cache_salt priority"
-).split()
+    *SamplingFields.model_fields,
+    *"model parallel_tool_calls stream chat_template_kwargs cache_salt priority".split(),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,6 @@ async def validate_response(server: ApiServer, body: ResponsesRequest) -> Valida
     items = [] if isinstance(body.input, str) else body.input
     added = [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
     tools = PromptTools([*(body.tools or ()), *added], enforces_patterns=can_enforce)
-    if tools.left_out and server.settings.strict_fields:
-        raise FieldError("tools", f"{tools.left_out[0]}: this is not served, and --strict-fields is set: leave it out")
     # in a thread, because there may be thousands of items
     validated = await validate_chat(server, await asyncio.to_thread(_chat, body, tools))
     same = {field.name: getattr(validated, field.name) for field in fields(ValidatedRequest)}

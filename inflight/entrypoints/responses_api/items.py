@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, TextPart, ToolName, as_text_part
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect
-from inflight.entrypoints.responses_api.tools import ResponseTools
+from inflight.entrypoints.responses_api.tools import ResponseTools, type_of
 
 REASONING_ID = "rs_"  # the ids of reasoning items begin with it
 _FROM_CLIENT = "Data of the client or of an earlier answer."
@@ -106,7 +106,7 @@ _TAGS = {"custom_tool_call_output": "function_call_output", **dict.fromkeys(get_
 
 
 def _kind(item: object) -> str | None:
-    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    kind = type_of(item)
     if kind is None:
         return "message"
     return _TAGS.get(kind, kind) if isinstance(kind, str) else None

@@ -87,6 +87,7 @@ class _Item:
 
 class ResponsesPresenter(Presenter):
     id_prefix = "resp"
+    format_field = "text.format"
 
     def __init__(
         self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from inflight.entrypoints.openai.generation_fields import MAX_INT, MAX_PRIORITY, Schema, sampling_field
+from inflight.entrypoints.openai.generation_fields import MAX_INT, MAX_PRIORITY, SamplingFields, Schema, sampling_field
 from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
 from inflight.entrypoints.responses_api.items import InputItems
@@ -50,7 +50,7 @@ class EventOptions(StrictModel):
     include_obfuscation: Annotated[bool | None, no_effect("The server adds no padding to events.")] = None
 
 
-class ResponsesRequest(StrictModel):
+class ResponsesRequest(SamplingFields):
     """POST /v1/responses"""
 
     model: str | None = Field(None, description="One of the names in /v1/models; the first of them if left out.")
@@ -62,24 +62,6 @@ class ResponsesRequest(StrictModel):
         None, description="none, auto, required, or one tool by name."
     )
     parallel_tool_calls: bool | None = Field(None, description="False: at most one call.")
-    # how tokens are drawn
-    temperature: float | None = sampling_field("temperature", "0 is greedy.")
-    top_p: float | None = sampling_field(
-        "top_p", "Only the smallest set of most probable tokens with this total probability is kept."
-    )
-    top_k: int | None = sampling_field(
-        "top_k", "Only this number of the most probable tokens is kept; 0 and -1 keep all."
-    )
-    min_p: float | None = sampling_field(
-        "min_p", "Tokens with less than this share of the best token's probability are dropped."
-    )
-    presence_penalty: float | None = sampling_field(
-        "presence_penalty", "Subtracted from the logit of each token that was emitted."
-    )
-    frequency_penalty: float | None = sampling_field(
-        "frequency_penalty", "Subtracted from the logit of a token for each time that it was emitted."
-    )
-    seed: int | None = sampling_field("seed", "Makes the draws repeatable.")
     # the answer
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="The most tokens of an answer.")
     text: TextOptions | None = Field(None, description="format: text, json_object or a json_schema.")

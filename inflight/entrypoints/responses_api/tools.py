@@ -51,8 +51,13 @@ class OtherTool(StrictModel):
     type: str = Field(max_length=64, json_schema_extra={"not": {"enum": [*_SERVED]}})
 
 
+def type_of(value: object) -> object:
+    """The type of an item or a tool, which may not be checked yet; None if it has no type."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
 def _kind(tool: object) -> str | None:
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    kind = type_of(tool)
     if not isinstance(kind, str):
         return None
     return kind if kind in _SERVED else "other"

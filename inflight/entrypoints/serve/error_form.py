@@ -1,4 +1,4 @@
-"""The forms in which an error is written: OpenAI's, and Anthropic's for the clients of /v1/messages."""
+"""The forms in which an error is written: OpenAI's, Anthropic's for clients of /v1/messages, and Ollama's for those of /api."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 ErrorForm = Callable[[int, str, str, str | None, str | None], Mapping[str, object]]
 
 _MESSAGES = "/v1/messages"
+_OLLAMA = "/api/"
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -25,12 +26,19 @@ def openai_error(status: int, message: str, kind: str, param: str | None, code: 
 
 
 def anthropic_error(status: int, message: str, kind: str, param: str | None, code: str | None) -> Mapping[str, object]:
-    """Anthropic's types follow from the status, and the message has to name the wrong field. A request is checked as a chat, in
-    which the format of the text has another name."""
-    text = message if param is None or re.split(r"\W", param)[0] in message else f"{param}: {message}"
-    text = re.sub(r"^response_format\b", "output_config.format", text)
+    """Anthropic's types follow from the status."""
     other = "api_error" if status >= 500 else "invalid_request_error"
-    return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, other), "message": text}}
+    error = {"type": _ANTHROPIC_TYPES.get(status, other), "message": _with_field(message, param)}
+    return {"type": "error", "error": error}
+
+
+def ollama_error(status: int, message: str, kind: str, param: str | None, code: str | None) -> Mapping[str, object]:
+    return {"error": _with_field(message, param)}
+
+
+def _with_field(message: str, param: str | None) -> str:
+    """A message that names the wrong field."""
+    return message if param is None or re.split(r"\W", param)[0] in message else f"{param}: {message}"
 
 
 def error_form(scope: MutableMapping[str, Any]) -> ErrorForm:  # Any: ASGI's own
@@ -40,4 +48,4 @@ def error_form(scope: MutableMapping[str, Any]) -> ErrorForm:  # Any: ASGI's own
     is_anthropics = path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
     if is_anthropics or any(name == b"anthropic-version" for name, _ in scope.get("headers", ())):
         return anthropic_error
-    return openai_error
+    return ollama_error if path.startswith(_OLLAMA) else openai_error

@@ -41,8 +41,8 @@ from inflight.executor.process import name_process
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
 
-# The orders. ENGINE + i brings a socket to replica i of the engine; GONE + i: this replica is given up. After OPEN, requests
-# are answered.
+# The orders. After OPEN, requests are answered. With ENGINE + i comes a socket to replica i of the engine. GONE + i says that
+# replica i is given up.
 OPEN, DRAIN, CUT, ENGINE, GONE = 1, 2, 3, 64, 128
 EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
 
@@ -101,7 +101,7 @@ class Control:
 
     def _read(self) -> None:
         orders, fds, _, _ = socket.recv_fds(self._socket, 64, 1)
-        for fd in fds:  # one at most: the order that it came with is the last one of this read
+        for fd in fds:  # one at most: a read ends with the order that brings a descriptor
             self.engine_sockets[orders[-1] - ENGINE].put(socket.socket(fileno=fd))
         for order in orders:
             if order >= GONE:

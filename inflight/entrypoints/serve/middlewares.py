@@ -3,7 +3,7 @@
 A request passes them in this order. Its response passes them in the reverse order, from the middleware or app that sends it.
 
 ProxyHeaders     uvicorn's: replaces the address of a trusted proxy by the client's address, which the proxy names
-Spellings        removes a last slash and a proxy's prefix from the path, and turns HEAD into GET
+Spellings        removes a last slash and a proxy's prefix from the path, adds a missing /v1, and turns HEAD into GET
 RequestIds       gives each request and its response an id, even if the request is refused
 AccessLog        writes a line for each request and counts the request in the metrics
 SizeLimits       limits headers and bodies, before any other part reads the body
@@ -41,6 +41,7 @@ from inflight.entrypoints.serve.size_limits import SizeLimits
 
 REQUEST_ID_HEADER = b"x-request-id"
 _ACCEPTED_ID = re.compile(REQUEST_ID_PATTERN.encode())
+_WITHOUT_VERSION = re.compile(r"/(chat/completions|completions|models|responses|messages)(/|$)")
 _MAX_SHOWN = 100  # characters of a refused name
 _HOW_TO_SEND = "send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 
@@ -76,8 +77,9 @@ def wrap(
 
 
 class Spellings:
-    """Removes a last slash and the prefix `root_path` from paths, and shows HEAD to the app as GET. uvicorn keeps the original
-    scope, in which the method is HEAD, so it does not send the body of the app's response.
+    """Removes a last slash and the prefix `root_path` from paths, adds the /v1 that is missing in the base URL of some clients,
+    and shows HEAD to the app as GET. uvicorn keeps the original scope, in which the method is HEAD, so it does not send the
+    body of the app's response.
 
     Only uvicorn's ProxyHeaders comes before this middleware, so all other middlewares see the same path and method as the app.
     """
@@ -92,6 +94,8 @@ class Spellings:
             path = path.removeprefix(self._root_path)
         if len(path) > 1 and path.endswith("/"):
             path = path[:-1]
+        if _WITHOUT_VERSION.match(path):
+            path = f"/v1{path}"
         if path != scope["path"]:
             scope = {**scope, "path": path}
         if method == "HEAD":

@@ -1,7 +1,7 @@
 """`supervise`: starts, watches and ends several front ends (processes that serve HTTP), which share one engine.
 
     this process        owns the listener's address, the engine's process and the folder of the metrics; serves no request
-     |-- engine           with --data-parallel-size several of them
+     |-- engine         with --data-parallel-size, one for each replica
      |-- front end 0    a `Server`; records the engine's statistics
      |-- front end 1    a `Server`
 
@@ -292,7 +292,7 @@ class Supervisor:
         """Wait until all replicas are given up.
 
         Raises:
-            EngineDeadError: why the last one was.
+            EngineDeadError: all are given up. It is the error of one of them.
         """
         results = await asyncio.gather(*(keeper.failed() for keeper in self._keepers), return_exceptions=True)
         for error in reversed(results):

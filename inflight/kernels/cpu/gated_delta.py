@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inflight.kernels.cpu.library import DTYPES, AttentionStep, GatedDelta, KernelLibrary
+from inflight.kernels.cpu.functions import DTYPES, AttentionStep, GatedDelta
 from inflight.kernels.cpu.limits import gated_delta_problem, require, require_states, require_supported
+from inflight.kernels.cpu.recording import KernelLibrary
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights
 
 

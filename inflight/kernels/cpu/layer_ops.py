@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inflight.kernels.cpu.library import DTYPES, KernelLibrary
+from inflight.kernels.cpu.functions import DTYPES
 from inflight.kernels.cpu.limits import require, require_rows
+from inflight.kernels.cpu.recording import KernelLibrary
 from inflight.kernels.gate import GATE_CODES
 from inflight.kernels.layer_ops import LayerOps
 

@@ -12,18 +12,18 @@ import functools
 import logging
 import os
 import platform
-import threading
-from collections.abc import Callable, Sequence
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
+from collections.abc import Sequence
+from ctypes import c_char_p
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from inflight import envs
 from inflight.errors import ConfigError
 from inflight.kernels.cpu.compile_flags import source_digest, source_files
+from inflight.kernels.cpu.functions import RESULTS, SIGNATURES
+from inflight.kernels.cpu.recording import KernelLibrary, recordable
 
 logger = logging.getLogger(__name__)
 
@@ -32,217 +32,6 @@ _AVX2 = frozenset("avx avx2 bmi1 bmi2 f16c fma movbe".split())
 _AVX512 = _AVX2 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni".split())
 # Instruction set -> the processor flags that it needs, as /proc/cpuinfo spells them. The best set comes first.
 INSTRUCTION_SETS = {"avx512_bf16": _AVX512 | {"avx512_bf16"}, "avx512": _AVX512, "avx2": _AVX2}
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `DType` of kernels.h
-
-
-class AttentionStep(ctypes.Structure):
-    """The struct of this name in kernels.h. Whoever creates one must keep the arrays behind its pointers alive."""
-
-    _fields_ = (
-        ("num_rows", c_int32),
-        ("block_size", c_int32),
-        ("sliding_window", c_int32),
-        ("table_stride", c_int32),
-        ("query_start_loc", c_void_p),
-        ("seq_lens", c_void_p),
-        ("num_computed_tokens", c_void_p),
-        ("block_table", c_void_p),
-        ("state_bytes", c_int64),
-        ("num_states", c_int32),
-    )
-
-
-class HeadLayout(ctypes.Structure):
-    """The struct of this name in kernels.h."""
-
-    _fields_ = (
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("value_dim", c_int32),
-        ("dtype", c_int32),
-        ("cache_dtype", c_int32),
-        ("block_stride", c_int64),
-    )
-
-
-class AttentionParams(ctypes.Structure):
-    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointer alive."""
-
-    _fields_ = (("scale", c_float), ("soft_cap", c_float), ("sinks", c_void_p))
-
-
-class LinearWeight(ctypes.Structure):
-    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
-
-    _fields_ = (
-        ("packed", c_void_p),
-        ("bias", c_void_p),
-        ("in_features", c_int64),
-        ("out_features", c_int64),
-        ("group_size", c_int64),
-        ("scale", c_float),
-        ("bits", c_int32),
-        ("has_offsets", c_int32),
-        ("gate", c_int32),
-    )
-
-
-class GatedDelta(ctypes.Structure):
-    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
-
-    _fields_ = (
-        ("num_key_heads", c_int64),
-        ("num_value_heads", c_int64),
-        ("key_dim", c_int64),
-        ("value_dim", c_int64),
-        ("kernel_size", c_int64),
-        ("block_stride", c_int64),
-        ("inputs_offset", c_int64),
-        ("conv_weight", c_void_p),
-        ("rates", c_void_p),
-        ("step_bias", c_void_p),
-        ("norm_weight", c_void_p),
-        ("eps", c_float),
-        ("dtype", c_int32),
-    )
-
-
-class ShortConv(ctypes.Structure):
-    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
-
-    _fields_ = (
-        ("num_channels", c_int64),
-        ("kernel_size", c_int64),
-        ("block_stride", c_int64),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("dtype", c_int32),
-    )
-
-
-class TapeCall(ctypes.Structure):
-    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its arguments alive."""
-
-    _fields_ = (("function", c_int32), ("num_patches", c_int32), ("arguments", c_int64 * 11))
-
-
-class TapePatch(ctypes.Structure):
-    """The struct of this name in kernels.h."""
-
-    _fields_ = (
-        ("argument", c_int32),
-        ("base", c_int32),
-        ("count", c_int32),
-        ("per_count", c_int64),
-        ("offset", c_int64),
-    )
-
-
-class RankGroup(ctypes.Structure):
-    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
-
-    _fields_ = (
-        ("memory", c_void_p),
-        ("pidfds", POINTER(c_int32)),
-        ("piece_bytes", c_int64),
-        ("timeout_ns", c_int64),
-        ("size", c_int32),
-        ("rank", c_int32),
-        ("num_pieces", c_uint32),
-        ("is_waiting", c_int32),
-    )
-
-
-_ROWS = (c_void_p, c_int64)  # a pointer and the stride of its rows
-_HEADS = (*_ROWS, c_int64)  # the same, and the stride of the heads
-SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
-    "inflight_bind_threads": [POINTER(c_int32), c_int32],
-    "inflight_rms_norm": [*_ROWS, *_ROWS, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32],
-    "inflight_norm_and_rotate": [*_HEADS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
-    "inflight_linear": [*_ROWS, c_int32, *_ROWS, c_int32, c_int64, POINTER(LinearWeight)],
-    "inflight_linear_of_heads": [*(*_HEADS, *_HEADS, c_int32, c_int64, c_int64), POINTER(LinearWeight)],
-    "inflight_copy_heads": [*_HEADS, *_HEADS, c_int64, c_int64, c_int64, c_int32],
-    "inflight_packed_size": [POINTER(LinearWeight), POINTER(c_int64), POINTER(c_int64)],
-    "inflight_packed_features": [POINTER(LinearWeight), c_void_p],
-    "inflight_pack_linear": [c_void_p, c_int32, c_void_p, c_void_p, POINTER(LinearWeight)],
-    "inflight_quantize_weight": [
-        *(*_ROWS, c_int32, c_int64, c_int64, c_int64, c_int32),
-        *(c_void_p, c_void_p, c_void_p),
-    ],
-    "inflight_multiply_activation": [*_ROWS, *_ROWS, c_int64, c_int64, c_int32, c_int32],
-    "inflight_add_and_scale": [*_ROWS, *_ROWS, *_ROWS, c_int64, c_int64, c_int32],
-    "inflight_select_rows": [*_ROWS, c_void_p, c_void_p, c_int64, c_int64],
-    "inflight_replay": [POINTER(TapeCall), c_int64, POINTER(TapePatch), POINTER(c_int64)],
-    "inflight_apply_token_masks": [c_void_p, c_int64, c_void_p, c_void_p, c_int64],
-    "inflight_attention_scratch_bytes": [c_int32, c_int32],
-    "inflight_group_memory_bytes": [c_int32, c_int64],
-    "inflight_all_reduce": [POINTER(RankGroup), c_void_p, c_int64, c_int32],
-    "inflight_all_gather": [POINTER(RankGroup), c_void_p, c_void_p, c_int64, c_int64],
-    "inflight_broadcast": [POINTER(RankGroup), c_void_p, c_int64],
-    "inflight_leave_group": [POINTER(RankGroup)],
-    "inflight_paged_attention": [
-        *(*_ROWS, *_ROWS, *_ROWS, c_void_p, c_void_p),
-        *(POINTER(AttentionStep), POINTER(HeadLayout), POINTER(AttentionParams)),
-    ],
-    "inflight_gated_delta": [*_ROWS, c_void_p, c_void_p, POINTER(AttentionStep), POINTER(GatedDelta)],
-    "inflight_short_conv": [*_ROWS, c_void_p, c_void_p, POINTER(AttentionStep), POINTER(ShortConv)],
-}
-
-# the other functions return nothing
-_RESULTS = {
-    "inflight_bind_threads": c_int32,
-    "inflight_attention_scratch_bytes": c_int64,
-    "inflight_group_memory_bytes": c_int64,
-    "inflight_all_reduce": c_int32,
-    "inflight_all_gather": c_int32,
-    "inflight_broadcast": c_int32,
-    "inflight_replay": c_int32,
-}
-
-
-class Taped(NamedTuple):
-    """What a recorder must know of a function: the indices of two arguments."""
-
-    rows: int | None  # the number of rows, or a multiple of it
-    out: int | None  # the pointer to the result; None: the function changes its input
-
-
-TAPED = {  # the functions that a tape may call, in the order of `kFunctions` in tape.cpp
-    "inflight_rms_norm": Taped(rows=6, out=5),
-    "inflight_norm_and_rotate": Taped(rows=6, out=None),
-    "inflight_linear": Taped(rows=6, out=3),
-    "inflight_paged_attention": Taped(rows=None, out=6),
-    "inflight_select_rows": Taped(rows=4, out=3),
-    "inflight_all_reduce": Taped(rows=2, out=None),
-    "inflight_all_gather": Taped(rows=3, out=2),
-    "inflight_gated_delta": Taped(rows=None, out=2),
-    "inflight_multiply_activation": Taped(rows=4, out=None),
-    "inflight_add_and_scale": Taped(rows=6, out=None),
-    "inflight_short_conv": Taped(rows=None, out=2),
-    "inflight_linear_of_heads": Taped(rows=7, out=3),
-    "inflight_copy_heads": Taped(rows=6, out=3),
-}
-
-
-class CallRecorder(Protocol):
-    def add(self, name: str, arguments: Sequence[Any]) -> None:
-        """Called after a function of the library has returned."""
-
-
-class Recording(threading.local):
-    """The recorder of each thread's calls, or None."""
-
-    recorder: CallRecorder | None = None
-
-
-class KernelLibrary(ctypes.CDLL):
-    """The functions of kernels.h. `recording` says who records the calls of a thread."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self.recording = Recording()
 
 
 class KernelsUnavailableError(Exception):
@@ -306,8 +95,8 @@ def open_kernels(wanted: str) -> KernelLibrary:
     _check_sources(library, path)
     for name, argument_types in SIGNATURES.items():
         function = library[name]
-        function.argtypes, function.restype = argument_types, _RESULTS.get(name)
-        setattr(library, name, _recordable(library.recording, name, function))
+        function.argtypes, function.restype = argument_types, RESULTS.get(name)
+        setattr(library, name, recordable(library.recording, name, function))
     return library
 
 
@@ -320,16 +109,6 @@ def _why_missing(path: Path) -> str:
                 "another folder, or without it in PYTHONPATH"
             )
     return f"{path.name} was not built; install a C++ compiler, then inflight again (the output of the install has the reason)"
-
-
-def _recordable(recording: Recording, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:  # Any: what ctypes converts
-        result = function(*arguments)
-        if recording.recorder is not None:
-            recording.recorder.add(name, arguments)
-        return result
-
-    return call
 
 
 def _check_sources(library: KernelLibrary, path: Path) -> None:

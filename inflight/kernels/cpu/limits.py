@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from inflight.errors import ConfigError
-from inflight.kernels.cpu.library import DTYPES, AttentionStep
+from inflight.kernels.cpu.functions import DTYPES, AttentionStep
 from inflight.kernels.gated_delta import GatedDeltaShape
 from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE
 

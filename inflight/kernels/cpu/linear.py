@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inflight.config.architecture import GELU_TANH, SILU
 from inflight.device.host_memory import advise_huge_pages
-from inflight.kernels.cpu.library import DTYPES, LinearWeight
+from inflight.kernels.cpu.functions import DTYPES, LinearWeight
 from inflight.kernels.cpu.limits import linear_problem, require, require_supported
 from inflight.kernels.gate import GATE_CODES
 from inflight.kernels.quantized_weight import QuantizedWeight

@@ -4,10 +4,11 @@
 // spoil the others: trained models have input features a hundred times as large as the rest, which would then become 0. So the
 // *outliers* of a row are kept as floats. They are 0 among the integers, and the scale comes from the largest number of the rest.
 //
-// A number is an outlier if its magnitude is above a threshold. It is found in two steps. Features are dealt to 64 buckets, and
-// the limit is a multiple of a typical large magnitude of the row, which a few outliers do not change: about the median of the
-// buckets' largest numbers. The threshold is the largest number of all buckets whose largest number is not above the limit. So
-// it is the largest ordinary number, too, from which the scale comes. Which numbers are outliers depends on the row alone.
+// A number is an outlier if its magnitude is above a threshold. The threshold is found in two steps. Features are dealt to 64
+// buckets, and the limit is a multiple of a typical large magnitude of the row, which a few outliers do not change: about the
+// median of the buckets' largest numbers. The threshold is the largest number of all buckets whose largest number is not above
+// the limit. So it is the largest ordinary number, too, from which the scale comes. Which numbers are outliers depends on the
+// row alone.
 #pragma once
 
 #include <algorithm>

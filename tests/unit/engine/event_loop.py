@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     """The engine's next report may be 50 ms away."""
     async with asyncio.timeout(seconds):
         while not condition():
@@ -15,7 +15,7 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(500):
             await test()
 
     asyncio.run(limited())

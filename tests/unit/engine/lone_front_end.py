@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -56,7 +57,12 @@ def front_end_of(
         execute_model_timeout_seconds=60.0,
         fault_tolerance=FaultToleranceConfig(),
         model=SimpleNamespace(
-            name="lone", max_model_len=2048, dtype="float32", architecture=SimpleNamespace(vocab_size=256)
+            name="lone",
+            folder=Path("nowhere"),
+            load_format="dummy",
+            max_model_len=2048,
+            dtype="float32",
+            architecture=SimpleNamespace(vocab_size=256),
         ),
     )
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}

@@ -143,7 +143,7 @@ class Scene:
             await asyncio.sleep(0)
 
     async def next_process(self, number: int) -> PlayedProcess:
-        await until(lambda: len(self.processes) > number, 5)
+        await until(lambda: len(self.processes) > number)
         await self.looks()
         return self.processes[number]
 

@@ -167,7 +167,7 @@ def test_random_cancels_leave_nothing_behind() -> None:
                 stats = stats_of(engine)
                 return stats is not None and (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
 
-            await until(is_idle, 10.0)
+            await until(is_idle)
             assert len(tokens_of(await read(await submit(engine, "a", "x", endless(5))))) == 5
 
     run(test)

@@ -29,7 +29,7 @@ def outputs(count: int) -> list[EngineCoreOutput]:
 
 
 async def until_empty(backlog: Backlog) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(300):
         while backlog._outputs:
             await asyncio.sleep(0)
     await asyncio.sleep(0)

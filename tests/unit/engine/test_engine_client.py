@@ -70,7 +70,7 @@ class Played:
         return lambda argument: self.events.append((name, argument))
 
     async def has(self, name: str) -> None:
-        await until(lambda: any(event[0] == name for event in self.events), 5)
+        await until(lambda: any(event[0] == name for event in self.events))
 
     async def close(self) -> None:
         await self.connection.close()
@@ -104,15 +104,15 @@ def test_a_lost_process_is_told_and_the_next_one_is_used_when_it_is_ready() -> N
         second.send(EngineReady(front_end=3, num_kv_cache_tokens=10))
         await played.has("restored")
         second.send(outputs(2))
-        await until(lambda: len(played.events) == 6, 5)
+        await until(lambda: len(played.events) == 6)
         assert played.events[3:] == [("faults", ("healthy", "")), ("restored", ""), ("outputs", outputs(2))]
         connection.send(AbortRequests(request_ids=("sent",)))
         assert second.receive((AbortRequests,)) == AbortRequests(request_ids=("sent",))
 
         second.close()  # and once more
-        await until(lambda: played.events.count(("lost", GONE)) == 2, 5)
+        await until(lambda: played.events.count(("lost", GONE)) == 2)
         played.new_process(EngineReady(front_end=3, num_kv_cache_tokens=10))
-        await until(lambda: played.events.count(("restored", "")) == 2, 5)
+        await until(lambda: played.events.count(("restored", "")) == 2)
         assert not any(name == "end" for name, _ in played.events)
         await played.close()
 

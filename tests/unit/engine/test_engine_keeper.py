@@ -55,18 +55,18 @@ def test_a_spare_process_takes_the_place_of_the_engine() -> None:
             keeper = engine._keepers[0]
             assert keeper is not None
             truth = tokens_of(await read(await submit(engine, "truth", "x", endless(400))))
-            await until(lambda: keeper._spare is not None, 20)
+            await until(lambda: keeper._spare is not None)
             assert keeper._spare is not None
             spare = keeper._spare.process.pid
             os.kill(spare, signal.SIGKILL)  # then there is another one
-            await until(lambda: keeper._spare is not None and keeper._spare.process.pid != spare, 20)
+            await until(lambda: keeper._spare is not None and keeper._spare.process.pid != spare)
             spare = keeper._spare.process.pid
-            await until(lambda: "spare" in Path(f"/proc/{spare}/cmdline").read_text(), 20)  # empty until it runs Python
+            await until(lambda: "spare" in Path(f"/proc/{spare}/cmdline").read_text())  # empty until it runs Python
             assert engine.fault_status.num_recoveries == {}
             stream = await submit(engine, "a", "x", endless(400))
             await stream.__anext__()
             os.kill(pid_of(engine), signal.SIGKILL)
-            await until(lambda: engine.fault_status.num_recoveries == {"engine_died": 1}, 20)
+            await until(lambda: engine.fault_status.num_recoveries == {"engine_died": 1})
             assert tokens_of(await read(await submit(engine, "b", "x", endless(400)))) == truth
             assert pid_of(engine) == spare
             assert "spare" not in Path(f"/proc/{spare}/cmdline").read_text()

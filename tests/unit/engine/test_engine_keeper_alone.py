@@ -115,7 +115,7 @@ def test_a_spare_process_waits_some_seconds_and_takes_the_place_of_a_lost_one(mo
         other = await scene.next_process(2)
 
         first.ends()
-        await until(lambda: other.begun is not None, 5)
+        await until(lambda: other.begun is not None)
         assert scene.keeper.process is cast("Any", other)
         await scene.looks()
         assert len(scene.processes) == 3 and other.signals == []

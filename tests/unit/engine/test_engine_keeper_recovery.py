@@ -222,7 +222,7 @@ def test_if_no_process_can_be_started_the_keeper_tries_again(error: Exception, m
         first = await scene.started()
         scene.errors = [error] * 10**6
         first.ends()
-        await until(lambda: len(scene.errors) < 10**6 - 1, 5)
+        await until(lambda: len(scene.errors) < 10**6 - 1)
         assert scene.keeper.process is None and scene.keeper.state == "process 0 ended"
         late = PlayedFrontEnd()
         scene.keeper.add(cast("Any", late))

@@ -20,7 +20,7 @@ from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
 
 T = TypeVar("T")
-MAX_SECONDS = 60.0
+MAX_SECONDS = 300.0
 
 
 def free_port() -> int:

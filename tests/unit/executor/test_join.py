@@ -351,8 +351,9 @@ def test_the_last_ranks_of_a_node_do_not_stay(port: int, monkeypatch: pytest.Mon
 
 def test_a_lost_rank_of_another_node_is_replaced_there(port: int) -> None:
     """Once it dies, and once it is stopped, which only its own node can see."""
-    with run_script(NODE, "127.0.0.1", str(port), "2") as other:
+    with run_script(NODE, "127.0.0.1", str(port), "2") as other, contextlib.ExitStack() as at_end:
         executor = MultiprocExecutor(two_node_config(port), SCRIPTED)
+        at_end.callback(executor.shutdown)
         for epoch, number in ((1, signal.SIGKILL), (2, signal.SIGSTOP)):
             pids = executor.collective_rpc("pid")
             future = executor.collective_rpc("sleep", (1, 20.0), non_block=True)

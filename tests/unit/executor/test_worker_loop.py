@@ -200,11 +200,10 @@ def masks(step_id: int) -> ProvideGrammarOutput:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if holds():
-            return
+    end = time.monotonic() + 300
+    while not holds():
+        assert time.monotonic() < end, "it never came to that"
         time.sleep(0.005)
-    raise AssertionError("it never came to that")
 
 
 def test_the_next_step_is_begun_before_the_one_before_has_ended_and_a_call_waits_for_both() -> None:
@@ -511,6 +510,24 @@ def test_a_rank_names_the_ranks_that_it_cannot_reach_and_listens_on() -> None:
         assert (failed.failure.lost_ranks, failed.failure.is_echo, failed.epoch) == ((2,), True, 5)
         assert "rank 0 cannot reach ranks 2" in failed.failure.message
         socket.create_connection(listening.address, 5).close()
+    loop.stop()
+    runner.join(300)
+
+
+def test_a_rank_that_begins_an_epoch_twice_keeps_its_address() -> None:
+    """A new process of another node may learn the epoch by `StartUp` and by `BeginEpoch`. Others may have the first address."""
+    replies: list[WorkerReply | EpochReply] = []
+    loop = WorkerLoop(1, replies.append, lambda rendezvous: refuse(), "127.0.0.1")
+    runner = threading.Thread(target=loop.run, daemon=True)
+    runner.start()
+    for count, epoch in enumerate((5, 5, 6), start=1):
+        loop.put(BeginEpoch(epoch=epoch))
+        wait_until(lambda: len(replies) == count)  # noqa: B023  # it is called at once
+    first, again, later = [reply.address for reply in replies if isinstance(reply, Listening)]
+    assert first == again != later
+    socket.create_connection(later, 5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(first, 5)
     loop.stop()
     runner.join(300)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inflight.interface.request import Int32Array
-from inflight.kernels.cpu.library import AttentionStep
+from inflight.kernels.cpu.functions import AttentionStep
 from inflight.layers.recurrent_mixer import RecurrentKernel
 
 BLOCK_SIZE, NUM_BLOCKS, WIDTH = 16, 40, 8

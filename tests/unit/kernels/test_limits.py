@@ -23,9 +23,10 @@ from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectiv
 from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.cpu import limits
+from inflight.kernels.cpu.functions import AttentionStep, LinearWeight
 from inflight.kernels.cpu.gated_delta import CpuGatedDelta
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
-from inflight.kernels.cpu.library import AttentionStep, LinearWeight, bind_threads
+from inflight.kernels.cpu.library import bind_threads
 from inflight.kernels.cpu.linear import HugePages, PackedHeads, PackedLinear, pack_float, pack_integers, quantize_rows
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights
 from inflight.kernels.quantized_weight import QuantizedWeight

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from inflight.kernels.cpu.functions import AttentionStep
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
-from inflight.kernels.cpu.library import AttentionStep, load_kernels
+from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.cpu.tape import Recorder, Tape
 from tests.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
 

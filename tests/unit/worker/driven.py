@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,8 +114,7 @@ def planner(
 
 def wait_for(condition: Any) -> None:
     tick = threading.Event()
-    for _ in range(500):
-        if condition():
-            return
+    end = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
         tick.wait(0.01)
-    raise AssertionError("it never came true")

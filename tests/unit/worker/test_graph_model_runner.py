@@ -172,7 +172,7 @@ def test_other_stages_get_token_ids_even_where_no_token_was_possible(drawn: list
 def test_the_time_of_a_step_begins_when_the_step_before_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was launched earlier, so that the GPU has no pause."""
     gpu, clock = FakeGpu(), iter([10.0, 12.5, 30.0])
-    monkeypatch.setattr("inflight.worker.worker.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("inflight.worker.step_pipeline.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     worker: Any = SimpleNamespace(_device=gpu, _last_end=0.0)
     steps: list[Any] = [SimpleNamespace(started_at=start) for start in (4.0, 5.0, 29.0)]
     assert [Worker._compute_seconds(worker, step) for step in steps] == [6.0, 2.5, 1.0]

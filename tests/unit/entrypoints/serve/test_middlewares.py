@@ -15,9 +15,9 @@ import pytest
 from inflight.entrypoints.serve.access_log import MAX_LINES, AccessLog, LineWriter
 from inflight.entrypoints.serve.api_keys import ApiKeys, read_key_file
 from inflight.entrypoints.serve.asgi import Message, Receive, Scope, Send, send_json
-from inflight.entrypoints.serve.error_form import anthropic_error, error_form, openai_error
+from inflight.entrypoints.serve.error_form import anthropic_error, error_form, ollama_error, openai_error
 from inflight.entrypoints.serve.gate import Gate
-from inflight.entrypoints.serve.middlewares import wrap
+from inflight.entrypoints.serve.middlewares import Spellings, wrap
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ConfigError
 
@@ -101,6 +101,30 @@ def test_the_prefix_of_a_proxy_is_removed(path: str) -> None:
     assert call(wrapped(api_keys=KEYS, root_path="/llm"), path)[0] == 200
     assert call(wrapped(api_keys=KEYS, root_path="/llm"), "/llmx/health")[0] == 401
     assert call(wrapped(api_keys=KEYS), "/llm/health")[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "seen"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/messages/count_tokens/", "/v1/messages/count_tokens"),
+        ("/models/org/name", "/v1/models/org/name"),
+        ("/llm/responses", "/v1/responses"),
+        ("/completions", "/v1/completions"),
+        ("/v1/models", "/v1/models"),
+        ("/completion", "/completion"),
+        ("/modelsx", "/modelsx"),
+        ("/api/chat", "/api/chat"),
+    ],
+)
+def test_a_path_may_lack_the_version(path: str, seen: str) -> None:
+    paths = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        paths.append(scope["path"])
+
+    asyncio.run(Spellings(app, "/llm")({"path": path, "method": "GET"}, None, None))  # type: ignore[arg-type]
+    assert paths == [seen]
 
 
 @pytest.mark.parametrize("root_path", ["llm", "/llm/", "/", "//host", "/a?b", "/<script>", "/a\n"])
@@ -398,18 +422,20 @@ def status_of(app: Any, headers: list[tuple[bytes, bytes]]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("path", "headers", "is_anthropics"),
+    ("path", "headers", "form"),
     [
-        ("/v1/messages", [], True),
-        ("/v1/messages/count_tokens", [], True),
-        ("/v1/models", [(b"anthropic-version", b"2023-06-01")], True),
-        ("/v1/models", [(b"x-api-key", b"k")], False),
-        ("/v1/messagesx", [], False),
-        ("/v1/chat/completions", [], False),
+        ("/v1/messages", [], anthropic_error),
+        ("/v1/messages/count_tokens", [], anthropic_error),
+        ("/v1/models", [(b"anthropic-version", b"2023-06-01")], anthropic_error),
+        ("/v1/models", [(b"x-api-key", b"k")], openai_error),
+        ("/v1/messagesx", [], openai_error),
+        ("/v1/chat/completions", [], openai_error),
+        ("/api/chat", [], ollama_error),
+        ("/apis", [], openai_error),
     ],
 )
-def test_whose_form_it_is(path: str, headers: Any, is_anthropics: bool) -> None:
-    assert (error_form({"path": path, "headers": headers}) is anthropic_error) is is_anthropics
+def test_whose_form_it_is(path: str, headers: Any, form: Any) -> None:
+    assert error_form({"path": path, "headers": headers}) is form
 
 
 def test_the_forms() -> None:
@@ -420,6 +446,7 @@ def test_the_forms() -> None:
         "type": "error",
         "error": {"type": "not_found_error", "message": "no such model"},
     }
+    assert ollama_error(*shown) == {"error": "no such model"}
 
 
 @pytest.mark.parametrize(
@@ -436,7 +463,6 @@ def test_anthropics_type_follows_from_the_status(status: int, kind: str) -> None
     [
         ("is wrong", "top_k", "top_k: is wrong"),
         ("tools[0]['function'] is wrong", "tools[0].function", "tools[0]['function'] is wrong"),
-        ("response_format: #/a is wrong", None, "output_config.format: #/a is wrong"),
     ],
 )
 def test_anthropics_message_names_the_field(message: str, param: str | None, text: str) -> None:

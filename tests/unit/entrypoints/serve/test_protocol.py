@@ -269,6 +269,9 @@ class FullTransport:
     def get_write_buffer_size(self) -> int:
         return self.num_unsent
 
+    def write(self, data: bytes) -> None:
+        """What the client leaves unread is `num_unsent`."""
+
     def is_closing(self) -> bool:
         return self._is_closing
 
@@ -303,6 +306,25 @@ def test_the_last_of_a_response_is_not_waited_for_without_end(end: str) -> None:
         await asyncio.sleep(0.15)
         assert not transport.is_aborted.is_set(), "it has read something"
         await transport.is_aborted.wait()
+        protocol.connection_lost(None)
+
+    on_loop(test)
+
+
+def test_a_connection_that_sends_its_next_request_is_no_longer_idle() -> None:
+    """Otherwise a request that takes longer to arrive than `keep_alive_timeout` would be cut off."""
+
+    async def test() -> None:
+        config = uvicorn.Config(cast("Any", Waiting()), http=bounded_protocol(ServerSettings()), lifespan="off")
+        config.load()
+        protocol = bounded_protocol(ServerSettings())(config, ServerState(), {})
+        protocol.connection_made(cast("Any", FullTransport()))
+        protocol.data_received(GET)
+        while protocol.timeout_keep_alive_task is None:
+            await asyncio.sleep(0)
+        idle = protocol.timeout_keep_alive_task
+        protocol.data_received(GET[:10])
+        assert idle.cancelled()
         protocol.connection_lost(None)
 
     on_loop(test)

@@ -273,7 +273,7 @@ def test_a_head_may_be_neither_large_nor_slow() -> None:
         assert read_all(large).startswith("HTTP/1.1 431")
         with server.connect() as slow, server.connect() as silent:
             slow.sendall(b"GET /live HTTP/1.1\r\n")
-            readable, _, _ = select.select([slow], [], [], 5)
+            readable, _, _ = select.select([slow], [], [], SECONDS)
             assert readable
             assert slow.recv(1) == b""
             assert silent.recv(1) == b""

@@ -1,0 +1,152 @@
+"""The endpoints of Ollama's API: /api/chat, /api/generate, and those that describe the one model that is served."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic_core import to_json
+
+from inflight.entrypoints.ollama import answers
+from inflight.entrypoints.ollama.presenter import (
+    OllamaChatPresenter,
+    OllamaPresenter,
+    OllamaTextPresenter,
+    Piece,
+    head_of,
+)
+from inflight.entrypoints.ollama.protocol import AnswerRequest, ChatRequest, GenerateRequest, PullRequest, ShowRequest
+from inflight.entrypoints.ollama.translation import served_name, validate_answer
+from inflight.entrypoints.openai.completions import find_fim_tokens
+from inflight.entrypoints.openai.errors import ApiError
+from inflight.entrypoints.openai.generation_routes import respond
+from inflight.entrypoints.openai.server import ApiServer
+
+# Clients ask for the version of Ollama, and refuse one that is older than they need. Ollama has had all the endpoints below
+# since this version or earlier.
+API_VERSION = "0.13.5"
+_NEVER = "9999-12-31T23:59:59Z"  # the model always stays loaded
+_TEXTS = dict[str, str]  # the type of {"error": text} and of {"status": text}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": _TEXTS, "description": "The request is wrong."},
+    "5XX": {"model": _TEXTS, "description": "The queue is full (503), or the server failed."},
+}
+
+
+def add_ollama_routes(app: FastAPI, server: ApiServer) -> None:
+    """Add the endpoints that generate text, and `pull`."""
+
+    def answer(body: AnswerRequest, request: Request, presenter: type[OllamaPresenter], *, is_empty: bool) -> Response:
+        if not is_empty:
+            return respond(server, request, body, partial(validate_answer, server, body), presenter)
+        known = served_name(server, body.model)
+        headers = server.ignored_fields.header(server.ignored_fields.take_out(body))
+        line = presenter.line(head_of(body.model or known), Piece(), done_reason="load")
+        return Response(line, headers=headers, media_type="application/json")
+
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        return answer(body, request, OllamaChatPresenter, is_empty=not body.messages)
+
+    async def generate(body: GenerateRequest, request: Request) -> Response:
+        return answer(body, request, OllamaTextPresenter, is_empty=not body.prompt and not body.suffix)
+
+    async def pull(body: PullRequest) -> Response:
+        """Succeeds at once for the served model: nothing is downloaded."""
+        headers = server.ignored_fields.header(server.ignored_fields.take_out(body))
+        served_name(server, body.model or body.name)
+        states = ["success"] if body.stream is False else ["pulling manifest", "success"]
+        lines = b"".join(to_json({"status": state}) + b"\n" for state in states)
+        kind = "application/json" if body.stream is False else OllamaPresenter.media_type
+        return Response(lines, headers=headers, media_type=kind)
+
+    async def embed() -> None:
+        name = server.model_names[0]
+        raise ApiError(
+            400, f"the model {name!r} only generates text and makes no embeddings: use another server for them"
+        )
+
+    lines: dict[str, Any] = {
+        "description": "A line of JSON for each piece.",
+        "content": {OllamaPresenter.media_type: {}},
+    }
+    for path, endpoint, shown in (
+        ("chat", chat, answers.ChatAnswer),
+        ("generate", generate, answers.GeneratedText),
+        ("pull", pull, _TEXTS),
+    ):
+        responses: dict[int | str, dict[str, Any]] = {200: {"model": shown, **lines}, **_ERRORS}
+        app.add_api_route(f"/api/{path}", endpoint, methods=["POST"], response_model=None, responses=responses)
+    for path in ("embed", "embeddings"):
+        app.add_api_route(f"/api/{path}", embed, methods=["POST"], include_in_schema=False)
+
+
+def add_description_routes(app: FastAPI, server: ApiServer) -> None:
+    """Add the endpoints that describe the one model that is served."""
+    model, engine = server.engine.model, server.engine
+    modified_at = datetime.fromtimestamp(server.created, UTC).isoformat()
+    family = model.architecture.name.removesuffix("ForCausalLM").lower()
+    details: answers.ModelDetails = {
+        "parent_model": "",
+        "format": "gguf" if model.load_format == "gguf" else "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": model.dtype,
+    }
+
+    def entry(name: str) -> answers.ModelEntry:
+        return {
+            "name": name,
+            "model": name,
+            "modified_at": modified_at,
+            "size": model.num_bytes,
+            "digest": hashlib.sha256(server.fingerprint.encode("ascii")).hexdigest(),
+            "details": details,
+        }
+
+    async def show(body: ShowRequest, response: Response) -> answers.ShownModel:
+        response.headers.update(server.ignored_fields.header(server.ignored_fields.take_out(body)))
+        name = served_name(server, body.model or body.name)
+        can_insert = engine.tokenizer is not None and find_fim_tokens(engine.tokenizer) is not None
+        capabilities = {"tools": server.parsers.tool, "thinking": server.parsers.reasoning, "insert": can_insert}
+        architecture = model.architecture
+        return {
+            "modelfile": "",
+            "parameters": "",
+            "template": (engine.chat_template and engine.chat_template.default_source) or "",
+            "details": details,
+            "model_info": {
+                "general.architecture": family,
+                "general.basename": name,
+                f"{family}.context_length": model.max_model_len,
+                f"{family}.embedding_length": architecture.hidden_size,
+                f"{family}.block_count": architecture.num_layers,
+                f"{family}.vocab_size": model.vocab_size,
+            },
+            "capabilities": ["completion", *(name for name, has in capabilities.items() if has)],
+            "modified_at": modified_at,
+        }
+
+    async def root() -> Response:
+        """Some clients look for this text before they ask for anything else."""
+        return Response("Ollama is running", media_type="text/plain")
+
+    async def version() -> dict[str, str]:
+        return {"version": API_VERSION}
+
+    async def tags() -> answers.Models:
+        return {"models": [entry(name) for name in server.model_names]}
+
+    async def running() -> answers.RunningModels:
+        shown: list[Any] = [entry(name) for name in server.model_names]
+        for each in shown:
+            each |= {"expires_at": _NEVER, "size_vram": model.num_bytes, "context_length": model.max_model_len}
+        return {"models": shown}
+
+    app.add_api_route("/api/show", show, methods=["POST"], responses=_ERRORS)
+    for path, described in (("version", version), ("tags", tags), ("ps", running)):
+        app.add_api_route(f"/api/{path}", described, methods=["GET"], responses=_ERRORS)
+    app.add_api_route("/", root, methods=["GET"], include_in_schema=False)
