@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 import pytest
@@ -15,8 +16,8 @@ PHASES = {"prepare", "receive", "forward"}
 
 @pytest.mark.parametrize("num_stages", [2, 4])
 def test_stages_of_a_fixed_time_overlap(num_stages: int) -> None:
-    """One after the other the steps would take 3 and 6 times as long as a stage. The benchmark's own goal is 1.15, and
-    20 ms for a stage; here the machine may be busy."""
+    """Each stage computes a step while the next stage computes the step before it. How much time this saves is measured by
+    `benchmarks.pipeline_overlap`; here the machine may be busy."""
     stagger = 3 * num_stages // 2
     layout = Layout(name="", num_stages=num_stages, stagger=stagger, depth=stagger + 1)
     core, executor = make_engine(layout, NUM_REQUESTS)
@@ -32,8 +33,16 @@ def test_stages_of_a_fixed_time_overlap(num_stages: int) -> None:
         measured = measure(core, executor, step, num_steps=36)
     finally:
         core.close()
-    steady, slowest = measured.steady, measured.slowest_stage  # a failure shows these, not all events
-    assert steady <= 1.4 * slowest
+    stages = [
+        {event.step_id: event for event in events if event.phase == "forward"}
+        for process, events in sorted(measured.events.items())
+        if process != "engine"
+    ]
+    assert len(stages) == num_stages
+    for stage, following in itertools.pairwise(stages):
+        pairs = [(stage[step_id + 1], event) for step_id, event in following.items() if step_id + 1 in stage]
+        together = [after.start_ns < before.end_ns and before.start_ns < after.end_ns for after, before in pairs]
+        assert sum(together) > 18, f"{sum(together)} of {len(together)} steps are computed beside the step before"
     ranks = [{event.phase for event in events} for process, events in measured.events.items() if process != "engine"]
     assert ranks == [PHASES | {"send"}] * (num_stages - 1) + [PHASES | {"sample", "drain"}]
     assert {event.phase for event in measured.events["engine"]} == {"plan", "wait", "commit"}
