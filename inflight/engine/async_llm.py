@@ -82,6 +82,7 @@ class AsyncLLM(AsyncFrontEnd):
         self._outputs = OutputProcessor(input_processor.tokenizer, observers)
         self._replicas = Replicas(engines, self._outputs, config)
         self._replicas.on_failed, self._replicas.on_end = self._fail, self._note_end
+        self._replicas.on_engine_end = lambda index: self._observers.engine_ended(index)
         self._streams: dict[str, OutputStream] = {}
         self._serials = itertools.count()
         self._drain = Drain()

@@ -35,6 +35,7 @@ class Replicas:
         engines: the replicas, in the order of their indices.
         router: chooses the engine of a new request.
         on_failed: called with the ids of requests that end because their engine was lost, and the reason.
+        on_engine_end: called with the index of each engine that has ended, if others are left.
         on_end: called once, with the reason, when the last engine has ended. `summary` is the reason as clients may see it.
     """
 
@@ -43,6 +44,7 @@ class Replicas:
         self.engines = engines
         self.router = Router(engines, config.cache.block_size)
         self.on_failed: Callable[[Iterable[str], InflightError], None] = lambda _ids, _error: None
+        self.on_engine_end: Callable[[int], None] = lambda _: None
         self.on_end: Callable[[str], None] = lambda _: None
         self.summary = ""
         self._outputs = outputs
@@ -134,6 +136,7 @@ class Replicas:
             return
         text = "%s%s; its %d requests go on at the other replicas"
         logger.error(text, self._prefix(engine), reason, engine.num_requests)
+        self.on_engine_end(engine.index)
         error = EngineDeadError(reason, summary=engine.summary)
         engine.readiness.end(error)
         lost = self._lost_requests(engine)

@@ -67,7 +67,7 @@ def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str, i
 # the metrics that come from an engine's reports
 OF_ENGINE = frozenset(
     """
-    num_requests_running num_requests_waiting num_waiting_tokens engine_steps iteration_tokens_total step_gap_seconds
+    engine_up num_requests_running num_requests_waiting num_waiting_tokens engine_steps iteration_tokens_total step_gap_seconds
     step_time_ratio hidden_share num_preemptions kv_cache_usage_perc prefix_cache_queries prefix_cache_hits
     cache_config_info spec_decode_num_draft_tokens spec_decode_num_accepted_tokens
     """.split()

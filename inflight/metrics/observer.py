@@ -44,6 +44,9 @@ class EngineObserver:
     def faults_changed(self, status: FaultStatus) -> None:
         """A recovery has begun or ended. Also called once at the start, with the present status."""
 
+    def engine_ended(self, engine: int) -> None:
+        """This engine is gone for good, counted from 0 if there are several. If there are others, they serve on."""
+
     def first_token(self, seconds: float) -> None:
         """A request's first token has come, `seconds` after the request's arrival."""
 
@@ -67,6 +70,9 @@ class Observers(EngineObserver):
 
     def faults_changed(self, status: FaultStatus) -> None:
         self._tell(lambda observer: observer.faults_changed(status))
+
+    def engine_ended(self, engine: int) -> None:
+        self._tell(lambda observer: observer.engine_ended(engine))
 
     def first_token(self, seconds: float) -> None:
         self._tell(lambda observer: observer.first_token(seconds))

@@ -29,8 +29,8 @@ class ServingMetrics(EngineObserver):
         for reason in FINISHED_REASONS:  # so that each is exposed from the start, as zero
             self._metrics.get("request_success", reason)
         if records_engine:
-            self._set("engine_up", 1)
             for engine in range(num_engines):
+                self._set("engine_up", 1, engine=engine)
                 self._set("hidden_share", math.nan, engine=engine)
 
     def kv_cache_made(self, block_size: int, num_blocks: int, engine: int = 0) -> None:
@@ -111,13 +111,15 @@ class ServingMetrics(EngineObserver):
         if num_further > 0:
             self._observe("request_time_per_output_token_seconds", decode_seconds / num_further)
 
-    def engine_died(self) -> None:
-        """From now on `engine_up` is 0."""
+    def engine_ended(self, engine: int) -> None:
         if self._records_engine:
-            self._set("engine_up", 0)
-            for engine in range(self._num_engines):
-                self._set("num_requests_running", 0, engine=engine)
-                self._set("num_requests_waiting", 0, engine=engine)
+            for name in ("engine_up", "num_requests_running", "num_requests_waiting"):
+                self._set(name, 0, engine=engine)
+
+    def engine_died(self) -> None:
+        """From now on `engine_up` of all engines is 0."""
+        for engine in range(self._num_engines):
+            self.engine_ended(engine)
 
     def http_request(self, route: str, status: int, seconds: float) -> None:
         """The last byte of an answer has been sent. `route` is the route's pattern, not the path of the request."""

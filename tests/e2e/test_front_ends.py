@@ -86,7 +86,7 @@ def test_replicas_are_chosen_named_and_replaced(tmp_path: Path) -> None:
     """Each front end is connected to each replica. If a replica is killed, no request is lost."""
     with two_front_ends(tmp_path, "-dp", "2", "--num-threads", "1") as server:
         assert json.loads(server.request("GET", "/ready")[1])["engines"] == {"0": "ready", "1": "ready"}
-        for rank in ("2", "-1", "x"):
+        for rank in ("2", "-1", "x", "0, 1"):
             status, text = server.request("POST", "/v1/completions", {"prompt": "x"}, {"X-Data-Parallel-Rank": rank})
             assert status == 400 and "replica" in text
         alone = server.start_stream(200, {"X-Data-Parallel-Rank": "0"}).rest()

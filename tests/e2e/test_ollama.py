@@ -176,6 +176,7 @@ def test_errors(http: httpx.Client) -> None:
         (GENERATE, {"prompt": 5}, "prompt"),
         (GENERATE, {"prompt": "x", "images": ["aGk="]}, "images: this model takes text only"),
         (GENERATE, {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
+        (GENERATE, {"prompt": "x", "raw": True, "system": "y"}, "system: the chat template writes it, and raw goes"),
         (GENERATE, {"prompt": "x", "suffix": "y"}, "suffix needs a model with fill-in-the-middle tokens"),
     ],
 )

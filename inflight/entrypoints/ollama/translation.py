@@ -11,7 +11,7 @@ from typing import Any
 from inflight.entrypoints.ollama.protocol import AnswerRequest, ChatRequest, GenerateRequest, OllamaMessage
 from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.completions import validate_completion
-from inflight.entrypoints.openai.generation_fields import MAX_INT
+from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.validated import ValidatedRequest
@@ -37,9 +37,15 @@ async def validate_answer(server: ApiServer, body: AnswerRequest) -> ValidatedRe
         ApiError, InvalidRequestError: the request is wrong.
         TokenizerError: the model has no chat template.
     """
-    given = {"model": served_name(server, body.model), **_common(body)}
+    given = {"model": served_name(server, body.model), **_common(body, server.engine.model.max_model_len)}
     if isinstance(body, GenerateRequest) and (body.raw or body.suffix):
-        asked = CompletionRequest(prompt=body.prompt or "", suffix=body.suffix, **{"max_tokens": MAX_INT, **given})
+        if body.system:
+            why = "raw" if body.raw else "suffix"
+            raise ApiError(
+                400, f"system: the chat template writes it, and {why} goes without the template; leave it out"
+            )
+        room = server.engine.model.max_model_len
+        asked = CompletionRequest(prompt=body.prompt or "", suffix=body.suffix, **{"max_tokens": room, **given})
         validated = await validate_completion(server, asked)
     else:
         # in a thread, because there may be thousands of messages
@@ -48,11 +54,11 @@ async def validate_answer(server: ApiServer, body: AnswerRequest) -> ValidatedRe
     return replace(validated, presentation=replace(validated.presentation, model=body.model or given["model"]))
 
 
-def _common(body: AnswerRequest) -> dict[str, Any]:
+def _common(body: AnswerRequest, max_model_len: int) -> dict[str, Any]:
     options = body.options.model_dump(exclude_none=True) if body.options is not None else {}
     given: dict[str, Any] = {_NAMES.get(name, name): value for name, value in options.items()}
     if given.get("max_tokens", 1) < 1:
-        given["max_tokens"] = MAX_INT  # it is cut to the room in the context
+        given["max_tokens"] = max_model_len  # it is cut to the room in the context
     return {**given, "format": body.format or None, "stream": body.stream is not False}
 
 

@@ -126,9 +126,10 @@ def wanted_replica(request: Request) -> int | None:
     Raises:
         InvalidRequestError: the header is not a number of at most nine digits.
     """
-    text = request.headers.get("x-data-parallel-rank")
-    if text is None:
+    texts = request.headers.getlist("x-data-parallel-rank")
+    if not texts:
         return None
+    text = ", ".join(texts)
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InvalidRequestError(
             f"X-Data-Parallel-Rank: {text!r} is not the number of a replica: give 0, 1, ..., or leave the header out"

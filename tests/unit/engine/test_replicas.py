@@ -315,8 +315,10 @@ def test_the_engine_has_ended_when_the_last_replica_has() -> None:
         engine, (first, second) = front_end_of(2)
         stream = engine.submit_all([request("a")], data_parallel_rank=0)[0]
         taken(first)
+        ended: list[int] = []
+        engine._observers.engine_ended = ended.append  # type: ignore[method-assign]
         first._finish("too many recoveries")
-        assert names(second) == ["a"]
+        assert names(second) == ["a"] and ended == [0]
         await engine.check_health()
         assert engine.fault_status.state == "healthy"
         second._lose("gone")

@@ -147,9 +147,14 @@ def test_metrics_of_several_engines_have_a_label() -> None:
     assert [value("num_requests_running", engine=engine) for engine in "01"] == [3, 9]
     assert value("step_gap_seconds_count", engine="1") == 4
     assert value("cache_config_info", engine="1", block_size="16", num_gpu_blocks="300") == 1
-    assert value("engine_up") == 1 and value("prompt_tokens_total") == 0  # of the server
+    assert value("prompt_tokens_total") == 0  # of the server
+    assert [value("engine_up", engine=engine) for engine in "01"] == [1, 1]
+    metrics.engine_ended(1)
+    value = Scraped(metrics)
+    assert [value("engine_up", engine=engine) for engine in "01"] == [1, 0]
+    assert [value("num_requests_running", engine=engine) for engine in "01"] == [3, 0]
     metrics.engine_died()
-    assert Scraped(metrics)("num_requests_running", engine="1") == 0
+    assert Scraped(metrics)("engine_up", engine="0") == 0
 
 
 def test_the_size_of_the_kv_cache() -> None:
