@@ -8,7 +8,6 @@ import pytest
 
 from inflight.entrypoints.ollama.protocol import ChatRequest, GenerateRequest
 from inflight.entrypoints.ollama.translation import _common, _conversation
-from inflight.entrypoints.openai.generation_fields import MAX_INT
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 
 USER = {"role": "user", "content": "Hi"}
@@ -16,7 +15,7 @@ USER = {"role": "user", "content": "Hi"}
 
 def chat(**fields: Any) -> ChatCompletionRequest:
     body = ChatRequest.model_validate({"messages": [USER], **fields})
-    return ChatCompletionRequest(**_common(body), **_conversation(body))
+    return ChatCompletionRequest(**_common(body, 512), **_conversation(body))
 
 
 def test_options_have_the_names_of_a_chat() -> None:
@@ -26,7 +25,7 @@ def test_options_have_the_names_of_a_chat() -> None:
     assert (asked.repetition_penalty, asked.max_tokens, asked.top_k, asked.stop) == (1.5, 7, 3, ["x"])
     assert (asked.seed, asked.top_p, asked.stream) == (-1, None, True)
     for unlimited in (0, -1, -2):
-        assert chat(options={"num_predict": unlimited}).max_tokens == MAX_INT
+        assert chat(options={"num_predict": unlimited}).max_tokens == 512
     assert chat(stream=False).stream is False
 
 
