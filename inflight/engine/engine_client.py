@@ -140,6 +140,11 @@ class EngineClient:
         return self.state is EngineState.CONNECTED
 
     @property
+    def makes_steps(self) -> bool:
+        """Whether requests run now: the engine is connected, and does not recover from the loss of a rank."""
+        return self.is_connected and self._status.state == "healthy"
+
+    @property
     def lost_because(self) -> str:
         """Why the engine's process was lost. "" while there is a process."""
         return self._reason if self.state is EngineState.LOST else ""

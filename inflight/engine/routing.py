@@ -78,13 +78,17 @@ class Router:
 
     def best(self, request: ProcessedRequest) -> EngineClient | None:
         """Returns the engine that goes on with a request whose engine was lost; None if no engine is connected."""
-        connected = [engine for engine in self._engines if engine.is_connected]
+        connected = self._connected()
         return min(connected, key=lambda engine: self._score(engine, request, 0), default=None)
 
-    def _usable(self) -> list[EngineClient]:
-        """The connected engines. If there is none, those that recover: requests wait for them."""
+    def _connected(self) -> list[EngineClient]:
+        """The engines that make steps; if there is none, those that are connected and recover."""
         connected = [engine for engine in self._engines if engine.is_connected]
-        return connected or [engine for engine in self._engines if engine.state is not EngineState.ENDED]
+        return [engine for engine in connected if engine.makes_steps] or connected
+
+    def _usable(self) -> list[EngineClient]:
+        """The engines that make steps. If there is none, those that recover: requests wait for them."""
+        return self._connected() or [engine for engine in self._engines if engine.state is not EngineState.ENDED]
 
     def _choose(
         self, engines: Sequence[EngineClient], request: ProcessedRequest, planned: dict[int, _Planned]

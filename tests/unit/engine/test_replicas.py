@@ -145,6 +145,28 @@ def test_a_client_may_choose_the_replica() -> None:
     run(test)
 
 
+def test_a_replica_whose_ranks_recover_gets_nothing_new() -> None:
+    """Its engine's process lives, and its own requests wait there."""
+
+    async def test() -> None:
+        engine, (first, second) = front_end_of(2)
+        stay = engine.submit_all([request("stay")], data_parallel_rank=0)
+        first._note_faults(FaultStatus(state="recovering"))
+        for name in "abc":
+            engine.submit_all([request(name)], data_parallel_rank=0)
+        assert (names(first), names(second)) == (["stay"], ["a", "b", "c"])
+        second._note_faults(FaultStatus(state="recovering"))
+        engine.submit_all([request("d")], data_parallel_rank=0)
+        assert names(first) == ["d"], "if all recover, requests wait at the one that was asked for"
+        first._note_faults(FaultStatus())
+        engine.submit_all([request("e")], data_parallel_rank=1)
+        assert names(first) == ["e"] and len(stay) == 1
+        first._finish("gone")
+        second._finish("gone")
+
+    run(test)
+
+
 def prompt(length: int, salt: str = "", first: int = 97) -> ProcessedRequest:
     """A request that knows the names of its blocks."""
     made = request(f"{first}-{length}-{salt}", [first] * length)
