@@ -21,13 +21,13 @@ _NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}  
 
 
 def served_name(server: ApiServer, name: str | None) -> str:
-    """Returns the name of a served model as /api/tags lists it. `name` may end with :latest.
+    """Returns the name of a served model as /api/tags lists it. ":latest" may be added to a name, or left out.
 
     Raises:
         ApiError: there is no such model. The status is 404.
     """
-    known = name in server.model_names or name is None
-    return server.check_model(name if known or name is None else name.removesuffix(_LATEST))
+    same = [] if name is None else [name, name + _LATEST, name.removesuffix(_LATEST)]
+    return server.check_model(next((each for each in same if each in server.model_names), name))
 
 
 async def validate_answer(server: ApiServer, body: AnswerRequest) -> ValidatedRequest:

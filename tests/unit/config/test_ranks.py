@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from inflight.config.engine import ParallelConfig
 from inflight.config.ranks import RankLayout
 
@@ -36,6 +38,7 @@ def test_ranks_of_replicas_have_places_of_their_own() -> None:
             data_parallel_size=3,
             data_parallel_rank=replica,
         )
+        assert replace(parallel, pipeline_parallel_size=3).layout == RankLayout(2, 3)
         assert parallel.num_machine_ranks == 12
         places += [parallel.place(rank) for rank in range(4)]
     assert places == list(range(12))

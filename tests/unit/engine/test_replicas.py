@@ -103,6 +103,8 @@ def test_requests_are_refused_only_if_every_queue_is_full() -> None:
                 refuse()
         with pytest.raises(InvalidRequestError, match=r"3 sequences .* at most 2 are allowed"):
             engine.submit(request("wide", n=3))
+        with pytest.raises(InvalidRequestError, match=r"for each of 2 replicas: 3 sequences .* at most 2 are allowed"):
+            engine.check_admission(5)
         report(clients[1], 2)
         with pytest.raises(OverloadedError):
             engine.submit_all([request(str(i)) for i in range(10, 13)])  # there is room for two

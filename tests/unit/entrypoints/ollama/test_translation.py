@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from inflight.entrypoints.ollama.protocol import ChatRequest, GenerateRequest
-from inflight.entrypoints.ollama.translation import _common, _conversation
+from inflight.entrypoints.ollama.translation import _common, _conversation, served_name
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 
 USER = {"role": "user", "content": "Hi"}
@@ -63,3 +64,10 @@ def test_results_belong_to_the_calls_in_their_order() -> None:
 def test_a_prompt_is_a_message(fields: dict[str, Any], messages: list[tuple[str, str]]) -> None:
     found = _conversation(GenerateRequest(prompt="Hi", **fields))["messages"]
     assert [(message["role"], message["content"]) for message in found] == messages
+
+
+def test_latest_may_be_added_to_a_name_or_left_out() -> None:
+    server = cast("Any", SimpleNamespace(model_names=("foo:latest", "bar"), check_model=lambda name: name))
+    for asked, found in (("foo", "foo:latest"), ("foo:latest", "foo:latest"), ("bar:latest", "bar"), ("x", "x")):
+        assert served_name(server, asked) == found
+    assert served_name(server, None) is None, "check_model chooses"
