@@ -28,7 +28,7 @@ from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import Drain, QueueLimits
 from inflight.engine.async_front_end import AsyncFrontEnd
-from inflight.engine.engine_client import EngineClient
+from inflight.engine.engine_client import EngineClient, EngineState
 from inflight.engine.engine_keeper import EngineKeeper
 from inflight.engine.engine_sockets import EngineSockets
 from inflight.engine.front_end import ModelInfo, make_input_processor, resolve_config
@@ -91,6 +91,8 @@ class AsyncLLM(AsyncFrontEnd):
         for engine in engines:
             engine.process, engine.on_outputs = self._process_outputs, partial(self._note_stats, engine)
             engine.on_faults = lambda _: self._observers.faults_changed(self.fault_status)
+            if engine.state is EngineState.ENDED:  # it was given up before this front end started
+                self._observers.engine_ended(engine.index)
         self._observers.faults_changed(self.fault_status)
 
     # -- start -----------------------------------------------------------------------------------------------------

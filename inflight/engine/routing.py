@@ -51,7 +51,7 @@ class Router:
         sequences, tokens = -(-num_sequences // len(engines)), num_tokens // len(engines)
         refusals = [refusal for each in engines if (refusal := _refusal(each, sequences, tokens)) is not None]
         if len(refusals) == len(engines):
-            if len(engines) > 1:
+            if sequences < num_sequences:
                 refusals[0].args = (f"for each of {len(engines)} replicas: {refusals[0]}",)
             raise refusals[0]
 

@@ -26,6 +26,7 @@ from inflight.interface.request import MAX_FAULTS, EngineCoreRequest, FinishReas
 from inflight.interface.serving import AbortRequests, AddRequest, CachedBlocks, EngineOutputs, EngineReady
 from inflight.interface.statistics import FaultStatus, SchedulerStats
 from inflight.kv_cache.block_hash import BlockHasher
+from inflight.metrics.serving import ServingMetrics
 from tests.unit.engine.event_loop import run, until
 from tests.unit.engine.lone_front_end import RecordingClient, answer, front_end_of
 from tests.unit.engine.output_cases import request
@@ -379,15 +380,20 @@ def test_a_front_end_that_comes_when_a_replica_was_given_up_uses_the_others(num_
             streams[-1].send(EngineReady(front_end=7, num_kv_cache_tokens=1000))
         if num_given_up == 2:
             with pytest.raises(EngineDeadError):
-                await asyncio.wait_for(AsyncLLM.attach(mock_args(data_parallel_size=2), *arriving), 20)
+                await asyncio.wait_for(AsyncLLM.attach(mock_args(data_parallel_size=2), *arriving), 300)
             return
-        engine = await asyncio.wait_for(AsyncLLM.attach(mock_args(data_parallel_size=2), *arriving), 20)
+        metrics = ServingMetrics("m", num_engines=2)
+        attaching = AsyncLLM.attach(mock_args(data_parallel_size=2), *arriving, observers=[metrics])
+        engine = await asyncio.wait_for(attaching, 300)
+        shown = metrics.render("")[0].decode()
+        for index in range(2):
+            assert f'inflight:engine_up{{engine="{index}",model_name="m"}} {index}.0' in shown
         assert engine.num_kv_cache_tokens == [0, 1000] and engine._id_prefix == "7."
         assert engine.fault_status.state == "healthy"
         engine.submit(await engine.process("a", "x", endless(5)))
         message = await asyncio.to_thread(streams[0].receive, (AddRequest,))
         assert isinstance(message, AddRequest)
-        await asyncio.wait_for(engine.close(), 20)
+        await asyncio.wait_for(engine.close(), 300)
         for stream in streams:
             stream.close()
 
