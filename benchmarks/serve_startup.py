@@ -12,7 +12,6 @@ import http.client
 import os
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 
+from benchmarks.free_port import free_port
 from benchmarks.report import emit, print_table, verdict
 
 GOALS_S = {"/live": 1.0, "/ready": 4.0}
@@ -31,9 +31,7 @@ _PHASE = re.compile(r"ready: .* after [\d.]+ s: (.*)")
 
 def measure(options: list[str]) -> dict[str, float]:
     """Seconds to each answer, and of each phase."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     command = [sys.executable, "-c", PROGRAM, "serve", "--port", str(port), "--access-log", "off", *options]
     with tempfile.TemporaryFile("w+") as log:
         start = time.perf_counter()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from benchmarks.free_port import free_port
 
 START_SECONDS = 120.0
 _COMMAND = "from inflight.entrypoints.cli.main import main; main()"
@@ -47,7 +48,7 @@ class ServedProcess:
         host: str = "127.0.0.1",
         stderr: int | None = None,
     ) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.address = host, self.port
         given = {"access_log": "off", "host": host, "port": self.port, **options}
         all_arguments = [*(text for name, value in given.items() for text in _as_option(name, value)), *arguments]
@@ -132,11 +133,6 @@ def _as_option(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     return [f"--{flag}", str(value)] if name != "model" else [str(value)]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_server import descendants
+from benchmarks.free_port import free_port
 from inflight import envs
 from tests.python_process import PythonProcess
 
@@ -34,9 +34,7 @@ class ServeProcess:
     """
 
     def __init__(self, *options: str, tls: Any = None, installed: Path | None = None, **variables: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self.tls = tls
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `serving`
         environment = {name: value for name, value in os.environ.items() if not name.startswith("INFLIGHT_SERVE_")}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.free_port import free_port
 from inflight.distributed import launcher
 from inflight.distributed.launcher import LauncherMeeting
 from inflight.distributed.store import reach_store, serve_store
@@ -23,8 +24,7 @@ class Launch:
     """Two ranks, threads of this process. `local`: how many of them are on one machine, as the launcher tells."""
 
     def __init__(self, local: int) -> None:
-        with listen("127.0.0.1", 0) as probe:
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self._local = local
 
     def meet(self, rank: int) -> LauncherMeeting:

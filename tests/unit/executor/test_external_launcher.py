@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from benchmarks.free_port import free_port
 from inflight.envs import LaunchedRank
 from inflight.errors import ConfigError, InflightError, StepError, WorkerDiedError
 from inflight.executor.external_launcher import ExternalLauncherExecutor, _Peer
@@ -21,11 +21,6 @@ from tests.conformance.scripted_worker import ScriptedWorker
 
 T = TypeVar("T")
 MAX_SECONDS = 300.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Engines:

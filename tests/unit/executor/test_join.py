@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.free_port import free_port
 from inflight.config.engine import EngineConfig
 from inflight.errors import ConfigError, EngineError, InflightError, WorkerDiedError
 from inflight.executor import join, node
@@ -42,8 +43,7 @@ def _token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 def two_node_config(port: int, *, ranks: int = 2, budget: float = 10.0, host: str = "127.0.0.1") -> EngineConfig:
