@@ -212,6 +212,8 @@ def resume(engine: LLMEngine) -> None:
 
 def make_params(fields: dict[str, Any], seed: int) -> SamplingParams:
     fields = {"seed": seed, **fields}
+    if fields.get("temperature") == 0.0:
+        fields["n"] = min(fields.get("n", 1), 2)  # all are equal, so more of them find no more
     fields["min_tokens"] = min(fields.get("min_tokens", 0), fields["max_tokens"])
     return SamplingParams(**fields)
 

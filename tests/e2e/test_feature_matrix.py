@@ -127,7 +127,7 @@ def requests(draw: st.DrawFn, cell: Row, all_features: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {"max_tokens": draw(st.integers(10 if all_features else 1, MAX_TOKENS))}
     fields["temperature"] = draw(st.sampled_from([0.5, 1.0, 1.5])) if has("sampled") else 0.0
     if has("n"):
-        fields["n"] = draw(st.integers(2, 3))
+        fields["n"] = draw(st.integers(2, 3)) if fields["temperature"] else 2
     if has("penalties"):
         fields |= draw(st.sampled_from(PENALTIES))
     if has("logprobs"):
