@@ -53,7 +53,7 @@ test-full: check
 
 # SUITES="openai-3 node" runs only these.
 test-clients: .venv/.stamp-runtime $(CLIENTS)/openai-3/.stamp $(CLIENTS)/openai-2/.stamp $(CLIENTS)/vllm/.stamp $(NODE_STAMP)
-	$(BIN)/python tests/clients/run.py $(SUITES)
+	$(BIN)/python -m tests.clients.run $(SUITES)
 
 # AGENTS="codex claude" runs only these. Not part of CI, because the programs come from npm and PyPI.
 test-agents: .venv/.stamp-runtime

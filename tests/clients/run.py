@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.free_port import free_port
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -79,9 +80,7 @@ def suites() -> list[Suite]:
 def server(*options: str, key: str = KEY) -> Iterator[str]:
     """The address of a server that is ready, with these options of `inflight serve`. If `key` is empty, clients need none. The
     server ends with the `with` block."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [str(ROOT / ".venv" / "bin" / "inflight"), "serve", *options, "--port", str(port)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("INFLIGHT_SERVE_")}
     with tempfile.TemporaryFile("w+") as log:

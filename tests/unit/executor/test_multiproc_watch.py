@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from inflight.executor import multiproc
 from inflight.executor.multiproc import MultiprocExecutor
 from tests.conformance.configs import engine_config
 from tests.unit.executor.processes import SCRIPTED, children, pids_of
+from tests.waits import wait_until
 
 
 def executor_of(num_ranks: int = 2, *, name: str = "scripted", **fields: Any) -> MultiprocExecutor:
@@ -34,20 +35,12 @@ def shut_down(executor: MultiprocExecutor) -> Iterator[MultiprocExecutor]:
         executor.shutdown()
 
 
-def until(find: Callable[[], Any]) -> Any:  # Any: what `find` finds
-    end = time.monotonic() + 300
-    while not (found := find()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-    return found
-
-
 def test_a_rank_that_is_stopped_while_it_starts_for_the_first_time_is_replaced() -> None:
     made: list[MultiprocExecutor] = []
     known = set(children(os.getpid()))
     thread = threading.Thread(target=lambda: made.append(executor_of(name="slow:2.0")))
     thread.start()
-    stopped = min(until(lambda: new if len(new := set(children(os.getpid())) - known) >= 2 else None))
+    stopped = min(wait_until(lambda: new if len(new := set(children(os.getpid())) - known) >= 2 else None))
     os.kill(stopped, signal.SIGSTOP)
     thread.join(120)
     with shut_down(made[0]) as executor:
@@ -61,7 +54,7 @@ def test_without_fault_tolerance_a_start_ends_with_its_first_error() -> None:
 
 
 def spare_pid(executor: MultiprocExecutor) -> int:
-    return int(until(lambda: executor._spares[0][0].pid if executor._spares else 0))
+    return int(wait_until(lambda: executor._spares[0][0].pid if executor._spares else 0))
 
 
 def test_a_spare_process_that_is_stopped_is_replaced_in_peace(
@@ -71,7 +64,7 @@ def test_a_spare_process_that_is_stopped_is_replaced_in_peace(
     with shut_down(executor_of(spare_workers=1)) as executor:
         stopped = spare_pid(executor)
         os.kill(stopped, signal.SIGSTOP)
-        until(lambda: executor._spares and executor._spares[0][0].pid != stopped)
+        wait_until(lambda: executor._spares and executor._spares[0][0].pid != stopped)
         assert "is stopped by a signal, so it is killed" in caplog.text
         assert not executor.recovery_times
 
@@ -82,9 +75,9 @@ def test_a_spare_process_that_is_stopped_does_not_become_a_rank(monkeypatch: pyt
     with shut_down(executor_of(spare_workers=1)) as executor:
         stopped = spare_pid(executor)
         os.kill(stopped, signal.SIGSTOP)
-        until(lambda: executor._spares[0][0].is_stopped)
+        wait_until(lambda: executor._spares[0][0].is_stopped)
         os.kill(pids_of(executor)[1], signal.SIGKILL)
-        result = executor.recover(until(lambda: death_of(executor)))
+        result = executor.recover(wait_until(lambda: death_of(executor)))
         assert (result.epoch, result.replaced) == (1, (1,))
         assert stopped not in pids_of(executor)
 
@@ -118,10 +111,10 @@ def test_a_spare_process_that_cannot_be_started_is_tried_again(monkeypatch: pyte
     with shut_down(executor_of(spare_workers=1)) as executor:
         shortage.lasts = True
         os.kill(spare_pid(executor), signal.SIGKILL)
-        until(lambda: shortage.num_refused >= 2)
+        wait_until(lambda: shortage.num_refused >= 2)
         assert executor.num_spares == 0
         shortage.lasts = False
-        until(lambda: executor.num_spares == 1)
+        wait_until(lambda: executor.num_spares == 1)
 
 
 def test_a_rank_that_cannot_be_started_again_at_once_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,11 +123,11 @@ def test_a_rank_that_cannot_be_started_again_at_once_is_started_later(monkeypatc
     with shut_down(executor_of(max_recoveries=1)) as executor:
         survivor, lost = pids_of(executor)
         os.kill(lost, signal.SIGKILL)
-        error = until(lambda: death_of(executor))
+        error = wait_until(lambda: death_of(executor))
         shortage.lasts = True
 
         def end_of_shortage() -> None:
-            until(lambda: shortage.num_refused >= 2)
+            wait_until(lambda: shortage.num_refused >= 2)
             shortage.lasts = False
 
         thread = threading.Thread(target=end_of_shortage)

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
@@ -34,6 +33,7 @@ from inflight.interface.worker import Rendezvous, WorkerBase
 from inflight.sockets import listen
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
+from tests.waits import wait_until
 
 WAITS = "waiting for a command"
 
@@ -197,13 +197,6 @@ def masks(step_id: int) -> ProvideGrammarOutput:
     return ProvideGrammarOutput(
         epoch=5, step_id=step_id, grammar_output=GrammarOutput(rows=nothing, num_masks=nothing, masks=nothing[None])
     )
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 300
-    while not holds():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.005)
 
 
 def test_the_next_step_is_begun_before_the_one_before_has_ended_and_a_call_waits_for_both() -> None:

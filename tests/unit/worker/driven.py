@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -110,11 +108,3 @@ def planner(
         forces=forces,
         max_drafts=driven.max_drafts,
     )
-
-
-def wait_for(condition: Any) -> None:
-    tick = threading.Event()
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        tick.wait(0.01)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from inflight.errors import RankError
-from tests.unit.worker.driven import make_executor, wait_for, workers_of, write_small_model
+from tests.unit.worker.driven import make_executor, workers_of, write_small_model
 from tests.unit.worker.test_worker_stages import greedy_job, num_events, plan_ahead, submit
+from tests.waits import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +43,8 @@ def test_a_new_epoch_forgets_the_steps_of_the_old_one(folder: Path, layout: tupl
     ahead.running = []
     ahead.waiting.append(greedy_job("free"))
     (failed,) = submit(ahead, 1)
-    wait_for(lambda: not failing)
-    wait_for(
+    wait_until(lambda: not failing)
+    wait_until(
         lambda: all(
             num_events(worker, "prepare") >= before + 2 for worker, before in zip(workers, prepared, strict=True)
         )

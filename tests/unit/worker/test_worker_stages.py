@@ -12,8 +12,9 @@ import pytest
 from inflight.errors import EngineClosedError, StepError
 from inflight.interface.request import ResolvedSampling
 from inflight.sampling_params import SamplingParams
-from tests.unit.worker.driven import Driven, make_executor, planner, wait_for, workers_of, write_small_model
+from tests.unit.worker.driven import Driven, make_executor, planner, workers_of, write_small_model
 from tests.unit.worker.plan_ahead import Job, PlanAhead
+from tests.waits import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_prepare_does_not_wait_for_the_step_before(folder: Path) -> None:
     workers[0].runner.execute_model = held  # type: ignore[method-assign]
     futures = submit(plan_ahead(driven, [greedy_job("r")]), 3)
     for worker in workers:
-        wait_for(lambda worker=worker: num_events(worker, "prepare") == 3)
+        wait_until(lambda worker=worker: num_events(worker, "prepare") == 3)
     assert not any(future.done() for future in futures)
     assert driven.executor._ranks[0].loop.activity.startswith("running steps 0, 1, 2")
     go_on.set()
@@ -88,7 +89,7 @@ def test_steps_run_on_while_their_answers_are_held_up(folder: Path) -> None:
     worker.runner.drain = held  # type: ignore[method-assign]
     before = num_events(worker, "sample")
     futures = submit(plan_ahead(driven, [greedy_job("r", max_tokens=4)]), 4)
-    wait_for(lambda: num_events(worker, "sample") == before + 4)
+    wait_until(lambda: num_events(worker, "sample") == before + 4)
     assert not any(future.done() for future in futures)
     go_on.set()
     drawn = [future.result(timeout=300).sampled_token_ids.tolist() for future in futures]
@@ -105,14 +106,14 @@ def test_a_late_mask_does_not_hold_up_forwards_without_it(folder: Path) -> None:
     ahead.waiting.append(greedy_job("free"))
     futures += submit(ahead, 1)
     (worker,) = workers_of(driven)
-    wait_for(lambda: num_events(worker, "forward") == 2)
+    wait_until(lambda: num_events(worker, "forward") == 2)
     ahead.running.append(masked)
     futures += submit(ahead, 1)
     assert [future.done() for future in futures] == [False] * 3
     assert num_events(worker, "sample") == 0
     while ahead.in_flight:
         ahead.commit()
-    wait_for(lambda: num_events(worker, "sample") == 3)
+    wait_until(lambda: num_events(worker, "sample") == 3)
     assert num_events(worker, "forward") == num_events(worker, "sample") == 3
     driven.executor.shutdown()
 
@@ -135,7 +136,7 @@ def test_a_forward_that_fails_behind_a_step_without_its_masks(folder: Path, layo
     ahead.running = []
     ahead.waiting.append(greedy_job("free"))
     (second,) = submit(ahead, 1)
-    wait_for(lambda: num_events(worker, "prepare") == 2)
+    wait_until(lambda: num_events(worker, "prepare") == 2)
     ahead.send_masks()
     # Which rank of several reports first, and whether it has left the group by then, is left to chance.
     left = "failed on it|has stopped its communication"
@@ -186,7 +187,7 @@ def test_no_step_runs_after_one_that_failed(folder: Path, stage: str) -> None:
 def test_masks_that_never_come_do_not_hold_up_the_end(folder: Path) -> None:
     driven = make_executor(folder, 2, 2, 3)
     futures = submit(plan_ahead(driven, [greedy_job("masked", has_grammar=True), greedy_job("free")]), 2)
-    wait_for(lambda: all(num_events(worker, "prepare") == 2 for worker in workers_of(driven)))
+    wait_until(lambda: all(num_events(worker, "prepare") == 2 for worker in workers_of(driven)))
     held = [future for worker in workers_of(driven) for future in worker._futures]
     driven.executor.shutdown()
     assert all(future.done() for future in held)
