@@ -18,10 +18,11 @@ from benchmarks.mock_executor import NAME
 from benchmarks.models import add_model_arguments, model_folder
 from benchmarks.report import MIB, emit, percentile, print_table, verdict
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.core import EngineCore
-from inflight.engine.front_end import make_input_processor, resolve_config
-from inflight.engine.input_processor import InputProcessor
-from inflight.engine.llm_engine import LLMEngine
+from inflight.engine.core.engine_core import EngineCore
+from inflight.engine.request.input_processor import InputProcessor
+from inflight.engine.request.model_info import make_input_processor
+from inflight.engine.start.model_files import resolve_config
+from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.interface.codec import encode
 from inflight.interface.serving import AddRequest
 from inflight.sampling_params import SamplingParams

@@ -27,9 +27,9 @@ from benchmarks.models import add_model_arguments, model_folder
 from benchmarks.report import allow_slow_steps, print_table, verdict
 from inflight import SamplingParams
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.llm_engine import LLMEngine
-from inflight.engine.request_state import RequestOutputKind
+from inflight.engine.request.request_state import RequestOutputKind
 from inflight.entrypoints.cli.workloads import Workload
+from inflight.entrypoints.llm_engine import LLMEngine
 
 PIPELINE_BATCH, PIPELINE_DECODE_GOAL, PIPELINE_PREFILL_GOAL = 64, 1.5, 1.7
 PIPELINE_PROMPTS = Workload("prefill", 16, 512, 1)

@@ -39,9 +39,10 @@ from inflight.distributed.collectives import Collectives
 from inflight.distributed.exchange import Exchange
 from inflight.distributed.shared_collectives import share_memory
 from inflight.distributed.socket_channel import SocketMesh
-from inflight.engine.core import EngineCore
-from inflight.engine.front_end import make_input_processor, resolve_config
-from inflight.engine.llm_engine import LLMEngine
+from inflight.engine.request.model_info import make_input_processor
+from inflight.engine.start.make_core import make_core
+from inflight.engine.start.model_files import resolve_config
+from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.kernels.cpu.library import load_kernels
@@ -189,7 +190,7 @@ def open_engine(folder: Path) -> Iterator[LLMEngine]:
     config = resolve_config(args)
     executor = MultiprocExecutor(config, "benchmarks.collectives:ChangingWorker")
     try:
-        engine = LLMEngine(EngineCore(config, executor), executor, make_input_processor(args, config))
+        engine = LLMEngine(make_core(config, executor), executor, make_input_processor(args, config))
     except BaseException:  # also an interrupt
         executor.shutdown()
         raise

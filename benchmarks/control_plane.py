@@ -15,7 +15,7 @@ from collections import defaultdict
 from benchmarks.models import add_model_arguments, model_folder
 from benchmarks.report import MIB, allow_slow_steps, emit, percentile, print_table, verdict
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.llm_engine import LLMEngine
+from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.served_process import ServedProcess
-from inflight.executor import fork_server
+from inflight.processes import fork_server
 
 END_SECONDS = 60.0
 POLL_SECONDS = 0.005

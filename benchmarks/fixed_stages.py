@@ -30,7 +30,8 @@ from inflight.distributed.collectives import Collectives
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.world import World
-from inflight.engine.core import EngineCore
+from inflight.engine.core.engine_core import EngineCore
+from inflight.engine.start.make_core import make_core
 from inflight.executor.executor import Executor
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.uniproc import UniProcExecutor
@@ -130,7 +131,7 @@ def make_engine(layout: Layout, max_num_seqs: int) -> tuple[EngineCore, Executor
         worlds = ThreadWorlds(config.parallel.layout, config.execute_model_timeout_seconds)
         executor = UniProcExecutor(config, lambda config, rank, _: worker_class(config, rank, worlds))
     try:
-        return EngineCore(config, executor), executor
+        return make_core(config, executor), executor
     except BaseException:  # an interrupt, too
         executor.shutdown()
         raise

@@ -152,7 +152,7 @@ def null_engine(folder: Path, max_num_seqs: int) -> LLM:
         return TritonPagedBackend(NullGpu.torch_device, num_multiprocessors=NUM_MULTIPROCESSORS)
 
     with (
-        mock.patch("inflight.engine.front_end.detect_machine", return_value=machine),
+        mock.patch("inflight.engine.start.model_files.detect_machine", return_value=machine),
         mock.patch("inflight.worker.worker.get_device", return_value=NullGpu()),
         mock.patch("inflight.worker.worker.get_backend", backend),
     ):

@@ -40,11 +40,13 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
-from inflight.engine.core import EngineCore
-from inflight.engine.front_end import make_grammars, make_input_processor
-from inflight.engine.llm_engine import LLMEngine
-from inflight.engine.request_state import RequestOutputKind
-from inflight.engine.step_figures import RankFigures, step_figures
+from inflight.engine.core.engine_core import EngineCore
+from inflight.engine.core.step_figures import RankFigures, step_figures
+from inflight.engine.request.model_info import make_input_processor
+from inflight.engine.request.request_state import RequestOutputKind
+from inflight.engine.start.make_core import make_core
+from inflight.engine.start.model_files import make_grammars
+from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.executor.executor import Executor
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.hub import read_config
@@ -114,17 +116,20 @@ class RecordingExecutor(MultiprocExecutor):
         return future
 
 
-class TimedCore(EngineCore):
-    """Keeps how long its last step took."""
+class TimedStep:
+    """Takes the place of a core's `step`, and keeps how long the last call took."""
 
-    step_ns = 0
+    def __init__(self, core: EngineCore) -> None:
+        self._step = core.step
+        core.step = self  # type: ignore[method-assign]
+        self.ns = 0
 
-    def step(self) -> list[EngineCoreOutput]:
+    def __call__(self) -> list[EngineCoreOutput]:
         start = time.perf_counter_ns()
         try:
-            return super().step()
+            return self._step()
         finally:
-            self.step_ns = time.perf_counter_ns() - start
+            self.ns = time.perf_counter_ns() - start
 
 
 @dataclass(kw_only=True)
@@ -176,7 +181,7 @@ class Load:
         self._engine.add_request(request_id, {"prompt_token_ids": prompt}, params, kind=RequestOutputKind.DELTA)
 
 
-def make_engine(folder: Path, depth: int) -> tuple[LLMEngine, TimedCore, RecordingExecutor]:
+def make_engine(folder: Path, depth: int) -> tuple[LLMEngine, TimedStep, RecordingExecutor]:
     args = EngineArgs(
         model=str(folder),
         max_num_seqs=NUM_RUNNING,
@@ -201,20 +206,21 @@ def make_engine(folder: Path, depth: int) -> tuple[LLMEngine, TimedCore, Recordi
     executor = RecordingExecutor(config)
     try:
         grammars = None if tokenizer is None else make_grammars(config, lambda: tokenizer)
-        core = TimedCore(config, executor, grammars)
+        step = TimedStep(core := make_core(config, executor, grammars))
     except BaseException:  # an interrupt, too
         executor.shutdown()
         raise
-    return LLMEngine(core, executor, processor), core, executor
+    return LLMEngine(core, executor, processor), step, executor
 
 
 def measure(case: Case, folder: Path, depth: int, num_steps: int) -> Measured:
-    engine, core, executor = make_engine(folder, depth)
+    engine, step, executor = make_engine(folder, depth)
     worker_pid: int = executor.collective_rpc("pid", unique_reply_rank=0)
     front_us = []
     try:
         load = Load(engine, case)
         gc.freeze()  # as the command line does
+        core = engine.core
         while core.scheduler.num_running < NUM_RUNNING:  # the grammar is being compiled
             load.step()
         for _ in range(WARM_UP_STEPS):
@@ -224,7 +230,7 @@ def measure(case: Case, folder: Path, depth: int, num_steps: int) -> Measured:
         for _ in range(num_steps):
             step_start = time.perf_counter_ns()
             load.step()
-            front_us.append((time.perf_counter_ns() - step_start - core.step_ns) / 1e3)
+            front_us.append((time.perf_counter_ns() - step_start - step.ns) / 1e3)
         seconds, busy = time.perf_counter() - start, processor_seconds(worker_pid)
         assert core.scheduler.num_running == NUM_RUNNING, "requests were preempted: this is no steady state"
         plans, submit_us = executor.plans[: first + num_steps], executor.submit_us[first : first + num_steps]

@@ -16,7 +16,7 @@ from benchmarks.pipeline_overlap import LAYOUTS, NUM_REQUESTS
 from benchmarks.step_picture import Events, window
 from benchmarks.step_text import text_steps
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.llm_engine import LLMEngine
+from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 
 BATCH, NUM_GRAMMARS = 48, 16

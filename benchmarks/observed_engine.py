@@ -14,8 +14,8 @@ import torch
 from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.core import EngineCore
-from inflight.engine.front_end import resolve_config
+from inflight.engine.start.make_core import make_core
+from inflight.engine.start.model_files import resolve_config
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.request import EngineCoreRequest, ResolvedSampling
 from inflight.interface.worker import Rendezvous, WorkerBase
@@ -63,7 +63,7 @@ class ObservedEngine:
 
         executor = UniProcExecutor(config, make_worker)
         try:
-            self.core = EngineCore(config, executor)
+            self.core = make_core(config, executor)
         except BaseException:  # an interrupt, too
             executor.shutdown()
             raise

@@ -18,7 +18,7 @@ import time
 from benchmarks.models import add_model_arguments, model_folder
 from benchmarks.report import allow_slow_steps, emit, print_table, verdict
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.llm_engine import LLMEngine
+from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.setting import parse_bytes

@@ -44,7 +44,7 @@ from benchmarks.report import allow_slow_steps, emit, print_table, verdict
 from benchmarks.served_process import ServedProcess
 from inflight import AsyncLLM, SamplingParams
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.request_state import RequestOutputKind
+from inflight.engine.request.request_state import RequestOutputKind
 
 SCALING_GOAL, THREADS_GOAL, BALANCE_GOAL, HITS_GOAL, FIRST_TOKEN_GOAL = 0.95, 1.9, 1.1, 0.95, 0.5
 SILENCE_GOAL = 0.3

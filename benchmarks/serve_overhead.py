@@ -35,7 +35,7 @@ from benchmarks.report import allow_slow_steps, emit, percentile, print_table, v
 from benchmarks.served_process import ServedProcess
 from inflight import LLM, AsyncLLM, SamplingParams
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.request_state import RequestOutputKind
+from inflight.engine.request.request_state import RequestOutputKind
 
 EMBEDDED = "embedded"
 BATCH, PROMPT_LEN = 32, 16

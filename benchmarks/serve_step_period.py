@@ -28,8 +28,9 @@ from benchmarks.mock_executor import NAME, MockExecutor, StepLog, mock_tokens
 from benchmarks.report import emit, percentile, print_table, verdict
 from benchmarks.served_process import ServedProcess
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.core import EngineCore
-from inflight.engine.front_end import make_input_processor, resolve_config
+from inflight.engine.request.model_info import make_input_processor
+from inflight.engine.start.make_core import make_core
+from inflight.engine.start.model_files import resolve_config
 from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.source import read_tokenizer
 
@@ -92,7 +93,7 @@ class StepPeriods:
         """The core, with nobody who reads what it makes."""
         with _environment(self._environment):
             executor = MockExecutor(self._config)
-        core = EngineCore(self._config, executor)
+        core = make_core(self._config, executor)
         try:
             processor = make_input_processor(self._args, self._config)
             params = SamplingParams(max_tokens=self._num_tokens, ignore_eos=True, temperature=0.0)

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from benchmarks.models import add_model_arguments, model_folder
 from benchmarks.report import MIB, allow_slow_steps, emit, memory_bytes, print_table, verdict
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.llm_engine import LLMEngine
+from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.sampling_params import SamplingParams
 from inflight.setting import parse_bytes
 

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inflight.engine.async_llm import AsyncLLM
+    from inflight.engine.serving.async_llm import AsyncLLM
     from inflight.entrypoints.llm import LLM
     from inflight.errors import ConfigError, EngineError, InflightError, InvalidRequestError
     from inflight.outputs import CompletionOutput, Logprob, RequestOutput
@@ -26,7 +26,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 _NAMES = {
     "inflight.entrypoints.llm": ("LLM",),
-    "inflight.engine.async_llm": ("AsyncLLM",),
+    "inflight.engine.serving.async_llm": ("AsyncLLM",),
     "inflight.sampling_params": ("SamplingParams", "StructuredOutputsParams"),
     "inflight.outputs": ("RequestOutput", "CompletionOutput", "Logprob"),
     "inflight.errors": ("InflightError", "ConfigError", "InvalidRequestError", "EngineError"),

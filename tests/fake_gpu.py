@@ -245,7 +245,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> None:
     """Engines find `gpu`, and Triton's attention for it; what is no kernel of the step is plain torch."""
     machine = Machine(device="cuda", num_cores=1, dtypes=("float32", "bfloat16", "float16"), gpus=GPUS)
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")  # a recording does not see calls of C++
-    monkeypatch.setattr("inflight.engine.front_end.detect_machine", lambda device: machine)
+    monkeypatch.setattr("inflight.engine.start.model_files.detect_machine", lambda device: machine)
     monkeypatch.setattr("inflight.worker.worker.get_device", lambda kind, rank: gpu)
     monkeypatch.setattr("inflight.worker.worker.get_backend", _triton_backend)
 

@@ -17,8 +17,8 @@ import numpy as np
 from inflight.config.engine import SchedulerConfig
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.resolve import resolve_speculative
-from inflight.engine.core import EngineCore
-from inflight.engine.kv_cache_sizing import blocks_per_sequence, make_groups
+from inflight.engine.start.kv_cache_sizing import blocks_per_sequence, make_groups
+from inflight.engine.start.make_core import make_core
 from inflight.errors import ErrorKind, RankError, StepError
 from inflight.executor.meeting import Meeting
 from inflight.executor.recovery import RecoveryResult
@@ -191,7 +191,7 @@ class MockEngine:
         self.grammars = StructuredOutputManager(
             lambda: ToyBackend(VOCAB_SIZE), VOCAB_SIZE, num_buffers=2 * self.depth, num_threads=1
         )
-        self.core = EngineCore(config, self.executor, self.grammars)  # type: ignore[arg-type]
+        self.core = make_core(config, self.executor, self.grammars)  # type: ignore[arg-type]
         self.scheduler = self.core.scheduler
         self.pool = self.scheduler._kv_cache.pool
 

@@ -18,17 +18,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inflight.executor.fork_server import ForkedProcess, ForkServer, current_fork_server, use_fork_server
+from inflight.processes.fork_server import ForkedProcess, ForkServer, current_fork_server, use_fork_server
 
 ROOT = Path(__file__).resolve().parents[1]
 # What the processes of the tests import. The programs themselves (`python -m`) are not here: they run as __main__.
 IMPORTED = (
     "torch",
     "inflight.worker.worker",
-    "inflight.engine.control_socket",
-    "inflight.engine.core",
-    "inflight.engine.front_end",
-    "inflight.engine.async_llm",
+    "inflight.engine.process.control_socket",
+    "inflight.engine.core.engine_core",
+    "inflight.engine.start.model_files",
+    "inflight.engine.serving.async_llm",
     "inflight.executor.worker_loop",
     "inflight.executor.multiproc",
     "inflight.entrypoints.llm",

@@ -143,7 +143,7 @@ def start_engine(model: str, device: str, sizes: Sizes, engine_args: dict[str, A
         memory = {"device_memory_gib": round((total - free) / 2**30, 2)}
     emit(
         figure="start_up", seconds=round(ready, 3), first_token_seconds=round(first_token, 3),
-        kv_cache_tokens=llm.llm_engine.core.num_kv_cache_tokens, **memory,
+        kv_cache_tokens=llm.llm_engine.core.kv_cache_config.num_tokens, **memory,
     )  # fmt: skip
     return llm
 

@@ -20,10 +20,10 @@ from typing import Any, Self, Unpack, cast
 from tqdm import tqdm
 
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.input_processor import ChatOptions, RequestOptions
-from inflight.engine.llm_engine import LLMEngine
-from inflight.engine.prompt import Prompt
-from inflight.engine.step_figures import StepFigures, step_figures
+from inflight.engine.core.step_figures import StepFigures, step_figures
+from inflight.engine.request.input_processor import ChatOptions, RequestOptions
+from inflight.engine.request.prompt import Prompt
+from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams

@@ -22,11 +22,13 @@ from typing import Self
 from inflight.config.engine import EngineConfig
 from inflight.errors import EngineClosedError, RankError, StepError, WorkerDiedError
 from inflight.executor.meeting import Meeting
-from inflight.executor.recovery import RecoveryLimits, RecoveryResult, recover
+from inflight.executor.recovery import RecoveryResult, recover
+from inflight.executor.selector import executor_class
 from inflight.executor.step_protocol import StepProtocol
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.start_up import EpochCommand, EpochReply, JoinEpoch, Listening, Ready
 from inflight.interface.worker import Rendezvous
+from inflight.processes.recovery_limits import RecoveryLimits
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +63,7 @@ class Executor(StepProtocol):
         Raises:
             ConfigError: the class cannot be imported, or it is not a subclass of `Executor`.
         """
-        from inflight.executor.selector import executor_class  # not at the top, because that file imports this one
-
-        return executor_class(config.parallel.distributed_executor_backend)
+        return executor_class(config.parallel.distributed_executor_backend, Executor)
 
     @classmethod
     def after_waiting(cls, config: EngineConfig, wait: Callable[[], None]) -> Self:

@@ -32,8 +32,6 @@ from inflight.distributed.launcher import LauncherMeeting
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failed_reply, failure_of
-from inflight.executor.io_thread import IoThread
-from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream, use_heartbeats
 from inflight.executor.uniproc import RankThread, WorkerFactory
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Frame
@@ -51,6 +49,8 @@ from inflight.interface.messages import (
 )
 from inflight.interface.start_up import EpochCommand, EpochReply, JoinEpoch, Ready, StartUpFailed, Stop, Submitted
 from inflight.interface.worker import Rendezvous
+from inflight.processes.io_thread import IoThread
+from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, Stream, use_heartbeats
 from inflight.worker.worker import Worker
 
 logger = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ from functools import partial
 from inflight.config.engine import ParallelConfig
 from inflight.config.ranks import ranks_of_node
 from inflight.errors import CodecError, ConfigError, EngineError
-from inflight.executor.io_thread import IoThread
-from inflight.executor.transport import BlockingStream, Stream, use_heartbeats
 from inflight.interface.codec import MESSAGE_TYPES, Message, encode, schema_digest
 from inflight.interface.framing import MAX_FRAME_BYTES
 from inflight.interface.start_up import Hello, Refused, Welcome
+from inflight.processes.io_thread import IoThread
+from inflight.processes.streams import BlockingStream, Stream, use_heartbeats
 from inflight.sockets import listen
 
 logger = logging.getLogger(__name__)

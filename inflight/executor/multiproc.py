@@ -29,19 +29,8 @@ from inflight.config.engine import EngineConfig
 from inflight.errors import CodecError, EngineError, RankError, StepTimeoutError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failed_reply
-from inflight.executor.io_thread import IoThread
 from inflight.executor.join import Listener
-from inflight.executor.ping_watch import PING_SECONDS, PingWatch
-from inflight.executor.process import (
-    SIGKILL_SECONDS,
-    SPARE_TITLE,
-    WAITING_TITLE,
-    WorkerProcess,
-    stop_processes,
-    wait_for_end,
-    worker_title,
-)
-from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, REPLACED_LINK_SILENCE_SECONDS, Stream
+from inflight.executor.rank_process import SPARE_TITLE, WAITING_TITLE, WorkerProcess, worker_title
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
 from inflight.interface.messages import (
@@ -65,6 +54,10 @@ from inflight.interface.start_up import (
     Stop,
 )
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
+from inflight.processes.child_process import SIGKILL_SECONDS, stop_processes, wait_for_end
+from inflight.processes.io_thread import IoThread
+from inflight.processes.ping_watch import PING_SECONDS, PingWatch
+from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, REPLACED_LINK_SILENCE_SECONDS, Stream
 
 logger = logging.getLogger(__name__)
 

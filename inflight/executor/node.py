@@ -15,16 +15,11 @@ from inflight import envs
 from inflight.config.ranks import RankLayout, ranks_of_node
 from inflight.errors import ConfigError, EngineError, WorkerDiedError
 from inflight.executor.join import connect
-from inflight.executor.process import (
-    STOPPED_LOOK_SECONDS,
-    WorkerProcess,
-    stop_processes,
-    wait_for_first_end,
-    worker_title,
-)
-from inflight.executor.transport import EXIT_STREAM_ENDED
+from inflight.executor.rank_process import WorkerProcess, worker_title
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import Hello
+from inflight.processes.child_process import STOPPED_LOOK_SECONDS, stop_processes, wait_for_first_end
+from inflight.processes.streams import EXIT_STREAM_ENDED
 
 logger = logging.getLogger(__name__)
 

@@ -33,15 +33,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import EngineClosedError, InflightError, RankError, StepTimeoutError
 from inflight.executor.broken_links import BrokenLinks
-from inflight.executor.process import pause_seconds
 from inflight.interface.start_up import BeginEpoch
+from inflight.processes.child_process import pause_seconds
+from inflight.processes.recovery_limits import RecoveryLimits
 
 if TYPE_CHECKING:
     from inflight.executor.executor import Executor
@@ -50,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0  # how long an idle survivor may take to report
 REPORT_SHARE = 0.2  # a survivor that computes may take this share of the time allowed for its step, if that is longer
-HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,31 +68,6 @@ class RecoveryResult:
     def kept_arenas(self) -> bool:
         """Whether all ranks kept their KV caches, so that the prefix cache is still right."""
         return not self.replaced
-
-
-@dataclass
-class RecoveryLimits:
-    """Counts the recoveries that replaced a process. Lost ranks, lost engine cores and lost front ends are counted separately.
-    A recovery counts once, however many processes it starts. Failed steps alone are not counted. They cannot go on for ever,
-    because the scheduler ends a request that fails again and again.
-
-    Attributes:
-        times: when the recoveries were, as times of `time.monotonic()`, the same clock in all processes of a machine.
-    """
-
-    config: FaultToleranceConfig
-    times: deque[float] = field(default_factory=deque)
-
-    def note(self) -> None:
-        self.times.append(time.monotonic())
-
-    def problem(self) -> str:
-        """Returns why no further recovery is allowed, or "" if it is allowed."""
-        while self.times and self.times[0] < time.monotonic() - HOUR:
-            self.times.popleft()
-        if len(self.times) < self.config.max_recoveries:
-            return ""
-        return f"{self.config.max_recoveries} recoveries within one hour are allowed (max_recoveries), and they have been made"
 
 
 def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> RecoveryResult:

@@ -22,10 +22,7 @@ from functools import partial
 from typing import Any, cast
 
 from inflight.errors import CodecError
-from inflight.executor.command_line import show_title
 from inflight.executor.failures import failed_reply, failure_of
-from inflight.executor.process import name_process
-from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
 from inflight.executor.worker_loop import WorkerLoop
 from inflight.interface.messages import (
     AskActivity,
@@ -38,6 +35,9 @@ from inflight.interface.messages import (
 )
 from inflight.interface.start_up import BeginEpoch, EpochReply, JoinEpoch, Preload, Ready, StartUp, Stop
 from inflight.interface.worker import Rendezvous, WorkerBase
+from inflight.processes.child_process import name_process
+from inflight.processes.command_line import show_title
+from inflight.processes.streams import EXIT_STREAM_ENDED, BlockingStream
 
 logger = logging.getLogger(__name__)
 

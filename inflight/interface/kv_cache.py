@@ -24,6 +24,11 @@ from dataclasses import dataclass
 DUMMY_BLOCK = 0
 
 
+# The blocks of a sequence in a group of recurrent layers: a step may write to two blocks, if it ends in the second one. The
+# block of a cached prefix, from which the sequence went on, is freed when the first of the two is full.
+STATE_BLOCKS = 3
+
+
 @dataclass(frozen=True, kw_only=True)
 class KVCacheSpec:
     """The cache of one layer.
@@ -99,6 +104,13 @@ class KVCacheConfig:
     @property
     def total_bytes(self) -> int:
         return self.num_blocks * self.block_bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens of one sequence fit into the KV cache if no layer has a sliding window."""
+        num_states = sum(group.spec.is_state for group in self.groups)
+        num_blocks = max(0, self.num_blocks - 1 - STATE_BLOCKS * num_states)
+        return num_blocks // max(1, len(self.groups) - num_states) * self.groups[0].spec.block_size
 
 
 def count_groups(specs: Iterable[KVCacheSpec]) -> dict[KVCacheSpec, int]:

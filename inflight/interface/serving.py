@@ -1,6 +1,6 @@
 """The messages between a front end and the process of the engine core. Each front end has a stream of its own.
 
-the core's owner   -- StartEngine (on the control socket, see engine/engine_process.py) -->  core
+the core's owner   -- StartEngine (on the control socket, see engine/process/engine_process.py) -->  core
 core               -- EngineReady | EngineStartFailed -->  every front end
 front end          -- AddRequest, AbortRequests, ResetPrefixCache; EndDamagedEngine, if a frame is damaged -->  core
 core               -- EngineOutputs, PrefixCacheReset, FaultStatus; EngineDied, if the core has failed -->  front end

@@ -47,6 +47,7 @@ _TABLE = """
   2b    spec_decode        device kernels distributed attention layers models model_loader sample
   2b    worker             device kernels distributed attention layers models model_loader sample spec_decode
 
+  2c    processes
   2c    kv_connector
 
   3     executor
@@ -78,8 +79,26 @@ PUBLIC_API = "(api)"
 GATES = {
     "worker": frozenset({"executor/uniproc.py", "executor/external_launcher.py", "executor/worker_main.py"}),
     "scheduler": frozenset(
-        {"engine/core.py", "engine/step_records.py", "engine/step_time_start.py", "engine/pipeline_tuning.py"}
+        {
+            "engine/core/engine_core.py",
+            "engine/core/step_loop.py",
+            "engine/core/step_records.py",
+            "engine/start/make_core.py",
+            "engine/start/step_times.py",
+            "engine/start/pipeline_tuning.py",
+        }
     ),
+}
+
+# The rooms inside a room, and which of the others each of them may import. A room that is named here has no files of its own.
+INNER = {
+    "engine": {
+        "core": frozenset[str](),
+        "start": frozenset({"core"}),
+        "request": frozenset({"start"}),
+        "process": frozenset({"core", "start"}),
+        "serving": frozenset({"process", "request", "start"}),
+    }
 }
 
 # The load generator measures servers from outside, ours and others. So it imports nothing of the engine.

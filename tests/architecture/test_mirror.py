@@ -21,7 +21,7 @@ def test_every_folder_of_unit_tests_is_a_room() -> None:
 
 
 def test_a_folder_without_a_room_is_found(tmp_path: Path) -> None:
-    package = write_package(tmp_path, {"hub.py": "", "engine/core.py": ""})
+    package = write_package(tmp_path, {"hub.py": "", "engine/core/engine_core.py": ""})
     for name in ("hub", "engine", "__pycache__"):
         (tmp_path / "unit" / name).mkdir(parents=True)
     assert mirror_problems(package, tmp_path / "unit") == []

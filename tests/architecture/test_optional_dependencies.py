@@ -70,7 +70,7 @@ def test_each_dependency_stays_in_its_place() -> None:
         ("structured_output/manager.py", "import llguidance", "llguidance"),
         ("structured_output/manager.py", "def f():\n    import xgrammar", "xgrammar"),
         ("models/decoder.py", "def f():\n    from transformers import AutoModel", "transformers"),
-        ("engine/core.py", "from tokenizers import Tokenizer", "tokenizers"),
+        ("engine/core/engine_core.py", "from tokenizers import Tokenizer", "tokenizers"),
         ("entrypoints/openai/chat.py", "from jinja2.sandbox import ImmutableSandboxedEnvironment", "jinja2"),
         ("config/resolve.py", "import huggingface_hub.constants", "huggingface_hub"),
         ("entrypoints/llm.py", "import typer", "typer"),

@@ -81,14 +81,14 @@ LONG_FUNCTION = '"""x."""\ndef f():\n' + "    x = 1\n" * MAX_FUNCTION_LINES
 @pytest.mark.parametrize(
     ("path", "text", "problem"),
     [
-        ("engine/core.py", '"""x."""\n' + "x = 1\n" * MAX_FILE_LINES, "451 lines, the limit is 450"),
-        ("engine/core.py", LONG_FUNCTION, "f has 81 lines, the limit is 80"),
-        ("engine/core.py", "x = 1\n", "has no module docstring"),
-        ("engine/core.py", "", "has no module docstring"),
+        ("engine/core/engine_core.py", '"""x."""\n' + "x = 1\n" * MAX_FILE_LINES, "451 lines, the limit is 450"),
+        ("engine/core/engine_core.py", LONG_FUNCTION, "f has 81 lines, the limit is 80"),
+        ("engine/core/engine_core.py", "x = 1\n", "has no module docstring"),
+        ("engine/core/engine_core.py", "", "has no module docstring"),
         ("engine/__init__.py", "x = 1\n", "has no module docstring"),
-        ("engine/core.py", '"""x."""\nprint("x")\n', "print() belongs to"),
-        ("engine/core.py", '"""x."""\ndef f():\n    import pickle\n', "pickle runs code"),
-        ("engine/core.py", '"""x."""\nfrom cloudpickle import dumps\n', "cloudpickle runs code"),
+        ("engine/core/engine_core.py", '"""x."""\nprint("x")\n', "print() belongs to"),
+        ("engine/core/engine_core.py", '"""x."""\ndef f():\n    import pickle\n', "pickle runs code"),
+        ("engine/core/engine_core.py", '"""x."""\nfrom cloudpickle import dumps\n', "cloudpickle runs code"),
         ("model_loader/load.py", '"""x."""\nimport torch\ntorch.load("w.bin")\n', "torch.load reads pickles"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_breach_is_found(tmp_path: Path, path: str, text: str, problem: str) -
 def test_what_is_within_the_limits_passes(tmp_path: Path) -> None:
     files = {
         "engine/__init__.py": "",
-        "engine/core.py": '"""x."""\n' + "x = 1\n" * (MAX_FILE_LINES - 1),
+        "engine/core/engine_core.py": '"""x."""\n' + "x = 1\n" * (MAX_FILE_LINES - 1),
         "engine/loop.py": LONG_FUNCTION.removesuffix("    x = 1\n"),
         "entrypoints/cli.py": '"""x."""\nprint("x")\n',
     }

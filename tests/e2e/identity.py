@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from inflight import LLM, RequestOutput, SamplingParams
-from inflight.engine.kv_cache_sizing import blocks_per_sequence, make_groups
-from inflight.engine.llm_engine import LLMEngine
+from inflight.engine.start.kv_cache_sizing import blocks_per_sequence, make_groups
+from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.sample.noise import log_exponential, noise_words, token_hashes
 from inflight.sample.seeds import derive_seed, draw_keys

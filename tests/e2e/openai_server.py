@@ -14,8 +14,8 @@ from typing import Any, cast
 import uvicorn
 
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.admission import QueueLimits
-from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.serving.admission import QueueLimits
+from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.entrypoints.openai.app import build_app
 from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.middlewares import wrap

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight.executor.fork_server import current_fork_server
+from inflight.processes.fork_server import current_fork_server
 from tests.documented_commands import (
     LANGUAGES,
     PAGES,

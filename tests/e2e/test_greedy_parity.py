@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inflight import LLM, SamplingParams
-from inflight.engine.kv_cache_sizing import blocks_per_sequence
+from inflight.engine.start.kv_cache_sizing import blocks_per_sequence
 from tests.conftest import FULL
 from tests.e2e.greedy_truth import Comparison
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.hub import EMBEDDED_MODEL
 from tests.e2e.openai_server import demo_args, running_server
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from inflight.engine.admission import QueueLimits
+from inflight.engine.serving.admission import QueueLimits
 from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion
 from inflight.entrypoints.serve.settings import ServerSettings
 from tests.e2e.openai_server import MODEL, RunningServer, demo_args, running_server, wait_until_idle
@@ -314,7 +314,7 @@ def test_a_drain_ends_each_stream_with_its_reason() -> None:
 
 
 def test_a_step_that_fails_is_the_servers_fault(caplog: pytest.LogCaptureFixture) -> None:
-    args = demo_args(distributed_executor_backend="tests.unit.engine.broken_executor:FailingExecutor")
+    args = demo_args(distributed_executor_backend="tests.unit.engine.core.broken_executor:FailingExecutor")
     with running_server(args) as running, httpx.Client(base_url=running.url, timeout=300) as client:
         for stream in (False, True):
             caplog.clear()

@@ -21,7 +21,7 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.metrics.serving import ServingMetrics
 from tests.certificates import make_certificate, needs_openssl
 from tests.e2e.serve_process import MODEL, assert_nothing_left, events_of, serving, shared_memory_of, tree_of
-from tests.unit.engine.serving import mock_engine
+from tests.unit.engine.serving.serving import mock_engine
 
 KEY = "a-key-of-the-test"
 COMPLETION = {"model": MODEL, "prompt": "Once", "max_tokens": 1}

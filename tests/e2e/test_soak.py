@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.soak import MAX_GROWTH, Soak, draw_requests, growth_bytes
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.llm_engine import LLMEngine
+from inflight.entrypoints.llm_engine import LLMEngine
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"

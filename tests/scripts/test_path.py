@@ -24,12 +24,13 @@ BESIDE = {
     "grammars": ["structured_output/*", "parsers/*", "scheduler/grammars.py"],
     "drafts": ["spec_decode/*"],
     "faults": [
-        "engine/fault_record.py",
+        "engine/core/engine_core.py",
+        "engine/core/fault_record.py",
         "executor/failures.py",
         "executor/meeting.py",
-        "executor/ping_watch.py",
         "executor/rank_activities.py",
         "executor/recovery.py",
+        "processes/ping_watch.py",
         "scheduler/integrity.py",
         "scheduler/suspects.py",
     ],
@@ -43,8 +44,7 @@ BESIDE = {
     "start": [
         "config/partition.py",
         "config/resolve.py",
-        "engine/*_start.py",
-        "engine/pipeline_tuning.py",
+        "engine/start/[!g]*.py",
         "executor/executor.py",
         "kernels/cpu/library.py",
         "model_loader/*",
@@ -52,7 +52,7 @@ BESIDE = {
         "worker/worker.py",
     ],
     "log-probabilities": ["sample/logprobs.py", "worker/prompt_logprobs.py"],
-    "traces": ["engine/step_figures.py"],
+    "traces": ["engine/core/step_figures.py"],
 }
 # Files of these that a plain prompt does enter. They may only become fewer.
 STILL_ENTERED = {"scheduler/grammars.py", "scheduler/suspects.py", "worker/prompt_logprobs.py", "worker/token_inbox.py"}
@@ -86,8 +86,14 @@ def test_the_path_of_a_token_grows_no_longer(files: dict[str, dict[str, int]]) -
 
 
 def test_the_path_leads_from_the_prompt_to_the_token(files: dict[str, dict[str, int]]) -> None:
-    steps = ["entrypoints/llm", "engine/core", "scheduler/scheduler", "executor/step_protocol", "worker/step_pipeline"]
-    steps += ["models/decoder", "sample/sampler", "engine/output_processor"]
+    steps = [
+        "entrypoints/llm",
+        "engine/core/step_loop",
+        "scheduler/scheduler",
+        "executor/step_protocol",
+        "worker/step_pipeline",
+    ]
+    steps += ["models/decoder", "sample/sampler", "engine/request/output_processor"]
     assert {f"{each}.py" for each in steps} <= files.keys()
     assert all(0 < counts["ran"] <= counts["lines"] for counts in files.values())
 

@@ -21,8 +21,8 @@ from inflight.sampling_params import MAX_SEED, SamplingParams, StructuredOutputs
 from inflight.setting import unknown_name
 
 if TYPE_CHECKING:
-    from inflight.engine.llm_engine import LLMEngine
-    from inflight.engine.prompt import Prompt
+    from inflight.engine.request.prompt import Prompt
+    from inflight.entrypoints.llm_engine import LLMEngine
 
 LOOKAHEAD = 256  # requests that wait in the engine, so that when a request ends, another one can start at once
 DEFAULT_MAX_TOKENS = 256
@@ -70,7 +70,7 @@ class RequestMaker:
         params = self._engine.with_strict_tools(params, row.fields.get("tools")) or params
         if params.max_tokens is None and "max_tokens" not in own:
             params = dataclasses.replace(params, max_tokens=max(DEFAULT_MAX_TOKENS, params.min_tokens))
-        from inflight.engine.request_state import RequestOutputKind  # loads numpy
+        from inflight.engine.request.request_state import RequestOutputKind  # loads numpy
 
         kind = RequestOutputKind.CUMULATIVE if self._streams else RequestOutputKind.FINAL_ONLY
         self._engine.add_request(request_id, prompt, params, kind=kind)

@@ -33,7 +33,7 @@ from inflight.errors import ConfigError
 from inflight.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from inflight.engine.llm_engine import LLMEngine  # loads torch
+    from inflight.entrypoints.llm_engine import LLMEngine  # loads torch
 
 OFFLINE_EPILOG = """\b
 Examples:

@@ -32,7 +32,7 @@ from inflight.entrypoints.cli.options import Options
 from inflight.errors import ConfigError, EngineError, InflightError
 
 if TYPE_CHECKING:
-    from inflight.engine.llm_engine import LLMEngine  # loads torch
+    from inflight.entrypoints.llm_engine import LLMEngine  # loads torch
 
 _ALLOWED = {"a valid integer": "an integer", "a valid number": "a number", "a valid boolean": "true or false"}
 HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -237,7 +237,9 @@ def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLM
         set_log_level("DEBUG")
     if context.obj is not None:
         return cast("Callable[[EngineArgs], LLMEngine]", context.obj)(args)
-    from inflight.engine.llm_engine import LLMEngine  # loads torch, which `--help` and a mistyped option do not need
+    from inflight.entrypoints.llm_engine import (
+        LLMEngine,  # loads torch, which `--help` and a mistyped option do not need
+    )
 
     engine = LLMEngine.from_args(args)
     gc.collect()

@@ -17,7 +17,7 @@ from inflight.entrypoints.cli.terminal import InterruptFlag, TextStream
 from inflight.errors import ConfigError, EngineError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from inflight.engine.llm_engine import LLMEngine
+    from inflight.entrypoints.llm_engine import LLMEngine
     from inflight.sampling_params import SamplingParams
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"  # as for other clients
@@ -69,7 +69,7 @@ class EngineConversation(Conversation):
         engine.render_chat([*self._opening, {"role": "user", "content": "Hello"}])
 
     def _answers(self, messages: list[Message]) -> Generator[str, None, None]:
-        from inflight.engine.request_state import RequestOutputKind  # loads numpy
+        from inflight.engine.request.request_state import RequestOutputKind  # loads numpy
 
         request_id, finished = next(self._request_ids), False
         self._engine.add_request(

@@ -20,7 +20,7 @@ from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
 
 if TYPE_CHECKING:
-    from inflight.engine.llm_engine import LLMEngine
+    from inflight.entrypoints.llm_engine import LLMEngine
 
 INTERRUPTED = 130  # a shell reports the same exit code for a process that SIGINT has ended
 NOTHING_RUN = 2  # the exit code if no row of the input could be run

@@ -17,7 +17,7 @@ from inflight.entrypoints.cli.workloads import WARM_UP, run
 from inflight.timeline import chrome_trace
 
 if TYPE_CHECKING:
-    from inflight.engine.step_figures import RankFigures, Spread, StepFigures
+    from inflight.engine.core.step_figures import RankFigures, Spread, StepFigures
 
 EPILOG = """\b
 Examples:
@@ -45,7 +45,7 @@ def trace(
     Prints the time of each phase, the time for which devices were idle, and the share of the host's work that ran while the
     devices were busy. The requests are those of `inflight bench offline`. The warm-up before them is not counted.
     """
-    from inflight.engine.step_figures import ENGINE, step_figures  # loads numpy, which `--help` does not need
+    from inflight.engine.core.step_figures import ENGINE, step_figures  # loads numpy, which `--help` does not need
 
     chosen = workloads.chosen(default="decode8")
     running, max_token_id = start_for(context, engine, verbose, chosen)

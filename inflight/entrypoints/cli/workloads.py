@@ -16,7 +16,7 @@ from inflight.bench_serve.options import FIRST_TOKEN_ID
 from inflight.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from inflight.engine.llm_engine import LLMEngine
+    from inflight.entrypoints.llm_engine import LLMEngine
 
 MAX_TOKEN_ID = 3900  # all token ids are smaller than this number, and smaller than the size of the vocabulary
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 import inflight
-from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.entrypoints.anthropic.routes import add_messages_routes
 from inflight.entrypoints.ollama.routes import add_description_routes, add_ollama_routes
 from inflight.entrypoints.openai.errors import add_error_handlers

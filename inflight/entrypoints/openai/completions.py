@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import CompletionRequest
 from inflight.entrypoints.openai.server import ApiServer

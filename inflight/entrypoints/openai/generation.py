@@ -9,9 +9,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from inflight.engine.input_processor import ProcessedRequest
-from inflight.engine.output_stream import OutputStream
-from inflight.engine.request_state import RequestOutputKind
+from inflight.engine.request.input_processor import ProcessedRequest
+from inflight.engine.request.request_state import RequestOutputKind
+from inflight.engine.serving.output_stream import OutputStream
 from inflight.entrypoints.openai.errors import to_api_error
 from inflight.entrypoints.openai.presenter import Presenter
 from inflight.entrypoints.openai.server import ApiServer, arrival_time, trace_headers, wanted_replica

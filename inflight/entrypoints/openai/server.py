@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from starlette.requests import Request
 
 import inflight
-from inflight.engine.async_llm import AsyncLLM
-from inflight.engine.output_stream import OutputStream
+from inflight.engine.serving.async_llm import AsyncLLM
+from inflight.engine.serving.output_stream import OutputStream
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.strict_model import IgnoredFields
 from inflight.entrypoints.serve.settings import ServerSettings

@@ -12,7 +12,7 @@ from inflight.config.machine import detect_machine
 from inflight.config.overrides import merge_overrides
 from inflight.config.resolve import find_conflicts
 from inflight.config.unknown_family import describe_model
-from inflight.engine.generation_defaults import default_sampling_params, eos_token_ids
+from inflight.engine.start.generation_defaults import default_sampling_params, eos_token_ids
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.tls import make_ssl_context

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.admission import QueueLimits
-from inflight.engine.async_llm import AsyncLLM
-from inflight.engine.engine_sockets import EngineSockets
+from inflight.engine.serving.admission import QueueLimits
+from inflight.engine.serving.async_llm import AsyncLLM
+from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.server import StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings

@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import uvloop
 
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.engine_sockets import EngineSockets
+from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.entrypoints.serve.server import Server, StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import SIGNALS, Shutdown
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import EngineDeadError, InflightError
-from inflight.executor.process import name_process
+from inflight.processes.child_process import name_process
 
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel

@@ -40,11 +40,11 @@ from inflight.entrypoints.serve.server import StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
 from inflight.errors import EngineDeadError, EngineError, InflightError, error_by_name
-from inflight.executor.process import STOPPED_LOOK_SECONDS, ChildProcess, pause_seconds, stop_processes
+from inflight.processes.child_process import STOPPED_LOOK_SECONDS, ChildProcess, pause_seconds, stop_processes
+from inflight.processes.recovery_limits import RecoveryLimits
 
 if TYPE_CHECKING:
-    from inflight.engine.engine_keeper import EngineKeeper
-    from inflight.executor.recovery import RecoveryLimits
+    from inflight.engine.process.engine_keeper import EngineKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -260,10 +260,9 @@ class Supervisor:
             ConfigError, EngineError: the engine could not start, or was given up.
         """
         # These imports take long. The front ends run already, and answer health checks in the meantime.
-        engine_keeper = await asyncio.to_thread(importlib.import_module, "inflight.engine.engine_keeper")
-        recovery = await asyncio.to_thread(importlib.import_module, "inflight.executor.recovery")
-        engine_front_end = await asyncio.to_thread(importlib.import_module, "inflight.engine.front_end")
-        config = await asyncio.to_thread(engine_front_end.resolve_config, self._args)
+        engine_keeper = await asyncio.to_thread(importlib.import_module, "inflight.engine.process.engine_keeper")
+        model_files = await asyncio.to_thread(importlib.import_module, "inflight.engine.start.model_files")
+        config = await asyncio.to_thread(model_files.resolve_config, self._args)
         clock.mark("importing")
         self._keepers = [engine_keeper.EngineKeeper(self._args, replica) for replica in config.replicas()]
         for front_end in self.front_ends:
@@ -271,7 +270,7 @@ class Supervisor:
         for keeper in self._keepers:
             keeper.start()
         if config.fault_tolerance.enabled:
-            self._limits = recovery.RecoveryLimits(config.fault_tolerance)
+            self._limits = RecoveryLimits(config.fault_tolerance)
         self._is_configured.set_result(None)
         while waiting := [front_end.ready for front_end in self.front_ends if not front_end.ready.done()]:
             await asyncio.wait(waiting, timeout=STOPPED_LOOK_SECONDS)  # another one may take the place of a front end

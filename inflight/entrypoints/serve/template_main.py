@@ -18,7 +18,7 @@ import sys
 from typing import Any
 
 from inflight.errors import InflightError, TokenizerError
-from inflight.executor.process import name_process
+from inflight.processes.child_process import name_process
 from inflight.tokenizer.chat_template import ChatTemplate
 
 MAX_MEMORY_BYTES = 2**30  # in addition to what the process has at its start

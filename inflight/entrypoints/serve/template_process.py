@@ -16,7 +16,7 @@ from typing import Any
 
 from inflight.entrypoints.serve.asgi import RETRY_AFTER_SECONDS
 from inflight.errors import OverloadedError, TokenizerError, error_by_name
-from inflight.executor.process import ChildProcess, stop_processes
+from inflight.processes.child_process import ChildProcess, stop_processes
 
 MAX_PROCESSES = 2
 MAX_WAITING = 64  # requests that may wait for a free process

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.request_state import RequestOutputKind
+from inflight.engine.request.request_state import RequestOutputKind
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.outputs import CompletionOutput, Logprob, RequestOutput
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams

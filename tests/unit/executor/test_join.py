@@ -23,13 +23,13 @@ from benchmarks.free_port import free_port
 from inflight.config.engine import EngineConfig
 from inflight.errors import ConfigError, EngineError, InflightError, WorkerDiedError
 from inflight.executor import join, node
-from inflight.executor.io_thread import IoThread
 from inflight.executor.join import MAX_STRANGERS, Listener, connect
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.node import NodeArgs, run_node
-from inflight.executor.transport import BlockingStream, Stream
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import Hello, Ready
+from inflight.processes.io_thread import IoThread
+from inflight.processes.streams import BlockingStream, Stream
 from tests.conformance.configs import engine_config, plan
 from tests.unit.executor.processes import SCRIPTED, children, have_ended, run_script
 

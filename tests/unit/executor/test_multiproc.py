@@ -18,11 +18,12 @@ from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import RankError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor import multiproc
 from inflight.executor.multiproc import MultiprocExecutor, _Rank
-from inflight.executor.process import WorkerProcess, wait_for_end
+from inflight.executor.rank_process import WorkerProcess
 from inflight.executor.recovery import RecoveryResult
 from inflight.interface.request import ResolvedSampling
 from inflight.interface.start_up import BeginEpoch
 from inflight.interface.step import NewRequestData
+from inflight.processes.child_process import wait_for_end
 from inflight.sampling_params import SamplingParams
 from tests.conformance.configs import engine_config, plan
 from tests.unit.executor.processes import SCRIPTED, exists, have_ended, pids_of, scripted_executor

@@ -16,10 +16,11 @@ from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import ConfigError, WorkerDiedError
 from inflight.executor import multiproc
 from inflight.executor.multiproc import MultiprocExecutor
-from inflight.executor.process import WorkerProcess, wait_for_end
-from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
+from inflight.executor.rank_process import WorkerProcess
 from inflight.interface.messages import RpcCall
 from inflight.interface.start_up import JoinEpoch, Listening, Ready, StartUp
+from inflight.processes.child_process import wait_for_end
+from inflight.processes.streams import EXIT_STREAM_ENDED, BlockingStream
 from tests.conformance.configs import engine_config, plan
 from tests.unit.executor.processes import (
     SCRIPTED,

@@ -1,4 +1,4 @@
-"""When another recovery is allowed, and what one recovery does, with ranks that do what the test says."""
+"""What one recovery does, with ranks that do what the test says."""
 
 from __future__ import annotations
 
@@ -11,41 +11,11 @@ from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import EngineClosedError, InflightError, RankError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor import broken_links, recovery
 from inflight.executor.meeting import Meeting
-from inflight.executor.process import PAUSES
-from inflight.executor.recovery import RecoveryLimits, RecoveryResult, recover
+from inflight.executor.recovery import RecoveryResult, recover
 from inflight.interface.messages import WorkerFailure
 from inflight.interface.start_up import BeginEpoch, EpochCommand, Listening, StartUpFailed
-
-
-def test_only_recoveries_of_the_last_hour_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    limits = RecoveryLimits(FaultToleranceConfig(max_recoveries=2))
-    for _ in range(2):
-        assert limits.problem() == ""
-        limits.note()
-    assert "2 recoveries within one hour" in limits.problem()
-    clock.now = 3601.0
-    assert limits.problem() == ""
-
-
-def test_no_recovery_is_allowed_if_none_is_configured() -> None:
-    assert "(max_recoveries)" in RecoveryLimits(FaultToleranceConfig(max_recoveries=0)).problem()
-
-
-def test_only_the_oldest_recovery_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    limits = RecoveryLimits(FaultToleranceConfig(max_recoveries=2))
-    for clock.now in (0.0, 3000.0):
-        limits.note()
-    clock.now = 3700.0
-    assert limits.problem() == ""
-    limits.note()
-    assert limits.problem()
-    clock.now = 6700.0
-    assert limits.problem() == ""
-
-
-# -- one recovery ------------------------------------------------------------------------------------------------------
+from inflight.processes.child_process import PAUSES
+from inflight.processes.recovery_limits import RecoveryLimits
 
 
 class Clock:

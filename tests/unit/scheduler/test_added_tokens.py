@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from inflight.engine.outbox import merge_outputs
+from inflight.engine.process.outbox import merge_outputs
 from inflight.interface.request import EngineCoreRequest, FinishReason, LogprobsColumns, ResolvedSampling
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import RequestBlocks

@@ -14,7 +14,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
-from inflight.engine.kv_cache_sizing import make_kv_cache_configs
+from inflight.engine.start.kv_cache_sizing import make_kv_cache_configs
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.worker.worker import Worker
 from tests.fake_gpu import GPUS

@@ -15,8 +15,8 @@ from inflight.entrypoints.serve import supervisor
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.entrypoints.serve.supervisor import Supervisor
-from inflight.executor.process import pause_seconds
-from inflight.executor.recovery import RecoveryLimits
+from inflight.processes.child_process import pause_seconds
+from inflight.processes.recovery_limits import RecoveryLimits
 
 
 class FrontEnd:

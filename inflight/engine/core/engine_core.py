@@ -1,0 +1,174 @@
+"""`EngineCore`: the loop of steps (step_loop.py) that recovers from faults. start/make_core.py makes one.
+
+If a step fails or a rank is lost, all steps in flight are void: their results are not used. Their requests keep the tokens
+that were committed, and wait again. Then `Executor.recover` repairs the ranks (executor/recovery.py), and the requests go on. A
+request whose steps fail again and again runs alone. If its step still fails, it ends with an error (scheduler/suspects.py). If
+the ranks cannot be repaired, the core is dead: it raises the cause once, and `EngineDeadError` in all later calls.
+
+Without fault tolerance (`FaultToleranceConfig.enabled` is False) the core raises the error of a failed step. It can continue
+only if there is one rank, the step raised an exception, and the rank can compute a step without requests (`check_health`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from inflight.config.engine import EngineConfig
+from inflight.engine.core.fault_record import FaultRecord
+from inflight.engine.core.step_loop import StepLoop
+from inflight.errors import EngineError, ErrorKind, RankError, StepError
+from inflight.executor.executor import Executor
+from inflight.interface.kv_cache import KVCacheConfig
+from inflight.interface.statistics import FaultStatus
+from inflight.interface.step import SchedulerOutput
+from inflight.kv_cache.manager import KVCacheManager
+from inflight.scheduler.scheduler import Scheduler
+from inflight.structured_output.manager import StructuredOutputManager
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore(StepLoop):
+    """Owns the executor: `close` shuts it down. Not thread-safe: only one thread may call its methods.
+
+    Args:
+        config: for a pipeline, with the stagger and the depth that were chosen by a measurement.
+        kv_cache_config: the cache of rank 0.
+        grammars: compiles the grammars of requests and makes their masks. The core closes it.
+
+    Attributes:
+        cached_names: the names of blocks that have joined and left the prefix cache; None if nobody wants to know.
+        on_fault_status: called when a recovery of the ranks begins and when it ends. By default it does nothing.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        scheduler: Scheduler,
+        kv_cache: KVCacheManager,
+        kv_cache_config: KVCacheConfig,
+        grammars: StructuredOutputManager | None,
+    ) -> None:
+        parallel = config.parallel
+        super().__init__(
+            executor,
+            scheduler,
+            kv_cache,
+            depth=config.scheduler.depth,
+            waits_for_grammars=parallel.distributed_executor_backend == "external_launcher",
+        )
+        self.kv_cache_config = kv_cache_config
+        self.scheduler_config = config.scheduler
+        self.cached_names = kv_cache.watch_names() if parallel.routes_by_prefix else None
+        self.on_fault_status: Callable[[FaultStatus], None] = lambda status: None
+        self._grammars = grammars
+        self._has_peers = parallel.world_size > 1
+        self._fault_tolerance = config.fault_tolerance
+        self._faults = FaultRecord()
+
+    def check_ranks(self) -> None:
+        """Check whether a rank was lost, and if so, replace it. Call this only while no step is in flight.
+
+        Raises:
+            RankError: a rank was lost and cannot be replaced, so the core is dead.
+        """
+        try:
+            self._executor.raise_if_lost()
+        except RankError as error:
+            if not self._recover(error, ()):
+                raise
+
+    def fault_status(self) -> FaultStatus:
+        """The recoveries since the start, and whether a recovery is under way."""
+        return self._faults.status(self._executor, is_dead=self.is_dead)
+
+    def _after_error(self, error: Exception) -> None:
+        """Void the steps in flight and recover. Returns if the loop may go on.
+
+        Without fault tolerance the error is raised again, with one exception: if the rank can continue, and all requests of
+        the failed step had already ended, the failure is only logged. Then the requests of the other steps are computed again.
+        """
+        is_harmless = isinstance(error, EngineError) and self.scheduler.is_oldest_step_dead()
+        plans = [plan for plan, _ in self._in_flight]
+        cause = self._void_steps(error)
+        if isinstance(cause, RankError) and self._fault_tolerance.enabled:
+            if self._recover(cause, plans):
+                return
+        elif isinstance(cause, RankError) and not self._can_go_on(cause):
+            self._death = cause
+        elif is_harmless:
+            return
+        if cause is error:
+            raise error
+        raise cause from None
+
+    def _void_steps(self, error: Exception) -> Exception:
+        """Drop all steps in flight. Log the cause of `error` with its plan and the scheduler's state. Returns the cause."""
+        plans = [plan for plan, _ in self._in_flight]
+        state = self.scheduler.describe()
+        self._in_flight.clear()
+        for step_id, empty in self.scheduler.void():
+            self._executor.provide_grammar_output(step_id, empty)
+        # only after `provide_grammar_output`, because a rank may fail only after it has got its masks
+        cause = self._executor.root_cause(error) if isinstance(error, RankError) and self._has_peers else error
+        logger.error(
+            "%s\nThe plan was:\n%s\nThe scheduler's state:\n%s\nSteps in flight: %s",
+            cause,
+            "\n".join(plan.describe() for plan in _failed_plans(cause, plans)[:1]) or "none",
+            state,
+            ", ".join(str(plan.step_id) for plan in plans) or "none",
+            exc_info=None if isinstance(cause, EngineError) else cause,  # other errors are defects of this process
+        )
+        return cause
+
+    def _recover(self, cause: RankError, plans: Sequence[SchedulerOutput]) -> bool:
+        """Repair the ranks after the fault `cause`, which has made the steps `plans` void. If the repair fails, the core is
+        dead, and the result is False."""
+        self._faults.begin(cause)
+        self.on_fault_status(self.fault_status())
+        try:
+            result = self._executor.recover(cause)
+        except EngineError as error:
+            if error is not cause:
+                logger.error("the engine cannot recover: %s", error)
+            self._death = cause
+            self.on_fault_status(self.fault_status())
+            return False
+        if not result.kept_arenas:
+            self.scheduler.reset_prefix_cache()
+        summary = f"the engine failed: {str(cause).splitlines()[0]}"
+        if self._fault_tolerance.resume_requests_after_recovery:
+            failed = {request_id for plan in _failed_plans(cause, plans) for request_id in plan.request_ids}
+            self.scheduler.blame(failed, summary)
+        else:
+            for request_id in {request_id for plan in plans for request_id in plan.request_ids}:
+                self.scheduler.fail(request_id, summary, ErrorKind.ENGINE)
+        self._faults.end(result, num_resumed=self.scheduler.num_begun)
+        self.on_fault_status(self.fault_status())
+        return True
+
+    def _can_go_on(self, cause: RankError) -> bool:
+        """Whether the only rank can run more steps after this error. Waits for the steps that it still runs."""
+        if self._has_peers or not isinstance(cause, StepError):
+            return False
+        try:
+            self._executor.check_health()
+        except EngineError as error:
+            logger.error("the rank cannot run more steps: %s", error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Shut down the executor and the threads that compile grammars. Idempotent."""
+        self._executor.shutdown()
+        if self._grammars is not None:
+            self._grammars.close()
+
+
+def _failed_plans(cause: Exception, plans: Sequence[SchedulerOutput]) -> Sequence[SchedulerOutput]:
+    """Returns the plans of the steps that may have caused the error. If a step raised the error, the error names this step. If
+    a rank died or hangs, any of the steps may be the cause."""
+    failed = [plan for plan in plans if isinstance(cause, StepError) and plan.step_id == cause.step_id]
+    return failed or plans

@@ -1,0 +1,254 @@
+"""`EngineProcess`: one process of the engine core, seen by the process that started it.
+
+The two share a *control socket*. After the `StartEngine` frame its messages are lines of JSON:
+
+    owner -> core   {"front_end": number, "num_deaths": n}, which brings one end of a front end's socket; {"ping": true};
+                    once: {"begin": fields of a `FaultStatus`, the recoveries so far; "fault_time", "guilty",
+                    "recovery_times": see `begin`}
+    core -> owner   {"pong": true}, {"ready": bytes of a rank's KV cache},
+                    {"faults": fields of a `FaultStatus`, "recovery_times": [time, ...]},
+                    {"unconnected": number of a front end, whose socket did not arrive, as there was no free descriptor},
+                    {"suspect": id of the sequence that runs alone, see `Suspects`; "" if all may run}
+
+When the owner closes the control socket, the core ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from inflight.config.engine import EngineConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.errors import EngineDeadError
+from inflight.interface.serving import StartEngine
+from inflight.interface.statistics import FaultStatus
+from inflight.processes.child_process import ChildProcess, stop_processes
+from inflight.processes.ping_watch import PingWatch
+from inflight.processes.streams import BlockingStream
+
+logger = logging.getLogger(__name__)
+
+TITLE = "inflight: engine"
+SPARE_TITLE = "inflight: spare engine"
+MAX_END_SECONDS = 20.0  # how long the process may need to end (its workers: 5 s; a step that hangs: 15 s)
+SOCKET_BUFFER_BYTES = 2**20
+EXIT_GIVEN_UP = 4  # exit code of an engine core whose ranks needed too many recoveries
+
+
+def title_of(config: EngineConfig, title: str = TITLE) -> str:
+    """The title of the process. If there are several replicas, it has the replica's number."""
+    parallel = config.parallel
+    return title if parallel.data_parallel_size == 1 else f"{title} {parallel.data_parallel_rank}"
+
+
+class EngineProcess:
+    """The process in which the engine core runs. It loads the model after `begin`. Used on one event loop.
+
+    Attributes:
+        process: the process itself.
+        sockets: number of a front end -> the socket to the engine, one for each front end given to `begin`. A caller that takes
+            one out owns it. `close` closes the others.
+        is_ready: whether the engine has started.
+        kv_cache_bytes: the size of the KV cache of rank 0; 0 before the engine has started.
+        has_ended: whether the process has ended.
+        was_killed: whether this object has killed the process, because it hung or took too long.
+        faults: the newest status that the core has sent; None before the first one.
+        recovery_times: when its ranks, and those of earlier processes, recovered (`RecoveryLimits.times`).
+        suspect: the id of the sequence that runs alone; "" if all may run.
+    """
+
+    def __init__(self, args: EngineArgs, config: EngineConfig, *, is_spare: bool = False) -> None:
+        """
+        Args:
+            is_spare: see `StartEngine`.
+
+        Raises:
+            EngineDeadError: the process ended at once.
+        """
+        self.sockets: dict[int, socket.socket] = {}
+        self.is_ready = self.has_ended = self.was_killed = False
+        self.kv_cache_bytes = 0
+        self.recovery_times: tuple[float, ...] = ()
+        self._unconnected: list[int] = []
+        self.faults: FaultStatus | None = None
+        self.suspect, self._received = "", b""
+        self._pings = PingWatch(self._ping, self._hangs)
+        self._has_news = asyncio.Event()
+        self._control, theirs = socket.socketpair()
+        try:
+            title = title_of(config, SPARE_TITLE if is_spare else TITLE)
+            self.process = ChildProcess(
+                title, "inflight.engine.process.core_process", [theirs.fileno()], keeps_secrets=True
+            )
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+        start = StartEngine(
+            config=config, tokenizer=args.tokenizer, skip_tokenizer_init=args.skip_tokenizer_init, is_spare=is_spare
+        )
+        try:
+            BlockingStream(self._control).send(start)
+        except OSError as error:
+            raise self._gone() from error
+        self._control.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._control, self._read)
+        self._loop.add_reader(self.process.pidfd, self._note_end)
+
+    def begin(
+        self,
+        front_ends: Sequence[int] = (0,),
+        past: FaultStatus | None = None,
+        fault_time: float = 0.0,
+        guilty: Sequence[str] = (),
+        recovery_times: Sequence[float] = (),
+    ) -> None:
+        """Let the process load the model and serve. Call it once.
+
+        Args:
+            past: the recoveries before this process. None: there was none.
+            fault_time: when the process before this one was lost, as a time of `time.monotonic()`; 0.0 if there was none.
+            guilty: ids of sequences that ran alone when earlier processes were lost. If a front end sends one again, it fails.
+            recovery_times: when the ranks of earlier processes recovered, as times of `time.monotonic()`. They count, too.
+
+        Raises:
+            EngineDeadError: the process is gone, or this process has no free descriptors. The process was ended.
+        """
+        try:
+            for number in front_ends:
+                self.sockets[number] = self._pass_socket(number, 0)
+            begin = {
+                "begin": asdict(past or FaultStatus()),
+                "fault_time": fault_time,
+                "guilty": list(guilty),
+                "recovery_times": list(recovery_times),
+            }
+            self._control.send(_line(begin))
+        except OSError as error:
+            self._remove_readers()
+            raise self._gone() from error
+
+    def _gone(self) -> EngineDeadError:
+        """End the process. Returns the error that says so."""
+        self._close_sockets()
+        stop_processes([self.process], MAX_END_SECONDS)
+        return EngineDeadError(f"the engine's process is gone: {self.process.state}")
+
+    def _remove_readers(self) -> None:
+        self._loop.remove_reader(self._control)
+        self._loop.remove_reader(self.process.pidfd)
+
+    def connect(self, number: int, num_deaths: int) -> socket.socket | None:
+        """Connect a front end to the running engine. Returns its socket, or None if the process is gone.
+
+        Args:
+            num_deaths: how many front ends have died so far.
+        """
+        try:
+            return self._pass_socket(number, num_deaths)
+        except OSError:
+            return None
+
+    def check(self) -> None:
+        """Kill the process if it hangs, otherwise ping it. It answers even while a step runs. Call this every PING_SECONDS."""
+        self._pings.tick(0, self.process)
+
+    def _ping(self, _: int) -> None:
+        with contextlib.suppress(OSError):  # the socket's buffer is full, or the process has ended
+            self._control.send(_line({"ping": True}))
+
+    def _hangs(self, _: int, reason: str) -> None:
+        self.kill(reason)
+
+    def kill(self, reason: str) -> None:
+        """Kill the process, and log the reason."""
+        logger.error("the engine's process is killed: %s", reason)
+        self.was_killed = True
+        self.process.send_signal(signal.SIGKILL)
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether something else has killed the process: the kernel, for lack of memory, or an operator."""
+        code = self.process.exit_code
+        return code is not None and code < 0 and not self.was_killed
+
+    def take_unconnected(self) -> list[int]:
+        """Returns the front ends that must be connected again."""
+        taken, self._unconnected = self._unconnected, []
+        return taken
+
+    async def wait_for_news(self, seconds: float) -> None:
+        """Wait until the process has become ready or has ended, but at most `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_news.wait(), seconds)
+        self._has_news.clear()
+
+    async def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:
+        """Close the owner's ends of the sockets, wait until the process of the engine has ended, and kill it if it does not end
+        in time. Call it once."""
+        self._remove_readers()
+        self._close_sockets()
+        await asyncio.to_thread(stop_processes, [self.process], grace_seconds)
+        self.process.close()
+
+    def _close_sockets(self) -> None:
+        for ours in (self._control, *self.sockets.values()):
+            ours.close()
+
+    def _pass_socket(self, number: int, num_deaths: int) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        try:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+            socket.send_fds(self._control, [_line({"front_end": number, "num_deaths": num_deaths})], [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
+    def _note_end(self) -> None:
+        self._loop.remove_reader(self.process.pidfd)
+        self._read()  # perhaps it became ready before its end
+        self.has_ended = True
+        self._has_news.set()
+
+    def _read(self) -> None:
+        try:
+            received = self._control.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self._loop.remove_reader(self._control)
+            return
+        *lines, self._received = (self._received + received).split(b"\n")
+        for line in lines:
+            match json.loads(line):
+                case {"pong": _}:
+                    self._pings.heard(0)
+                case {"ready": int(num_bytes)}:
+                    self.is_ready, self.kv_cache_bytes = True, num_bytes
+                    self._has_news.set()
+                case {"suspect": str(request_id)}:
+                    self.suspect = request_id
+                case {"faults": fields, "recovery_times": times}:
+                    self.faults = FaultStatus(**fields)
+                    self.recovery_times = tuple(times)
+                case {"unconnected": int(number)}:
+                    self._unconnected.append(number)
+
+
+def _line(message: object) -> bytes:
+    return json.dumps(message).encode() + b"\n"

@@ -1,0 +1,217 @@
+"""`Replicas`: the engines of one front end, and which of them has which request.
+
+Usually there is one engine. If it is lost, requests wait until another process takes its place. If there are several replicas,
+the requests of a lost one go on at the others at once. But a request with which MAX_FAULTS engines in a row were lost may be
+the cause. It waits until its engine is there again, and runs alone there (scheduler/suspects.py), so it ends no other replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from inflight.config.engine import EngineConfig
+from inflight.engine.request.output_processor import OutputProcessor, Update
+from inflight.engine.request.request_state import RequestState
+from inflight.engine.serving.admission import QueueLimits
+from inflight.engine.serving.engine_client import EngineClient, EngineState
+from inflight.engine.serving.engine_sockets import EngineSockets
+from inflight.engine.serving.routing import Router
+from inflight.errors import EngineDeadError, EngineError, EngineRecoveringError, InflightError
+from inflight.interface.request import MAX_FAULTS
+from inflight.interface.serving import AbortRequests, AddRequest, EngineReady
+from inflight.interface.statistics import FaultStatus
+
+logger = logging.getLogger(__name__)
+
+
+class Replicas:
+    """Used on the event loop.
+
+    Attributes:
+        engines: the replicas, in the order of their indices.
+        router: chooses the engine of a new request.
+        on_failed: called with the ids of requests that end because their engine was lost, and the reason.
+        on_engine_end: called with the index of each engine that has ended, if others are left.
+        on_end: called once, with the reason, when the last engine has ended. `summary` is the reason as clients may see it.
+    """
+
+    def __init__(self, engines: Sequence[EngineClient], outputs: OutputProcessor, config: EngineConfig) -> None:
+        """`outputs` has the unfinished requests."""
+        self.engines = engines
+        self.router = Router(engines, config.cache.block_size)
+        self.on_failed: Callable[[Iterable[str], InflightError], None] = lambda _ids, _error: None
+        self.on_engine_end: Callable[[int], None] = lambda _: None
+        self.on_end: Callable[[str], None] = lambda _: None
+        self.summary = ""
+        self._outputs = outputs
+        self._limits = config.fault_tolerance
+        self._is_closing = False
+        for engine in engines:
+            engine.on_lost, engine.on_restored = partial(self._note_loss, engine), self._resume
+            engine.on_end = partial(self._note_end, engine)
+
+    @property
+    def fault_status(self) -> FaultStatus:
+        return FaultStatus.of_replicas([engine.fault_status for engine in self.engines])
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def give(self, state: RequestState, engine: EngineClient) -> None:
+        """Send what is left of a request to this engine. If the engine is lost, the request waits until one is connected."""
+        if state.engine >= 0:
+            self.engines[state.engine].note_left()
+        state.engine = engine.index
+        engine.note_begun()
+        children = state.resumed_children()
+        if engine.is_connected:
+            engine.send(AddRequest(prompt_token_ids=state.request.prompt_array, children=children))
+            state.was_sent = True
+        num_cached = self.router.num_cached(engine, state.request)
+        engine.admission.sent(len(children), len(state.request.prompt_token_ids), num_cached)
+
+    def take_back(self, state: RequestState) -> None:
+        """Forget a request that has ended."""
+        engine = self.engines[state.engine]
+        engine.admission.ended()
+        engine.note_left()
+
+    def abort(self, update: Update) -> None:
+        """Let the engines abort the sequences that `update` names."""
+        if update.requests_to_abort:
+            message = AbortRequests(request_ids=tuple(update.requests_to_abort))
+            for index in {state.engine for state in update.changed}:  # engines ignore ids that they do not have
+                self.engines[index].send(message)
+
+    async def reset_prefix_caches(self) -> None:
+        left = [engine for engine in self.engines if engine.state is not EngineState.ENDED]
+        await asyncio.gather(*(engine.reset_prefix_cache() for engine in left))
+
+    async def check_ready(self, start_canary: Callable[[EngineClient], str]) -> Mapping[int, EngineError | None]:
+        """`start_canary`: see `Readiness.check`. `AsyncLLM.check_ready` describes the result.
+
+        Raises:
+            EngineError: no engine is ready.
+        """
+        checks = [self._why_not_ready(engine, start_canary) for engine in self.engines]
+        found = dict(enumerate(await asyncio.gather(*checks)))
+        if (first := found[0]) is not None and None not in found.values():
+            raise first
+        return found
+
+    async def _why_not_ready(
+        self, engine: EngineClient, start_canary: Callable[[EngineClient], str]
+    ) -> EngineError | None:
+        try:
+            if engine.state is EngineState.ENDED:
+                raise EngineDeadError("the engine's process is gone")
+            if (status := engine.fault_status).state == "recovering":
+                raise EngineRecoveringError(f"the engine recovers from a fault ({status.last_kind})")
+            await engine.readiness.check(partial(start_canary, engine), engine.busy_since)
+        except EngineError as error:
+            return error
+        return None
+
+    # -- losses ----------------------------------------------------------------------------------------------------
+
+    def _note_loss(self, engine: EngineClient, reason: str) -> None:
+        """The engine's process is gone, and another one will be started."""
+        text = "%s%s; its %d requests go on at other replicas, or wait until it has started again"
+        logger.warning(text, self._prefix(engine), reason, engine.num_requests)
+        lost = self._lost_requests(engine)
+        if not self._limits.resume_requests_after_recovery:
+            error = EngineRecoveringError("the engine was lost during this request; send the request again")
+            self.on_failed([state.request.request_id for state in lost], error)
+        self._resume()
+
+    def _note_end(self, engine: EngineClient, reason: str) -> None:
+        if all(each.state is EngineState.ENDED for each in self.engines):
+            self.summary = engine.summary
+            self.on_end(reason)
+            return
+        if self._is_closing:
+            return
+        text = "%s%s; its %d requests go on at the other replicas"
+        logger.error(text, self._prefix(engine), reason, engine.num_requests)
+        self.on_engine_end(engine.index)
+        error = EngineDeadError(reason, summary=engine.summary)
+        engine.readiness.end(error)
+        lost = self._lost_requests(engine)
+        if not self._limits.enabled:
+            self.on_failed([state.request.request_id for state in lost], error)
+        self._resume()
+
+    def _prefix(self, engine: EngineClient) -> str:
+        """Returns the beginning of a line of the log, which names the replica if there are several."""
+        return f"engine {engine.index}: " if len(self.engines) > 1 else ""
+
+    def _lost_requests(self, engine: EngineClient) -> list[RequestState]:
+        """Returns the requests that were at this engine, and counts the loss for each of them."""
+        lost = [state for state in self._outputs.unfinished() if state.was_sent and state.engine == engine.index]
+        for state in lost:
+            state.was_sent = False
+            state.count_loss()
+        return lost
+
+    def _resume(self) -> None:
+        """Send all requests that no engine has to connected engines, in the order of their arrival."""
+        for state in self._outputs.unfinished():
+            if state.was_sent:
+                continue
+            own = self.engines[state.engine]
+            is_suspect = state.num_losses >= MAX_FAULTS and own.state is not EngineState.ENDED
+            engine = own if is_suspect else self.router.best(state.request)
+            if engine is not None and engine.is_connected:
+                self.give(state, engine)
+
+    async def close(self) -> None:
+        """Close the connections. Then `on_end` is called."""
+        self._is_closing = True
+        await asyncio.gather(*(engine.close() for engine in self.engines))
+
+
+async def connect(
+    config: EngineConfig, sockets: Sequence[EngineSockets], limits: QueueLimits | None
+) -> tuple[list[EngineClient], list[EngineReady]]:
+    """Connect to all engines, and wait until they have started. Of several engines, some may have been given up before this
+    front end came; they are left out.
+
+    Raises:
+        InflightError: an engine could not start. Nothing is left open but `sockets`.
+    """
+    engines = [
+        EngineClient(
+            each,
+            config.fault_tolerance,
+            index=index,
+            limits=limits,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            step_budget=config.execute_model_timeout_seconds,
+        )
+        for index, each in enumerate(sockets)
+    ]
+    opening = [asyncio.create_task(_open(engine)) for engine in engines]
+    try:
+        ready = await asyncio.gather(*opening)
+        if all(engine.state is EngineState.ENDED for engine in engines):
+            raise EngineDeadError("the engine's process is gone, and it is not started again")
+    except BaseException:
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
+        await asyncio.gather(*(each.close() for each in engines if each.state is not EngineState.STARTING))
+        raise
+    number = max(each.front_end for each in ready)  # all engines know this front end by the same number
+    return engines, [replace(each, front_end=number) for each in ready]
+
+
+async def _open(engine: EngineClient) -> EngineReady:
+    try:
+        return await engine.open()
+    except EngineDeadError:
+        if engine.has_seen_process:
+            raise
+        return EngineReady(front_end=-1, num_kv_cache_tokens=0)

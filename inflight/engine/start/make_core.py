@@ -1,0 +1,44 @@
+"""`make_core`: makes an engine core. Allocates the KV cache, and measures how long the model's steps take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inflight.config.engine import EngineConfig
+from inflight.engine.core.engine_core import EngineCore
+from inflight.engine.start.kv_cache_sizing import allocate_kv_cache
+from inflight.engine.start.pipeline_tuning import tuned
+from inflight.engine.start.step_times import measured_step_times
+from inflight.executor.executor import Executor
+from inflight.kv_cache.manager import KVCacheManager
+from inflight.scheduler.scheduler import Scheduler
+from inflight.structured_output.manager import StructuredOutputManager
+
+
+def make_core(config: EngineConfig, executor: Executor, grammars: StructuredOutputManager | None = None) -> EngineCore:
+    """Returns a core that owns `executor` and `grammars`. If this fails, the caller still owns them.
+
+    Raises:
+        OutOfMemoryError: one sequence of `max_model_len` tokens does not fit.
+        EngineError: a rank failed.
+    """
+    kv_cache_config = allocate_kv_cache(config, executor)
+    kv_cache = KVCacheManager(
+        kv_cache_config,
+        fingerprint=config.model.fingerprint,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        checkpoint_tokens=config.cache.state_checkpoint_tokens,
+    )
+    scheduler_config, first_step_id = tuned(config, executor, kv_cache_config)
+    step_times, first_step_id = measured_step_times(config, executor, kv_cache_config, first_step_id)
+    scheduler = Scheduler(
+        scheduler_config,
+        kv_cache,
+        max_model_len=config.model.max_model_len,
+        grammars=grammars,
+        num_speculative_tokens=config.speculative.num_speculative_tokens if config.speculative is not None else 0,
+        first_step_id=first_step_id,
+        step_times=step_times,
+    )
+    config = replace(config, scheduler=scheduler_config)
+    return EngineCore(config, executor, scheduler, kv_cache, kv_cache_config, grammars)

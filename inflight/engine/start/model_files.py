@@ -1,0 +1,79 @@
+"""Reads what a front end needs from a model's folder: configuration, tokenizer and chat template, but no weights.
+
+`LLMEngine` and `AsyncLLM` use this file to make their `InputProcessor`. Nothing here imports torch, because that takes long.
+`AsyncLLM` needs no torch in its process: the engine loads the weights in another process, and `AsyncLLM` makes its input
+processor meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from inflight import envs
+from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
+from inflight.config.engine import EngineConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.config.gguf_config import read_model_config
+from inflight.config.machine import detect_machine
+from inflight.config.overrides import ineffective_overrides, merge_overrides
+from inflight.config.resolve import resolve
+from inflight.config.stored_head import resolve_head
+from inflight.config.unknown_family import describe_model
+from inflight.engine.start.generation_defaults import model_eos_token_ids, warn_of_unknown_fields
+from inflight.hub import read_generation_config, resolve_model_folder
+from inflight.structured_output.backend import GrammarBackend
+from inflight.structured_output.manager import StructuredOutputManager
+from inflight.structured_output.selector import create_backend
+from inflight.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_config(args: EngineArgs) -> EngineConfig:
+    """Returns the configuration for this model on this machine. Reads the model's config.json and the headers of
+    its weights. If `args.model` is the id of a model on the Hugging Face hub, downloads the model.
+
+    Raises:
+        ConfigError: the arguments are wrong, or do not fit the model or the machine.
+    """
+    folder = resolve_model_folder(args.model, args.revision, with_code=args.trust_remote_code)
+    warn_of_unknown_fields(args.override_generation_config or {})
+    return resolve(
+        args,
+        folder=folder,
+        architecture=_describe(args, folder),
+        machine=detect_machine(args.device),
+        timeout_seconds=envs.execute_model_timeout_seconds(),
+    )
+
+
+def _describe(args: EngineArgs, folder: Path) -> ModelArchitecture:
+    """Logs what `auto` has chosen, and the names of `hf_overrides` that change nothing."""
+    config, overrides = read_model_config(folder, args.max_model_len), args.hf_overrides or {}
+    describe = partial(describe_model, model_impl=args.model_impl, gguf=folder if folder.is_file() else None)
+    architecture = describe(merge_overrides(config, args.config_overrides))
+    if architecture.implementation != TRANSFORMERS and (names := ineffective_overrides(config, overrides, describe)):
+        logger.warning("hf_overrides: %s of %s changes nothing in this model", ", ".join(names), architecture.name)
+    if architecture.not_native:
+        logger.info(
+            "transformers' code computes the model (model_impl='transformers'), because Inflight's own does not: %s",
+            architecture.not_native,
+        )
+    return architecture if args.load_format == "dummy" else resolve_head(architecture, folder)
+
+
+def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> StructuredOutputManager:
+    """Returns the manager that compiles grammars. `read` returns the tokenizer. The manager calls `read` when it gets the first
+    request with a grammar."""
+    architecture = config.model.architecture
+
+    def create() -> GrammarBackend:
+        tokenizer = read()
+        generation_config = {**(read_generation_config(config.model.folder) or {}), **config.model.generation_overrides}
+        eos = model_eos_token_ids(architecture, tokenizer, generation_config)
+        return create_backend(config.structured_outputs.backend, tokenizer, architecture.vocab_size, sorted(eos))
+
+    return StructuredOutputManager(create, architecture.vocab_size, num_buffers=2 * config.scheduler.max_depth)

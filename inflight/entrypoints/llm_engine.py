@@ -1,0 +1,169 @@
+"""`LLMEngine`: makes `RequestOutput`s from prompts. `LLM` uses it. The caller calls `step` again and again.
+
+The engine core runs in the caller's process. Ranks may be processes of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
+
+from inflight.config.engine_args import EngineArgs
+from inflight.config.openmp import placement_hidden
+from inflight.engine.core.engine_core import EngineCore
+from inflight.engine.core.step_figures import ENGINE
+from inflight.engine.request.input_processor import ChatOptions, InputProcessor, RequestOptions
+from inflight.engine.request.model_info import make_input_processor
+from inflight.engine.request.output_processor import OutputProcessor
+from inflight.engine.request.prompt import Prompt
+from inflight.engine.request.request_state import RequestOutputKind
+from inflight.engine.start.make_core import make_core
+from inflight.engine.start.model_files import make_grammars, resolve_config
+from inflight.errors import ConfigError, EngineClosedError
+from inflight.executor.executor import Executor
+from inflight.outputs import RequestOutput
+from inflight.sampling_params import SamplingParams
+from inflight.timeline import Event
+
+logger = logging.getLogger(__name__)
+
+MAX_UNENFORCED_LINES = 1000  # at most this many log lines about parts of schemas that are not enforced
+
+
+class LLMEngine:
+    """Not thread-safe: only one thread may call its methods.
+
+    Attributes:
+        core: the engine core, with the scheduler and the engine's timeline.
+        executor: runs the model.
+        tokenizer: None if skip_tokenizer_init=True.
+        default_params: used for a request without `SamplingParams`.
+    """
+
+    def __init__(self, core: EngineCore, executor: Executor, input_processor: InputProcessor) -> None:
+        self.core = core
+        self.executor = executor
+        self.tokenizer = input_processor.tokenizer
+        self.chat_template = input_processor.chat_template
+        self.default_params = input_processor.default_params
+        self._input_processor = input_processor
+        self._output_processor = OutputProcessor(input_processor.tokenizer)
+        self._is_closed = False
+        self._logged_unenforced: set[str] = set()
+
+    @classmethod
+    def from_args(cls, args: EngineArgs) -> LLMEngine:
+        """Read the model's folder, load the model and allocate the KV cache.
+
+        Raises:
+            ConfigError: the arguments are wrong, or do not fit the model or the machine. No worker is left running.
+        """
+        start = time.perf_counter()
+        if args.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size={args.data_parallel_size}: only `inflight serve` and AsyncLLM run several replicas; here "
+                "the engine runs in this process, as one replica: leave data_parallel_size out"
+            )
+        config = resolve_config(args)
+        input_processor = make_input_processor(args, config)
+        tokenizer = input_processor.tokenizer
+        with placement_hidden():  # the executor may import torch here, in a thread of the user's program
+            executor = Executor.get_class(config)(config)
+        try:
+            grammars = None if tokenizer is None else make_grammars(config, lambda: tokenizer)
+            core = make_core(config, executor, grammars)
+        except BaseException:  # also KeyboardInterrupt: if this method fails, no worker may stay alive
+            executor.shutdown()
+            raise
+        logger.info("%s is ready after %.2f s", config.model.name, time.perf_counter() - start)
+        return cls(core, executor, input_processor)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY,
+        **options: Unpack[RequestOptions],
+    ) -> None:
+        """Queue a request. Calls of `step` compute it. `InputProcessor.process` describes the arguments.
+
+        Args:
+            kind: what the outputs of the request contain, and when `step` returns one.
+
+        Raises:
+            InvalidRequestError: the request is wrong (the message says what to do), or a request with this id still runs.
+        """
+        self._check_open()
+        request = self._input_processor.process(request_id, prompt, params, **options)
+        self._output_processor.add_request(request, kind)
+        self._log_unenforced(request.unenforced)
+        for child in request.children:
+            self.core.add_request(child, request.prompt_array)
+
+    def _log_unenforced(self, places: Iterable[str]) -> None:
+        """Log each place only once, because the requests of a batch usually have the same schema."""
+        for place in places:
+            if place not in self._logged_unenforced and len(self._logged_unenforced) < MAX_UNENFORCED_LINES:
+                self._logged_unenforced.add(place)
+                logger.warning("%s: the grammar library cannot enforce this part, so it is ignored", place)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step. For each request that the step changed, returns an output if its `kind` asks for one now.
+
+        Raises:
+            EngineError: a step failed, and the engine has not recovered. If `core.is_dead` is False, the engine keeps the
+                requests: abort them or call `step` again. If it is True, the engine cannot continue.
+            EngineDeadError: an earlier call failed, and the engine cannot continue.
+        """
+        self._check_open()
+        update = self._output_processor.update(self.core.step())
+        if update.requests_to_abort:
+            self.core.abort_requests(update.requests_to_abort)
+        return update.take_outputs()
+
+    def has_unfinished_requests(self) -> bool:
+        return self._output_processor.has_unfinished_requests()
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests at once. `step` returns no more outputs of them. Ids of unknown or ended requests are ignored."""
+        self.core.abort_requests(self._output_processor.abort(request_ids).requests_to_abort)
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
+    ) -> list[int]:  # Any: JSON
+        """Render a conversation with the model's chat template, and return the token ids of the prompt."""
+        text = self._input_processor.render_text(messages, **options)
+        return self._input_processor.encode(text, add_special_tokens=False)
+
+    def with_strict_tools(
+        self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
+    ) -> SamplingParams | None:
+        """See `InputProcessor.with_strict_tools`."""
+        return self._input_processor.with_strict_tools(params, tools)
+
+    def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
+        """Returns the events of `first_step` and later steps, if the timelines still contain them. The keys are "engine",
+        "rank 0", "rank 1" and so on.
+
+        This method first commits the steps in flight. Ranks on other machines are left out, because their clocks differ.
+        With external_launcher every engine must call this method, and gets its own events under "engine".
+        """
+        self._check_open()
+        of_ranks = self.core.collective_rpc("timeline_events")
+        events = {ENGINE: self.core.timeline.events()}
+        events |= {f"rank {rank}": of_ranks[rank] for rank in self.executor.local_ranks}
+        return {name: [event for event in found if event.step_id >= first_step] for name, found in events.items()}
+
+    def close(self) -> None:
+        """Stop the workers and free their memory. Unfinished requests are dropped. Idempotent."""
+        self._is_closed = True
+        self.core.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosedError("the engine was closed; make a new one")
+        self.core.check_alive()

@@ -1,0 +1,24 @@
+"""The first thing that each `ChildProcess` runs: `python -m inflight.processes.child PARENT_PID MODULE ARGUMENT ...`
+
+It asks the kernel to kill this process when the thread that started it ends. This is done before the imports of `MODULE`, which
+may take seconds, and it holds for a stopped process, too. So no process is left without the one that owns it, whatever it does
+at that moment. Then `MODULE` runs as by `python -m`.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from inflight.processes.parent import die_with_parent
+
+
+def main() -> None:
+    _, parent, module, *arguments = sys.argv
+    die_with_parent(int(parent))
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""`EngineCore` at every depth and stagger: whatever the schedule, and whatever fails, the tokens are the same.
+
+`MockEngine` checks the rest as it happens: blocks, slots and queues after every event, each token as it comes out, each plan.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inflight.engine.core.step_loop import IDLE_SECONDS
+from inflight.interface.request import FinishReason
+from inflight.interface.step import ModelRunnerOutput
+from inflight.structured_output.backend import CompiledGrammar
+from inflight.structured_output.spec import GrammarSpec
+from inflight.timeline import Event
+from tests.erratic_times import ErraticTimes
+from tests.mock_engine import MAX_MODEL_LEN, MockEngine
+from tests.shrink_budget import ShrinkBudget
+from tests.toy_grammar import ToyBackend
+from tests.unit.engine.core.core_cases import step
+
+ScheduleEvent = tuple[str, list[int], int, int]  # kind, prompt, max_tokens, number
+FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> MockEngine:
+    block_size = draw(st.sampled_from([1, 2, 4, 8]))
+    chunked = draw(st.booleans())
+    max_num_seqs = draw(st.integers(1, 5))
+    engine = MockEngine(
+        block_size=block_size,
+        windows=tuple(draw(st.lists(st.sampled_from([None, 1, 3, 7, 16]), min_size=1, max_size=4))),
+        extra_blocks=draw(st.sampled_from([0, 0, 3, 10, 60])),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=draw(st.integers(max_num_seqs, 40)) if chunked else MAX_MODEL_LEN,
+        chunked=chunked,
+        caching=draw(st.booleans()),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        depth=draw(st.integers(1, 4)),
+        stagger=draw(st.integers(1, 3)),
+        num_speculative_tokens=draw(st.sampled_from([0, 0, 1, 3])),
+        fault_tolerance=draw(st.booleans()),
+    )
+    if draw(st.booleans()):
+        engine.lose_arenas()
+    if chunked and draw(st.booleans()):
+        engine.limit_times(
+            ErraticTimes(seed=0),
+            target_seconds=draw(st.sampled_from([None, 0.01, 1.0])),
+            max_step_seconds=1.0,
+            max_num_partial_prefills=draw(st.integers(1, 3)),
+            long_prefill_token_threshold=draw(st.sampled_from([2, 8, 100])),
+        )
+    return engine
+
+
+# few distinct beginnings, so that prompts share blocks
+PROMPTS = st.builds(
+    lambda a, b, tail: [a] * b + tail, st.integers(0, 2), st.integers(1, 30), st.lists(st.integers(0, 3), max_size=20)
+)
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["add", "add", "grammar", "grammar", "fork", "abort", "fail", "late", "preempt", "reset", *["step"] * 5]
+        ),
+        PROMPTS,
+        st.integers(1, 24),
+        st.integers(0, 9),
+    ),
+    min_size=3,
+    max_size=30,
+)
+
+
+@pytest.fixture(scope="module")
+def shrinking() -> ShrinkBudget:
+    return ShrinkBudget(20.0)
+
+
+@settings(max_examples=2000 if FULL else 120)
+@given(engine=engines(), events=EVENTS)
+def test_any_schedule_gives_the_same_tokens(
+    shrinking: ShrinkBudget, engine: MockEngine, events: list[ScheduleEvent]
+) -> None:
+    with shrinking.example(engine, events):
+        run_schedule(engine, events)
+
+
+def run_schedule(engine: MockEngine, events: list[ScheduleEvent]) -> None:
+    """An event's number chooses: who is aborted or preempted, which step fails, how many steps run unasked."""
+    for i, (kind, prompt, max_tokens, number) in enumerate(events):
+        stop = frozenset(range(number * 2)) if number % 3 == 0 else frozenset()
+        if kind == "add":
+            salt = "a" if number == 1 else ""
+            logprobs = number % 4 == 0
+            engine.add(f"r{i}", prompt, max_tokens, stop=stop, priority=number, salt=salt, prompt_logprobs=logprobs)
+        elif kind == "grammar":
+            grammar = "bad" if number == 0 else str(10 * i + number)
+            engine.add(f"r{i}", prompt, max_tokens, stop=stop, priority=number, grammar=grammar)
+        elif kind == "fork":
+            grammar = str(10 * i) if number % 2 else None
+            for child in range(3):
+                leader = f"r{i}c0" if child else None
+                engine.add(
+                    f"r{i}c{child}",
+                    prompt,
+                    max_tokens + child,
+                    stop=stop,
+                    priority=number,
+                    leader=leader,
+                    grammar=grammar,
+                )
+        elif kind == "abort" and engine.wanted:
+            engine.abort(sorted(engine.wanted)[number % len(engine.wanted)])
+        elif kind == "fail":
+            engine.executor.failing[engine.executor.next_step_id + number // 2 - 2] = number % 2 == 0
+        elif kind == "preempt" and engine.scheduler.num_running:
+            running = engine.scheduler._running
+            engine.scheduler._requeue(running[number % len(running)])
+            engine.scheduler.check_integrity()
+        elif kind == "late":
+            for _ in range(number % 4):
+                engine.executor.run_next()
+        elif kind == "reset":
+            engine.core.reset_prefix_cache()
+            engine.scheduler.check_integrity()
+        else:
+            step(engine)
+    for _ in range(10_000):
+        if not engine.core.has_unfinished_requests():
+            break
+        step(engine)
+    engine.run()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_time_without_requests_is_on_the_timeline(depth: int) -> None:
+    """From the end of the last request, however it ends, to the plan of the next step."""
+    engine = MockEngine(depth=depth)
+
+    def idle() -> list[Event]:
+        return [event for event in engine.core.timeline.events() if event.phase == "idle"]
+
+    engine.add("a", [1, 2, 3], max_tokens=3)
+    engine.add("b", [1, 2, 3], max_tokens=5)
+    engine.run()
+    ended = time.perf_counter_ns()
+    engine.core.abort_requests(["unknown"])
+    assert [event.step_id for event in idle()] == [0]
+    engine.add("c", [4, 5], max_tokens=9)
+    next_step = engine.executor.next_step_id
+    engine.step()
+    assert idle()[-1].start_ns < ended
+    engine.abort("c")
+    engine.add("d", [4, 5], max_tokens=2)
+    after_abort = engine.executor.next_step_id
+    engine.run()
+    assert [event.step_id for event in idle()] == [0, next_step, after_abort]
+    for event in idle()[1:]:
+        others = [other for other in engine.core.timeline.events() if other.phase == "plan"]
+        assert all(other.end_ns <= event.start_ns or other.start_ns >= event.end_ns for other in others)
+
+
+def test_a_call_commits_the_steps_in_flight_and_loses_nothing() -> None:
+    """Some of them wait for masks: without their commits it would wait for ever."""
+    engine = MockEngine(depth=4, stagger=2)
+    for i in range(3):
+        engine.add(f"r{i}", [i] * 5, 12, grammar=str(i))
+    engine.scheduler.wait_for_grammars()  # else they may run one after the other
+    calls = []
+    while engine.core.has_unfinished_requests():
+        engine.step()
+        in_flight = len(engine.core._in_flight)
+        assert engine.core.collective_rpc("echo", (in_flight,), {"a": 1}) == [("echo", (in_flight,), {"a": 1})]
+        assert not engine.core._in_flight
+        calls.append(in_flight)
+    assert max(calls) >= 2
+    engine.run()
+
+
+def test_what_arrives_during_a_step_is_planned_before_its_end_if_more_may_be_in_flight() -> None:
+    """With a stagger of 2 a lone request is in every other step."""
+    engine = MockEngine(depth=3, stagger=2)
+    arrivals = ["b", "c"]
+    seen: list[tuple[int, bool]] = []  # (plans so far, whether the oldest step is done)
+
+    def wait_for_arrival(future: Future[ModelRunnerOutput]) -> bool:
+        seen.append((len(engine.executor.plans), future.done()))
+        if arrivals:
+            engine.add(arrivals.pop(0), [1] * 5, 9)
+            return True
+        return False
+
+    engine.core.wait_for_arrival = wait_for_arrival
+    engine.add("a", [1] * 5, 9)
+    engine.step()
+    assert seen == [(1, False)], "then as many are in flight as may be: the step is waited for"
+    assert [plan.request_ids for plan in engine.executor.plans[:3]] == [("a",), ("b",), ("a",)]
+    engine.run()
+    assert arrivals == [] and set(engine.finished) == {"a", "b", "c"}
+
+
+def test_nothing_of_an_aborted_request_is_returned() -> None:
+    engine = MockEngine(depth=2)
+    engine.add("a", [1] * 5, 10)
+    engine.add("bad", [1] * 5, 10, grammar="bad")
+    engine.step()
+    engine.core.collective_rpc("hold outputs")
+    engine.scheduler.wait_for_grammars()
+    engine.core.abort_requests(["a", "bad"])
+    assert engine.core.step() == []
+    assert not engine.core.has_unfinished_requests()
+    engine.grammars.close()
+
+
+def test_nobody_is_preempted_for_drafts() -> None:
+    counts = []
+    for num_drafts in (0, 4):
+        engine = MockEngine(
+            extra_blocks=0, max_num_seqs=4, max_num_batched_tokens=64, caching=False, num_speculative_tokens=num_drafts
+        )
+        engine.add("a", [1] * 4, 50)
+        engine.add("b", [2] * 4, 6)
+        while "b" not in engine.finished:
+            engine.step()
+        counts.append(engine.scheduler.stats.num_preemptions)
+        engine.run()
+    assert counts == [0, 0]
+
+
+def test_requests_wait_for_their_grammars_and_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    compile_toy = ToyBackend._compile
+
+    def compile_late(self: ToyBackend, spec: GrammarSpec) -> CompiledGrammar:
+        assert released.wait(100)
+        return compile_toy(self, spec)
+
+    monkeypatch.setattr(ToyBackend, "_compile", compile_late)
+    engine = MockEngine()
+    engine.add("late", [1] * 5, 20, grammar="3")
+    start = time.monotonic()
+    assert engine.step() == []  # nothing to do: it waits a moment, and gives way
+    assert IDLE_SECONDS <= time.monotonic() - start < 60
+    engine.add("bad", [1] * 5, 20, grammar="bad")
+    engine.add("plain", [2] * 5, 3)
+    while "plain" not in engine.finished:
+        engine.step()
+    assert engine.outputs["late"] == []
+    engine.core.abort_requests(["late"])
+    engine.aborted.add("late")
+    engine.add("again", [1] * 5, 20, grammar="4")
+    released.set()
+    engine.run()
+    assert engine.finished["bad"] is FinishReason.ERROR
+
+
+def test_what_arrives_while_a_step_runs_is_in_the_next_plan() -> None:
+    engine = MockEngine(depth=1)
+    engine.add("a", [1, 2, 3], max_tokens=6)
+    engine.step()
+    engine.core.before_plan = lambda: None if "b" in engine.wanted else engine.add("b", [4, 5], max_tokens=3)
+    engine.step()
+    assert engine.executor.plans[-1].request_ids == ("a", "b")
+    engine.run()

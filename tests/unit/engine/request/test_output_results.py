@@ -1,0 +1,120 @@
+"""What the results of `OutputProcessor` hold: log-probabilities, metrics, and what a resumed request had before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inflight.engine.request.output_processor import OutputProcessor
+from inflight.engine.request.request_state import RequestOutputKind
+from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
+from inflight.outputs import Logprob
+from tests.fakes_tokenizer import byte_tokenizer
+from tests.unit.engine.request.output_cases import CUMULATIVE, DELTA, FINAL_ONLY, Processor, columns, output, request
+
+
+def test_logprobs_are_trimmed_and_hold_the_token_itself() -> None:
+    processor = Processor(byte_tokenizer())
+    processor.add_request(request(logprobs=1))
+    given_columns = LogprobsColumns(
+        token_ids=np.array([[97, 98, 97], [98, 98, 99]], np.int32),
+        logprobs=np.array([[-2.0, -0.5, -2.0], [-0.25, -0.25, -3.0]], np.float32),
+        ranks=np.array([2, 1], np.int32),
+    )
+    done = processor.process([output("r", [97, 98], FinishReason.LENGTH, logprobs=given_columns)])
+    [completion] = done.request_outputs[0].outputs
+    assert completion.logprobs == [{97: Logprob(-2.0, 2, "a"), 98: Logprob(-0.5, 1, "b")}, {98: Logprob(-0.25, 1, "b")}]
+    assert completion.cumulative_logprob == -2.25
+
+
+def test_a_tied_token_has_one_entry_with_its_own_rank() -> None:
+    processor = Processor(byte_tokenizer())
+    processor.add_request(request(logprobs=2))
+    tied = LogprobsColumns(
+        token_ids=np.array([[98, 97, 98]], np.int32),
+        logprobs=np.array([[-0.5, -0.5, -0.5]], np.float32),
+        ranks=np.array([1], np.int32),
+    )
+    done = processor.process([output("r", [98], FinishReason.LENGTH, logprobs=tied)])
+    assert done.request_outputs[0].outputs[0].logprobs == [{98: Logprob(-0.5, 1, "b"), 97: Logprob(-0.5, 1, "a")}]
+
+
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
+def test_prompt_logprobs_come_whole(kind: RequestOutputKind) -> None:
+    processor = Processor(byte_tokenizer())
+    processor.add_request(request(prompt=[97, 98, 99, 100], prompt_logprobs=0), kind)
+    results = processor.process([output("r", [], prompt_logprobs=columns([98, 99], 2))]).request_outputs
+    assert all(result.prompt_logprobs is None for result in results)
+    results += processor.process([output("r", [1], prompt_logprobs=columns([100], 2))]).request_outputs
+    results += processor.process([output("r", [2], FinishReason.LENGTH)]).request_outputs
+    expected = [None, *({i: Logprob(-0.5 - i, i + 3, chr(i))} for i in (98, 99, 100))]
+    found = [result.prompt_logprobs for result in results if result.prompt_logprobs is not None]
+    assert found == [expected] * (2 if kind is CUMULATIVE else 1)
+
+
+def test_metrics_and_cached_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 11.0, 12.0])
+    monkeypatch.setattr("inflight.engine.request.output_processor.time.monotonic", lambda: next(clock))
+    processor = Processor(byte_tokenizer())
+    processor.add_request(request(n=2))
+    processor.process([output("0_r", [97], num_cached_tokens=16, first_scheduled_time=9.0)])
+    processor.process([output("1_r", [97], FinishReason.LENGTH, num_cached_tokens=32, first_scheduled_time=9.5)])
+    [result] = processor.process([output("0_r", [97], FinishReason.LENGTH, num_cached_tokens=16)]).request_outputs
+    assert result.num_cached_tokens == 16
+    assert result.metrics is not None
+    assert result.metrics.arrival_time == 1.0
+    assert (result.metrics.first_scheduled_time, result.metrics.first_token_time) == (9.0, 10.0)
+    assert result.metrics.finished_time == 12.0
+
+
+def test_cached_tokens_are_those_of_the_first_child() -> None:
+    """The others share its prompt: no earlier request's."""
+    for order in ("01", "10"):
+        processor = Processor(byte_tokenizer())
+        processor.add_request(request(n=2))
+        cached = {"0": 0, "1": 32}
+        for child in order:
+            found = processor.process(
+                [output(f"{child}_r", [97], FinishReason.LENGTH, num_cached_tokens=cached[child])]
+            ).request_outputs
+        assert [result.num_cached_tokens for result in found] == [0]
+
+
+def test_without_a_tokenizer() -> None:
+    processor = Processor(None)
+    processor.add_request(request(logprobs=0))
+    done = processor.process([output("r", [97], FinishReason.LENGTH, logprobs=columns([97], 0))])
+    [completion] = done.request_outputs[0].outputs
+    assert (completion.text, completion.token_ids) == ("", [97])
+    assert completion.logprobs == [{97: Logprob(-97.5, 100, None)}]
+
+
+def test_results_do_not_share_lists_with_the_processor() -> None:
+    processor = Processor(byte_tokenizer())
+    processor.add_request(request(), CUMULATIVE)
+    [first] = processor.process([output("r", [97])]).request_outputs
+    processor.process([output("r", [98])])
+    assert first.outputs[0].token_ids == [97]
+    assert first.outputs[0].text == "a"
+
+
+def test_a_resumed_request_brings_what_its_caller_has() -> None:
+    processor = OutputProcessor(None)
+    processed = request("r", [1, 2, 3, 4], n=2, temperature=1.0, prompt_logprobs=0, detokenize=False)
+    state = processor.add_request(processed, RequestOutputKind.DELTA)
+    assert all(sent is made for sent, made in zip(state.resumed_children(), processed.children, strict=True))
+    first, second = (child.request_id for child in processed.children)
+    piece = EngineCoreOutput(request_id=first, new_token_ids=(), prompt_logprobs=columns([2, 3], 0))
+    processor.update([piece])
+    assert [child.num_prompt_logprobs_done for child in state.resumed_children()] == [3, 1]
+    processor.update([EngineCoreOutput(request_id=second, new_token_ids=(7, 8), num_cached_tokens=4)])
+    assert state.take_output() is not None  # a delta takes the tokens away from its caller's view only
+    rest = EngineCoreOutput(request_id=first, new_token_ids=(5,), prompt_logprobs=columns([4], 0), num_cached_tokens=2)
+    processor.update([rest])
+    assert state.take_output() is not None
+    found = state.resumed_children()
+    assert [child.emitted_token_ids for child in found] == [(5,), (7, 8)]
+    assert [child.num_prompt_logprobs_done for child in found] == [4, 1]
+    processor.update([EngineCoreOutput(request_id=first, new_token_ids=(6,), finish_reason=FinishReason.LENGTH)])
+    assert [child.request_id for child in state.resumed_children()] == [second]
+    assert state.num_cached_tokens == 2

@@ -1,0 +1,83 @@
+"""An `AsyncLLM` without an engine: the test plays the engine's part. It starts in a millisecond."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from inflight.config.fault_tolerance import FaultToleranceConfig
+from inflight.engine.request.input_processor import InputProcessor, ProcessedRequest
+from inflight.engine.serving.admission import QueueLimits
+from inflight.engine.serving.async_llm import AsyncLLM
+from inflight.engine.serving.engine_client import EngineClient, EngineState
+from inflight.engine.serving.engine_sockets import EngineSockets
+from inflight.interface.codec import Message
+from inflight.interface.request import EngineCoreOutput, FinishReason
+from inflight.interface.serving import EngineOutputs, EngineReady
+from tests.fakes_tokenizer import byte_tokenizer
+
+
+class RecordingClient(EngineClient):
+    """Keeps what would go to the engine. `calls`: of "pause" and "resume", in order. `ended`: reasons given to `end`."""
+
+    def __init__(self, limits: QueueLimits | None = None, max_num_seqs: int = 1, index: int = 0) -> None:
+        super().__init__(EngineSockets(), FaultToleranceConfig(), index=index, limits=limits, max_num_seqs=max_num_seqs)
+        self.state = EngineState.CONNECTED
+        self.sent: list[Message] = []
+        self.calls: list[str] = []
+        self.ended: list[str] = []
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+    def end(self, reason: str) -> None:
+        self.ended.append(reason)
+
+
+def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) -> tuple[AsyncLLM, RecordingClient]:
+    """To be called on the event loop."""
+    engine, clients = front_end_of(1, max_num_seqs, limits)
+    return engine, clients[0]
+
+
+def front_end_of(
+    num_replicas: int, max_num_seqs: int = 16, limits: QueueLimits | None = None
+) -> tuple[AsyncLLM, list[RecordingClient]]:
+    """To be called on the event loop."""
+    config = SimpleNamespace(
+        scheduler=SimpleNamespace(max_num_seqs=max_num_seqs),
+        cache=SimpleNamespace(block_size=16),
+        execute_model_timeout_seconds=60.0,
+        fault_tolerance=FaultToleranceConfig(),
+        model=SimpleNamespace(
+            name="lone",
+            folder=Path("nowhere"),
+            load_format="dummy",
+            max_model_len=2048,
+            dtype="float32",
+            architecture=SimpleNamespace(vocab_size=256),
+        ),
+    )
+    parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}
+    processor = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), **parts)
+    clients = [RecordingClient(limits, max_num_seqs, index) for index in range(num_replicas)]
+    ready = [EngineReady(front_end=0, num_kv_cache_tokens=2**16)] * num_replicas
+    return AsyncLLM(cast("InputProcessor", processor), clients, ready), clients
+
+
+def answer(
+    engine: AsyncLLM, requests: list[ProcessedRequest], token_ids: list[int], finish: FinishReason | None = None
+) -> None:
+    """The engine sends these tokens for every sequence of the requests, which are running."""
+    ids = [
+        child.request_id for each in requests for child in engine._outputs._requests[each.request_id].request.children
+    ]
+    outputs = [EngineCoreOutput(request_id=each, new_token_ids=tuple(token_ids), finish_reason=finish) for each in ids]
+    engine._replicas.engines[0]._take_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))

@@ -1,0 +1,184 @@
+"""`Admission`: what counts as waiting, between two reports of the engine. `Drain`: who may still come, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from inflight.engine.serving.admission import MAX_SEQUENCES, Admission, Drain, QueueLimits
+from inflight.errors import EngineClosedError, InvalidRequestError, OverloadedError
+from inflight.interface.statistics import SchedulerStats
+
+
+def stats(num_running: int, num_waiting: int, num_waiting_tokens: int) -> SchedulerStats:
+    return SchedulerStats(
+        step_id=0,
+        num_running=num_running,
+        num_waiting=num_waiting,
+        num_waiting_tokens=num_waiting_tokens,
+        kv_cache_usage=0.0,
+    )
+
+
+def test_what_free_slots_take_does_not_wait() -> None:
+    admission = Admission(QueueLimits(max_queued_requests=4, max_queued_tokens=1000), max_num_seqs=3)
+    for _ in range(3):
+        admission.check(1, 600)
+        admission.sent(1, 600)
+    admission.check(4, 10**6)  # nothing waits yet, however long its prompts are
+    admission.sent(1, 600)  # this does
+    admission.check(3, 400)
+    with pytest.raises(
+        OverloadedError, match="600 prompt tokens wait, at most 1000 may wait, and this request would add 401"
+    ):
+        admission.check(1, 401)
+    with pytest.raises(OverloadedError, match="1 sequences wait, at most 4"):
+        admission.check(4, 0)
+
+
+def test_a_report_counts_what_it_knows_and_what_was_sent_after_it() -> None:
+    admission = Admission(QueueLimits(max_queued_tokens=1000), max_num_seqs=4)
+    for _ in range(3):
+        admission.sent(2, 300)
+    with pytest.raises(OverloadedError, match="300 prompt tokens wait, at most 1000"):
+        admission.check(1, 701)
+    admission.reported(stats(1, 0, 0), 2)  # the last slot but one is free: it takes none of n=2 but the next one
+    with pytest.raises(OverloadedError, match="300 prompt tokens wait, at most 1000"):
+        admission.check(1, 701)
+    admission.reported(stats(3, 1, 50), 4)  # one waits: what came after it does, too
+    with pytest.raises(OverloadedError, match="350 prompt tokens wait, at most 1000"):
+        admission.check(1, 651)
+    admission.reported(stats(4, 2, 40), 6)
+    admission.check(1, 960)
+    admission.reported(stats(0, 0, 0), 6)
+    admission.check(MAX_SEQUENCES, 10**6)
+
+
+def test_free_slots_do_not_count_while_sequences_wait() -> None:
+    """The KV cache is full: 4 of 100 slots are in use, and the next sequences wait behind those that wait already."""
+    admission = Admission(QueueLimits(max_queued_requests=10, max_queued_tokens=1000), max_num_seqs=100)
+    admission.reported(stats(4, 9, 900), 0)
+    admission.sent(1, 50)
+    with pytest.raises(OverloadedError, match="10 sequences wait, at most 10 may wait"):
+        admission.check(1, 0)
+    admission.reported(stats(4, 8, 900), 0)
+    with pytest.raises(OverloadedError, match="950 prompt tokens wait, at most 1000"):
+        admission.check(1, 51)
+
+
+def test_the_bound_of_waiting_sequences_holds_for_an_idle_engine() -> None:
+    admission = Admission(QueueLimits(max_queued_requests=4), max_num_seqs=3)
+    admission.check(7, 0)
+    with pytest.raises(
+        InvalidRequestError, match=r"8 sequences \(prompts times n\) in one request; at most 7 are allowed"
+    ):
+        admission.check(8, 0)
+    admission.sent(1, 1)
+    admission.check(6, 0)
+    with pytest.raises(
+        OverloadedError, match="0 sequences wait, at most 4 may wait, and this request would add 7"
+    ) as caught:
+        admission.check(7, 0)
+    assert caught.value.retry_after_seconds >= 1
+
+
+def test_sequences_of_one_request_are_bounded_without_limits_too() -> None:
+    for limits in (QueueLimits(), QueueLimits(max_queued_requests=10**6)):
+        admission = Admission(limits, max_num_seqs=256)
+        admission.check(MAX_SEQUENCES, 0)
+        with pytest.raises(InvalidRequestError, match=r"32768 sequences .* at most 1024"):
+            admission.check(256 * 128, 0)
+
+
+# -- drain ---------------------------------------------------------------------------------------------------------------
+
+LONG = 20.0  # seconds that no test may wait out
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    start = time.monotonic()
+    asyncio.run(test())  # type: ignore[arg-type]
+    assert time.monotonic() - start < LONG / 2, "a drain waited for its time instead of its last request"
+
+
+def test_with_nothing_to_wait_for_it_ends_at_once() -> None:
+    async def test() -> None:
+        drain = Drain()
+        drain.check_new()
+        drain.check_submit()
+        await drain.run(LONG)
+        assert drain.has_begun
+        for check in (drain.check_new, drain.check_submit):
+            with pytest.raises(EngineClosedError, match="accepts no more requests"):
+                check()
+
+    run(test)
+
+
+def test_it_ends_with_the_last_of_those_that_run() -> None:
+    async def test() -> None:
+        drain = Drain()
+        drain.note_running(2)
+        drained = asyncio.create_task(drain.run(LONG))
+        await asyncio.sleep(0)
+        drain.note_running(1)
+        await asyncio.sleep(0.01)
+        assert not drained.done()
+        drain.note_running(0)
+        await drained
+
+    run(test)
+
+
+def test_it_ends_with_what_was_accepted_and_never_submitted() -> None:
+    async def test() -> None:
+        drain = Drain()
+        with drain.accepted():
+            with drain.accepted():
+                drained = asyncio.create_task(drain.run(LONG))
+                await asyncio.sleep(0)
+                drain.check_submit()  # accepted before: it may still come
+                with pytest.raises(EngineClosedError):
+                    drain.check_new()
+            await asyncio.sleep(0.01)
+            assert not drained.done()
+        with pytest.raises(EngineClosedError):
+            drain.check_submit()
+        await drained
+
+    run(test)
+
+
+def test_what_is_accepted_counts_until_it_runs_and_then_until_it_ends() -> None:
+    async def test() -> None:
+        drain = Drain()
+        with drain.accepted():
+            drained = asyncio.create_task(drain.run(LONG))
+            await asyncio.sleep(0)
+            drain.note_running(1)
+            drain.note_running(0)  # another one has ended meanwhile
+            await asyncio.sleep(0.01)
+            assert not drained.done()
+            drain.note_running(1)
+        await asyncio.sleep(0.01)
+        assert not drained.done()
+        drain.note_running(0)
+        await drained
+
+    run(test)
+
+
+def test_when_its_time_is_over_nothing_is_submitted_any_more() -> None:
+    async def test() -> None:
+        drain = Drain()
+        drain.note_running(1)
+        with drain.accepted():
+            with pytest.raises(TimeoutError):
+                await drain.run(0.01)
+            with pytest.raises(EngineClosedError):
+                drain.check_submit()
+
+    run(test)

@@ -1,0 +1,426 @@
+"""Several replicas of the engine: which one gets a request, and what becomes of requests when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from inflight.engine.request.input_processor import ProcessedRequest
+from inflight.engine.serving import cached_index
+from inflight.engine.serving.admission import SEQUENCE_WORK as W
+from inflight.engine.serving.admission import QueueLimits
+from inflight.engine.serving.async_llm import AsyncLLM
+from inflight.engine.serving.cached_index import CachedIndex
+from inflight.engine.serving.engine_client import EngineState
+from inflight.engine.serving.engine_sockets import EngineSockets
+from inflight.errors import EngineDeadError, EngineRecoveringError, InvalidRequestError, OverloadedError
+from inflight.interface.request import MAX_FAULTS, EngineCoreRequest, FinishReason
+from inflight.interface.serving import AbortRequests, AddRequest, CachedBlocks, EngineOutputs, EngineReady
+from inflight.interface.statistics import FaultStatus, SchedulerStats
+from inflight.kv_cache.block_hash import BlockHasher
+from inflight.metrics.serving import ServingMetrics
+from inflight.processes.streams import BlockingStream
+from tests.unit.engine.request.output_cases import request
+from tests.unit.engine.serving.event_loop import run, until
+from tests.unit.engine.serving.lone_front_end import RecordingClient, answer, front_end_of
+from tests.unit.engine.serving.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
+
+HASHER = BlockHasher("model", 16)
+
+
+def taken(client: RecordingClient) -> list[EngineCoreRequest]:
+    """Returns the sequences that were sent to this replica since the last call."""
+    found = [child for message in client.sent if isinstance(message, AddRequest) for child in message.children]
+    client.sent.clear()
+    return found
+
+
+def names(client: RecordingClient) -> list[str]:
+    return [child.request_id.split(".", 2)[2] for child in taken(client)]
+
+
+def report(client: RecordingClient, num_received: int, **state: int) -> None:
+    fields = {"step_id": 0, "num_running": 0, "num_waiting": 0, "num_waiting_tokens": 0, **state}
+    stats = SchedulerStats(kv_cache_usage=0.0, **fields)
+    client._take_outputs(EngineOutputs(outputs=(), num_received=num_received, stats=stats))
+
+
+# -- which replica ---------------------------------------------------------------------------------------------------
+
+
+def test_a_burst_is_divided_by_the_tokens_of_its_prompts() -> None:
+    async def test() -> None:
+        engine, clients = front_end_of(4, max_num_seqs=256)
+        draws = random.Random(1)
+        for i in range(512):
+            engine.submit(request(str(i), [97] * round(10 * 40 ** draws.random())))
+        loads = [client.admission.load for client in clients]
+        assert max(loads) < 1.02 * sum(loads) / 4
+        for client in clients:
+            client._finish("gone")
+
+    run(test)
+
+
+def test_the_newest_report_and_what_was_sent_after_it_are_counted() -> None:
+    async def test() -> None:
+        engine, (first, second) = front_end_of(2)
+        report(first, 0, num_running=3, num_running_tokens=203)
+        report(second, 0, num_running=30, num_running_tokens=30, num_waiting=2, num_waiting_tokens=100)
+        assert (first.admission.load, second.admission.load) == (203 + 3 * W, 130 + 32 * W)
+        report(second, 0, num_running=3, num_running_tokens=3, num_waiting=1, num_waiting_tokens=100)
+        assert (first.admission.load, second.admission.load) == (203 + 3 * W, 103 + 4 * W)
+        engine.submit(request("a", [97] * 80))
+        assert (names(first), names(second)) == ([], ["a"])
+        assert second.admission.load == 183 + 5 * W
+        engine.submit(request("b", [97] * 50, n=3))  # its sequences stay together
+        assert (names(first), names(second)) == (["0_b", "1_b", "2_b"], [])
+        report(second, 1, num_running=1, num_running_tokens=1)
+        assert (first.admission.load, second.admission.load) == (253 + 6 * W, 1 + W)
+        report(second, 0, num_running=1, num_running_tokens=1)
+        assert [client.num_requests for client in (first, second)] == [1, 1]
+        first._finish("gone")
+        second._finish("gone")
+
+    run(test)
+
+
+def test_requests_are_refused_only_if_every_queue_is_full() -> None:
+    async def test() -> None:
+        engine, clients = front_end_of(2, 1, QueueLimits(max_queued_requests=1))
+        for i in range(4):  # one runs and one waits at each
+            engine.check_admission()
+            engine.submit(request(str(i)))
+        assert sorted(len(taken(client)) for client in clients) == [2, 2]
+        for refuse in (engine.check_admission, lambda: engine.submit(request("more"))):
+            with pytest.raises(OverloadedError, match="at most 1 may wait"):
+                refuse()
+        with pytest.raises(InvalidRequestError, match=r"3 sequences .* at most 2 are allowed"):
+            engine.submit(request("wide", n=3))
+        with pytest.raises(InvalidRequestError, match=r"for each of 2 replicas: 3 sequences .* at most 2 are allowed"):
+            engine.check_admission(5)
+        report(clients[1], 2)
+        with pytest.raises(OverloadedError):
+            engine.submit_all([request(str(i)) for i in range(10, 13)])  # there is room for two
+        assert engine.num_unfinished_requests == 4  # none was started
+        engine.submit_all([request(str(i)) for i in range(10, 12)])
+        assert (names(clients[0]), names(clients[1])) == ([], ["10", "11"])
+        for client in clients:
+            client._finish("gone")
+
+    run(test)
+
+
+def test_prompts_of_one_call_are_divided() -> None:
+    async def test() -> None:
+        engine, clients = front_end_of(2)
+        engine.submit_all([request(str(i), [97] * (10 + i)) for i in range(20)])
+        assert [len(taken(client)) for client in clients] == [10, 10]
+        for client in clients:
+            client._finish("gone")
+
+    run(test)
+
+
+def test_a_client_may_choose_the_replica() -> None:
+    async def test() -> None:
+        engine, (first, second) = front_end_of(2)
+        for name in "abc":
+            engine.submit_all([request(name)], data_parallel_rank=1)
+        assert (names(first), names(second)) == ([], ["a", "b", "c"])
+        for wrong in (2, -1):
+            with pytest.raises(InvalidRequestError, match="names no replica; this engine has 2"):
+                engine.submit_all([request("d")], data_parallel_rank=wrong)
+        second._lose("gone")
+        assert names(first) == ["a", "b", "c"]
+        engine.submit_all([request("d")], data_parallel_rank=1)
+        assert names(first) == ["d"]
+        first._finish("gone")
+        second._finish("gone")
+
+    run(test)
+
+
+def test_a_replica_whose_ranks_recover_gets_nothing_new() -> None:
+    """Its engine's process lives, and its own requests wait there."""
+
+    async def test() -> None:
+        engine, (first, second) = front_end_of(2)
+        stay = engine.submit_all([request("stay")], data_parallel_rank=0)
+        first._note_faults(FaultStatus(state="recovering"))
+        for name in "abc":
+            engine.submit_all([request(name)], data_parallel_rank=0)
+        assert (names(first), names(second)) == (["stay"], ["a", "b", "c"])
+        second._note_faults(FaultStatus(state="recovering"))
+        engine.submit_all([request("d")], data_parallel_rank=0)
+        assert names(first) == ["d"], "if all recover, requests wait at the one that was asked for"
+        first._note_faults(FaultStatus())
+        engine.submit_all([request("e")], data_parallel_rank=1)
+        assert names(first) == ["e"] and len(stay) == 1
+        first._finish("gone")
+        second._finish("gone")
+
+    run(test)
+
+
+def prompt(length: int, salt: str = "", first: int = 97) -> ProcessedRequest:
+    """A request that knows the names of its blocks."""
+    made = request(f"{first}-{length}-{salt}", [first] * length)
+    return replace(made, block_names=HASHER.names(salt, made.prompt_array))
+
+
+def cache(client: RecordingClient, made: ProcessedRequest, num_blocks: int) -> None:
+    client.cached.apply(CachedBlocks(stored=made.block_names[: 32 * num_blocks], removed=b""))
+
+
+def test_cached_tokens_are_no_work() -> None:
+    async def test() -> None:
+        engine, (first, second) = front_end_of(2)
+        cache(second, prompt(800), 40)
+        assert len(prompt(161).block_names) == 32 * 10 and len(prompt(160).block_names) == 32 * 9
+        for salt, length, expected in [("", 161, second), ("a", 161, first), ("b", 161, second)]:
+            report(first, 0)
+            report(second, 0, num_running=1 if salt == "a" else 0)  # without a hit, the idle one
+            if salt == "b":
+                report(first, 0, num_running=1)
+            made = prompt(length, salt)
+            engine.submit(made)
+            assert engine._outputs._requests[made.request_id].engine == expected.index
+        report(first, 99)
+        report(second, 99)
+        engine.submit(prompt(641))
+        assert second.admission.load == 1 + W
+        # the hit is worth 640 tokens: more than ten sequences, less than thirty
+        report(second, 99, num_running=10, num_running_tokens=10)
+        engine.submit(prompt(642))
+        report(first, 99)
+        report(second, 99, num_running=30, num_running_tokens=30)
+        engine.submit(prompt(643))
+        report(first, 99)
+        report(second, 99)
+        second._lose("gone")  # its next process has no cache
+        second._restore()
+        assert len(second.cached) == 0
+        at = [engine._outputs._requests[f"97-{length}-"].engine for length in (641, 642, 643)]
+        assert at == [0, 0, 0] and first.num_requests == 6  # those of the second went to the first when it was lost
+        first._finish("gone")
+        second._finish("gone")
+
+    run(test)
+
+
+def test_prompts_that_begin_alike_come_together() -> None:
+    """If nothing else decides. Every front end decides alike."""
+
+    async def test() -> None:
+        chosen = []
+        for _ in range(2):
+            engine, clients = front_end_of(4)
+            for i in range(40):
+                made = prompt(33, first=i + 1)
+                engine.submit(made)
+                state = engine._outputs._requests[made.request_id]
+                chosen.append(state.engine)
+                for client in clients:
+                    report(client, 99)
+            for client in clients:
+                client._finish("gone")
+        assert chosen[:40] == chosen[40:] and set(chosen) == {0, 1, 2, 3}
+
+    run(test)
+
+
+def test_the_index_of_cached_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_index, "MAX_INDEX_BYTES", 5 * cached_index.ENTRY_BYTES)
+    block_names = prompt(97).block_names
+    a, b, c, d, e, f = (block_names[i : i + 32] for i in range(0, 192, 32))
+    index = CachedIndex()
+    index.apply(CachedBlocks(stored=a + b + d, removed=c))
+    assert index.num_cached(block_names) == 2
+    index.apply(CachedBlocks(stored=c + e + f, removed=b""))  # no room for the last one
+    assert index.num_cached(block_names) == 5
+    index.apply(CachedBlocks(stored=b"", removed=a))
+    assert index.num_cached(block_names) == 0 and len(index) == 4
+    index.apply(CachedBlocks(stored=a, removed=b"", is_first=True))
+    assert index.num_cached(block_names) == 1 and len(index) == 1
+    assert index.num_cached(b"") == 0
+
+
+# -- losses ----------------------------------------------------------------------------------------------------------
+
+
+def test_requests_of_a_lost_replica_go_on_elsewhere_at_once() -> None:
+    async def test() -> None:
+        engine, (first, second) = front_end_of(2)
+        requests = [request(name, n=2) for name in "ab"]
+        streams = [engine.submit_all([each], data_parallel_rank=0)[0] for each in requests]
+        other = engine.submit_all([request("other")], data_parallel_rank=1)[0]
+        answer(engine, requests[:1], [97, 98])
+        taken(first), taken(second)
+        first._lose("gone")
+        moved = taken(second)
+        assert [child.request_id.split(".", 2)[2] for child in moved] == ["0_a", "1_a", "0_b", "1_b"]
+        assert [child.emitted_token_ids for child in moved] == [(97, 98), (97, 98), (), ()]
+        assert [child.num_losses for child in moved] == [1] * 4
+        assert (first.num_requests, second.num_requests) == (0, 3)
+        assert first.admission.load == 0
+        report(second, 0, step_id=7)  # it makes steps
+        ready = await engine.check_ready()
+        assert isinstance(ready[0], EngineRecoveringError) and ready[1] is None
+        await engine.check_health()
+        first._restore()
+        assert taken(first) == []  # nothing comes back
+        answer(engine, requests, [99], FinishReason.LENGTH)
+        assert tokens_of(await read(streams[0])) == [97, 98, 99]
+        assert reasons_of(await read(streams[1])) == ["length", "length"]
+        other.abort()
+        assert [type(message) for message in second.sent] == [AbortRequests] and first.sent == []
+        assert [client.num_requests for client in (first, second)] == [0, 0]
+
+    run(test)
+
+
+def test_if_all_are_lost_requests_wait_for_the_first_that_is_there_again() -> None:
+    async def test() -> None:
+        engine, (first, second) = front_end_of(2)
+        engine.submit_all([request("a")], data_parallel_rank=0)
+        assert names(first) == ["a"]
+        first._lose("gone")
+        assert names(second) == ["a"]
+        second._lose("gone")
+        engine.submit(request("late"))
+        assert names(first) == names(second) == []
+        first._restore()
+        assert names(first) == ["a", "late"]
+        second._restore()
+        assert names(second) == []
+        first._finish("gone")
+        second._finish("gone")
+
+    run(test)
+
+
+def test_a_request_that_loses_engine_after_engine_stays_at_its_last_one() -> None:
+    """There it runs alone. Otherwise it could end all replicas, again and again."""
+
+    async def test() -> None:
+        engine, clients = front_end_of(3)
+        engine.submit_all([request("bad")], data_parallel_rank=0)
+        at, visited = clients[0], []
+        for _ in range(MAX_FAULTS):
+            visited.append(at.index)
+            at._lose("gone")
+            moved = [client for client in clients if names(client) == ["bad"] and client.is_connected]
+            if moved:
+                [at] = moved
+        assert sorted(visited) == [0, 1, 2] and not moved
+        for client in clients:
+            client.state = EngineState.CONNECTED  # all others are there again
+        at.state = EngineState.LOST
+        engine._replicas._resume()
+        assert all(names(client) == [] for client in clients)
+        at._restore()
+        [child] = taken(at)
+        assert child.num_losses == MAX_FAULTS
+        for client in clients:
+            client._finish("gone")
+
+    run(test)
+
+
+def test_the_engine_has_ended_when_the_last_replica_has() -> None:
+    async def test() -> None:
+        engine, (first, second) = front_end_of(2)
+        stream = engine.submit_all([request("a")], data_parallel_rank=0)[0]
+        taken(first)
+        ended: list[int] = []
+        engine._observers.engine_ended = ended.append  # type: ignore[method-assign]
+        first._finish("too many recoveries")
+        assert names(second) == ["a"] and ended == [0]
+        await engine.check_health()
+        assert engine.fault_status.state == "healthy"
+        second._lose("gone")
+        second._finish("gone for good")
+        with pytest.raises(EngineDeadError, match="gone for good"):
+            await read(stream)
+        with pytest.raises(EngineDeadError, match="gone for good"):
+            await engine.check_health()
+        assert engine.fault_status.state == "failed"
+
+    run(test)
+
+
+def test_the_status_of_several_replicas_is_their_sum() -> None:
+    one: Any = {"num_recoveries": {"engine_died": 2, "front_end_died": 3}, "epoch": 1, "num_resumed_requests": 4}
+    two: Any = {"num_recoveries": {"rank_died": 1, "front_end_died": 3}, "spare_workers": 1, "last_cause": "rank 0"}
+    both = FaultStatus.of_replicas([FaultStatus(**one), FaultStatus(**two, state="recovering")])
+    assert both.num_recoveries == {"engine_died": 2, "rank_died": 1, "front_end_died": 3}
+    assert (both.state, both.epoch, both.num_resumed_requests, both.spare_workers) == ("recovering", 1, 4, 1)
+    assert FaultStatus.of_replicas([FaultStatus(**two)]) == FaultStatus(**two)
+
+
+@pytest.mark.parametrize("num_given_up", [1, 2])
+def test_a_front_end_that_comes_when_a_replica_was_given_up_uses_the_others(num_given_up: int) -> None:
+    async def test() -> None:
+        arriving, streams = [EngineSockets(), EngineSockets()], []
+        for index, each in enumerate(arriving):
+            if index < num_given_up:
+                each.fail(EngineDeadError("no more recoveries"))
+                continue
+            ours, theirs = socket.socketpair()
+            each.put(ours)
+            streams.append(BlockingStream(theirs))
+            streams[-1].send(EngineReady(front_end=7, num_kv_cache_tokens=1000))
+        if num_given_up == 2:
+            with pytest.raises(EngineDeadError):
+                await asyncio.wait_for(AsyncLLM.attach(mock_args(data_parallel_size=2), *arriving), 300)
+            return
+        metrics = ServingMetrics("m", num_engines=2)
+        attaching = AsyncLLM.attach(mock_args(data_parallel_size=2), *arriving, observers=[metrics])
+        engine = await asyncio.wait_for(attaching, 300)
+        shown = metrics.render("")[0].decode()
+        for index in range(2):
+            assert f'inflight:engine_up{{engine="{index}",model_name="m"}} {index}.0' in shown
+        assert engine.num_kv_cache_tokens == [0, 1000] and engine._id_prefix == "7."
+        assert engine.fault_status.state == "healthy"
+        engine.submit(await engine.process("a", "x", endless(5)))
+        message = await asyncio.to_thread(streams[0].receive, (AddRequest,))
+        assert isinstance(message, AddRequest)
+        await asyncio.wait_for(engine.close(), 300)
+        for stream in streams:
+            stream.close()
+
+    run(test)
+
+
+def test_a_replica_that_is_killed_costs_no_request() -> None:
+    async def test() -> None:
+        async with mock_engine({"data_parallel_size": 2, "num_threads": 1}) as engine:
+            truth = tokens_of(await read(await submit(engine, "truth", "x", endless(100))))
+            streams = [await submit(engine, str(i), "x", endless(100)) for i in range(8)]
+            first = [await stream.__anext__() for stream in streams]
+            assert [each.num_requests for each in engine._replicas.engines] == [4, 4]
+            process = engine._keepers[1].process
+            assert process is not None
+            os.kill(process.process.pid, signal.SIGKILL)
+            for begun, stream in zip(first, streams, strict=True):
+                assert tokens_of([begun, *await read(stream)]) == truth
+            await until(lambda: engine._replicas.engines[1].is_connected, 20)
+            await until(lambda: engine.fault_status.num_recoveries == {"engine_died": 1}, 20)
+            await until(lambda: engine.fault_status.num_resumed_requests == 4, 20)
+            process = engine._keepers[1].process  # it has a cache of the same size
+            assert process is not None and process.kv_cache_bytes == engine._keepers[1]._config.cache.memory_bytes
+            first_cached, second_cached = (each.cached for each in engine._replicas.engines)
+            assert len(first_cached) > 0 and len(second_cached) == 0  # the new process has computed nothing
+            request = await engine.process("last", "x", endless(100))
+            assert tokens_of(await read(engine.submit_all([request], data_parallel_rank=1)[0])) == truth
+            await until(lambda: len(second_cached) > 0, 20)
+
+    run(test)

@@ -1,0 +1,189 @@
+"""The front end's part of a recovery: what is sent to the next engine core, and which requests end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from inflight.engine.request.request_state import RequestState
+from inflight.engine.serving.admission import QueueLimits
+from inflight.engine.serving.async_llm import AsyncLLM
+from inflight.errors import EngineRecoveringError, OverloadedError
+from inflight.interface.codec import encode
+from inflight.interface.request import EngineCoreRequest, FinishReason
+from inflight.interface.serving import AddRequest
+from tests.unit.engine.request.output_cases import DELTA, Processor, columns, output, request
+from tests.unit.engine.serving.event_loop import run
+from tests.unit.engine.serving.lone_front_end import RecordingClient, answer, lone_front_end
+from tests.unit.engine.serving.serving import read, reasons_of, tokens_of
+
+
+def lose(engine: AsyncLLM, client: RecordingClient) -> None:
+    client.sent.clear()
+    client._lose("gone")
+
+
+def restore(engine: AsyncLLM, client: RecordingClient) -> list[EngineCoreRequest]:
+    """Returns what is sent to the new engine core."""
+    client._restore()
+    return [child for message in client.sent if isinstance(message, AddRequest) for child in message.children]
+
+
+def test_unfinished_requests_are_sent_again_with_their_tokens_in_the_order_of_their_arrival() -> None:
+    async def test() -> None:
+        engine, client = lone_front_end()
+        begun, ended = request("begun", n=2), request("ended")
+        streams = engine.submit_all([begun, ended])
+        answer(engine, [begun], [97, 98])
+        answer(engine, [ended], [99], FinishReason.LENGTH)
+        lose(engine, client)
+        late = engine.submit(request("late"))
+        assert client.sent == []
+        assert not late.request.children[0].emitted_token_ids
+        again = restore(engine, client)
+        names = [child.request_id.split(".", 2)[2] for child in again]
+        assert names == ["0_begun", "1_begun", "late"]
+        assert [child.emitted_token_ids for child in again] == [(97, 98), (97, 98), ()]
+        # only requests that the lost core had received may be the cause of its loss
+        assert [child.num_losses for child in again] == [1, 1, 0]
+        lose(engine, client)
+        assert [child.num_losses for child in restore(engine, client)] == [2, 2, 1]
+        answer(engine, [begun], [100], FinishReason.LENGTH)
+        assert tokens_of(await read(streams[0])) == [97, 98, 100]
+        assert reasons_of(await read(streams[1])) == ["length"]
+        late.abort()
+
+    run(test)
+
+
+def test_outputs_that_have_arrived_count_when_the_engine_is_lost() -> None:
+    async def test() -> None:
+        engine, client = lone_front_end(max_num_seqs=4096)
+        requests = [request(str(i)) for i in range(500)]
+        engine.submit_all(requests)
+        answer(engine, requests, [97])  # more than the event loop takes in at once
+        lose(engine, client)
+        assert [child.emitted_token_ids for child in restore(engine, client)] == [(97,)] * 500
+        engine._replicas.engines[0]._finish("gone")
+
+    run(test)
+
+
+def test_if_requests_may_not_resume_those_fail_that_were_sent() -> None:
+    async def test() -> None:
+        engine, client = lone_front_end()
+        engine._replicas._limits = replace(engine._replicas._limits, resume_requests_after_recovery=False)
+        sent = engine.submit(request("sent"))
+        lose(engine, client)
+        with pytest.raises(EngineRecoveringError, match="was lost during this request"):
+            await read(sent)
+        late = engine.submit(request("late"))
+        again = restore(engine, client)
+        assert [child.request_id.endswith(".late") for child in again] == [True]
+        late.abort()
+
+    run(test)
+
+
+def test_the_queue_of_a_lost_engine_is_counted_from_zero() -> None:
+    async def test() -> None:
+        engine, client = lone_front_end(1, QueueLimits(max_queued_requests=2))
+        first = [engine.submit(request(str(i))) for i in range(3)]  # one runs, two wait
+        with pytest.raises(OverloadedError):
+            engine.check_admission()
+        lose(engine, client)
+        restore(engine, client)
+        with pytest.raises(OverloadedError):
+            engine.check_admission()  # the same three, and not six
+        first[0].abort()
+        lose(engine, client)
+        restore(engine, client)
+        engine.check_admission()
+        engine._replicas.engines[0]._finish("gone")
+
+    run(test)
+
+
+def test_a_loss_is_counted_anew_after_progress() -> None:
+    """A core that computes a prompt and one decode has made progress with the request."""
+    processor = Processor(None)
+    state = processor.add_request(request())
+    found = []
+    for tokens in ([], [], [97], [], [98, 99], [], [97, 98]):
+        processor.process([output("r", tokens)])
+        state.count_loss()
+        found.append(state.completions[0].num_losses)
+    assert found == [1, 2, 3, 4, 1, 2, 1]
+
+
+def resumed(state: RequestState) -> list[tuple[str, int]]:
+    return [(child.request_id, child.num_prompt_logprobs_done) for child in state.resumed_children()]
+
+
+def test_only_unfinished_sequences_are_resumed() -> None:
+    processor = Processor(None)
+    state = processor.add_request(request(n=3))
+    processor.process([output("1_r", [97], FinishReason.LENGTH)])
+    assert resumed(state) == [("0_r", 1), ("2_r", 1)]
+
+
+def test_log_probabilities_of_the_prompt_go_on_where_they_were() -> None:
+    """The first position has none. Only the first sequence has them. They are never computed twice."""
+    processor = Processor(None)
+    state = processor.add_request(request(prompt=[1, 2, 3, 4], n=2, prompt_logprobs=0), DELTA)
+    assert resumed(state) == [("0_r", 1), ("1_r", 1)]
+    processor.process([output("0_r", [], prompt_logprobs=columns([2, 3], 0))])
+    assert resumed(state) == [("0_r", 3), ("1_r", 1)]
+    processor.process([output("0_r", [97], prompt_logprobs=columns([4], 0))])
+    assert state.prompt_logprobs is None  # they were handed out
+    assert resumed(state) == [("0_r", 4), ("1_r", 1)]
+
+
+# -- the end of a request --------------------------------------------------------------------------------------------
+
+
+def test_when_a_request_ends_its_timer_ends_and_a_drain_goes_on() -> None:
+    """Otherwise a later request with the same id would be aborted in the middle, and a shutdown would wait for its timeout."""
+
+    async def test() -> None:
+        engine, _ = lone_front_end()
+        first = request("same")
+        stream = engine.submit(first, timeout=1000.0)
+        assert stream.timer is not None
+        draining = asyncio.create_task(engine.drain(1000.0))
+        await asyncio.sleep(0)
+        assert engine.is_draining and not draining.done()
+        answer(engine, [first], [97], FinishReason.LENGTH)
+        await asyncio.wait_for(draining, 5)
+        assert stream.timer.cancelled()
+        assert reasons_of(await read(stream)) == ["length"]
+
+    run(test)
+
+
+def test_a_drain_goes_on_when_a_request_is_not_submitted_after_all() -> None:
+    async def test() -> None:
+        engine, _ = lone_front_end()
+        with engine.accepted():
+            draining = asyncio.create_task(engine.drain(1000.0))
+            await asyncio.sleep(0)
+            assert not draining.done()
+        await asyncio.wait_for(draining, 5)
+
+    run(test)
+
+
+def test_the_message_of_a_request_has_its_prompt_once() -> None:
+    async def test() -> None:
+        engine, client = lone_front_end()
+        prompt = [i % 256 for i in range(2000)]
+        stream = engine.submit(request("r", prompt, n=64))
+        [message] = client.sent
+        assert isinstance(message, AddRequest) and len(message.children) == 64
+        assert message.prompt_token_ids.tolist() == prompt
+        assert len(encode(message).segments) == 1 and encode(message).num_bytes < 4 * 2000 + 64 * 1000
+        stream.abort()
+
+    run(test)
