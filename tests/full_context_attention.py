@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionParams, StateMetadata
+from inflight.attention.backend import AttentionBackend, AttentionParams
+from inflight.attention.metadata import AttentionInputs, StateMetadata
 from inflight.config.engine import ModelConfig, QuantizationConfig
 from inflight.config.gguf_config import read_model_config
 from inflight.config.parse_architecture import parse_architecture

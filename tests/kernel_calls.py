@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionInputs, AttentionParams
+from inflight.attention.backend import AttentionParams
 from inflight.attention.cpu_paged import CpuPagedBackend, CpuPagedMetadata, _step_struct
+from inflight.attention.metadata import AttentionInputs
 from inflight.config.architecture import GELU_TANH, SIGMOID, SILU
 from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectives
 from inflight.errors import ConfigError
@@ -34,7 +35,9 @@ from inflight.kernels.cpu import library
 from inflight.kernels.cpu.functions import DTYPES, SIGNATURES, AttentionStep
 from inflight.kernels.cpu.gated_delta import CpuGatedDelta
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
-from inflight.kernels.cpu.linear import PackedHeads, PackedLinear, pack_float, pack_integers, quantize_rows
+from inflight.kernels.cpu.linear import PackedLinear
+from inflight.kernels.cpu.packed_heads import PackedHeads
+from inflight.kernels.cpu.packing import pack_float, pack_integers, quantize_rows
 from inflight.kernels.cpu.recording import KernelLibrary
 from inflight.kernels.cpu.tape import Recorder
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights

@@ -25,9 +25,10 @@ from inflight.executor.recovery import RecoveryResult
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
 from inflight.scheduler.step_time.model import StepTimeModel
 from inflight.structured_output.manager import StructuredOutputManager
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.conformance.configs import engine_config
 from tests.erratic_times import limit_times
 from tests.mock_worker import MockWorker, mock_generate

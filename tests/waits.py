@@ -10,10 +10,10 @@ MOST_SECONDS = 300.0  # so long that a slow machine makes no test fail
 T = TypeVar("T")
 
 
-def wait_until(find: Callable[[], T]) -> T:
-    """Call `find` again and again. Returns the first result that is true."""
+def wait_until(find: Callable[[], T], seen: Callable[[], object] = lambda: "") -> T:
+    """Call `find` again and again. Returns the first result that is true. `seen`: what the error says if there is none."""
     end = time.monotonic() + MOST_SECONDS
     while not (found := find()):
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, f"it did not happen: {seen()}"
         time.sleep(0.005)
     return found

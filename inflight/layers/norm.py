@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import OutputPart
+from inflight.layers.sharding import OutputPart
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 

@@ -226,7 +226,7 @@ class GraphModelRunner(Runner):
     def prepare_inputs(self, plan: SchedulerOutput) -> DeviceStep:
         with self._timeline.span(plan.step_id, "prepare"):
             batch, inputs = self._apply_plan(plan)
-            prompt_logprobs = self._prompt_logprobs.advance(plan, inputs.query_start_loc, batch)
+            prompt_logprobs = self._advance_prompt_logprobs(plan, inputs)
             slots = plan.slots[inputs.sampling_rows]
             shape = self._shape(plan, inputs, prompt_logprobs)
             rows = self._sampling_state.take(slots) if self._draws else None
@@ -246,7 +246,7 @@ class GraphModelRunner(Runner):
                 rows=rows,
                 num_prompt_tokens=batch.num_prompt_tokens[slots],
                 prompt_logprobs=prompt_logprobs,
-                message=self._inbox.post(len(slots)),
+                message=self._post(len(slots)),
             )
 
     def _stage_entries(
@@ -401,9 +401,9 @@ class GraphModelRunner(Runner):
 
     def _processors(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> LogitsProcessors | None:
         """The step's logits processors, uploaded. None if no row needs them, and on ranks that do not draw."""
-        if step.rows is None:
+        if step.rows is None or (grammar_output is None and step.rows.is_plain):
             return None
-        masks = grammar_masks(step.plan, grammar_output, step.inputs.draw_start_loc)
+        masks = None if grammar_output is None else grammar_masks(step.plan, grammar_output, step.inputs.draw_start_loc)
         return LogitsProcessors.of(step.rows, step.inputs.first_positions, step.num_prompt_tokens, masks, self._upload)
 
     def discard(self, model_input: DeviceStep) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionMetadata
+from inflight.attention.metadata import AttentionMetadata
 from inflight.attention.triton_paged import TritonPagedMetadata
 from inflight.config.engine import EngineConfig
 from inflight.config.pipeline_stage import PipelineStage

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from inflight import AsyncLLM, RequestOutput, SamplingParams
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.request.request_state import RequestOutputKind
-from inflight.sampling_params import StructuredOutputsParams
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.covering_array import Row, covering_array
 from tests.e2e.identity import MARGIN, PLAIN, Engines, Event, Features, compare, reference_scores, run_example
 from tests.fakes_tokenizer import save_folder, trained

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionInputs
 from inflight.attention.selector import get_backend
 from inflight.attention.triton_paged import TritonPagedBackend
 from inflight.config.engine import ModelConfig

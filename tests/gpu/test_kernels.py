@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionInputs, AttentionParams
+from inflight.attention.backend import AttentionParams
+from inflight.attention.metadata import AttentionInputs
 from inflight.attention.triton_paged import TritonPagedBackend
 from inflight.config.architecture import SILU
 from inflight.device.base import TORCH_DTYPES

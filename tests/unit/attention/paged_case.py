@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionParams
+from inflight.attention.backend import AttentionBackend, AttentionParams
+from inflight.attention.metadata import AttentionInputs
 from inflight.interface.kv_cache import KVCacheSpec
 from tests import kernel_reference as reference
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from inflight.attention.backend import AttentionInputs, AttentionParams
+from inflight.attention.backend import AttentionParams
 from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.attention.metadata import AttentionInputs
 from inflight.attention.selector import get_backend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.device.cpu import CpuDevice

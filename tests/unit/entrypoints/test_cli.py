@@ -27,7 +27,7 @@ from inflight.entrypoints.cli.terminal import CompletionPrinter
 from inflight.errors import ConfigError, StepError
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.sampling_params import SamplingParams
-from inflight.setting import parse_bytes, parse_count
+from inflight.setting_text import parse_bytes, parse_count
 from tests.architecture.source import ROOT
 from tests.unit.config.fake_driver import H200, facts
 from tests.unit.entrypoints.fake_engine import FakeEngine

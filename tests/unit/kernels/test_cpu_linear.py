@@ -14,7 +14,8 @@ from torch import Tensor
 
 from inflight.config.architecture import GELU_TANH, SILU
 from inflight.kernels.cpu.library import open_kernels
-from inflight.kernels.cpu.linear import HugePages, PackedLinear, pack_float, pack_integers, quantize_rows
+from inflight.kernels.cpu.linear import HugePages, PackedLinear
+from inflight.kernels.cpu.packing import pack_float, pack_integers, quantize_rows
 from inflight.kernels.quantized_weight import QuantizedWeight
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.kernel_reference import multiply_gate

@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionInputs, AttentionParams
+from inflight.attention.backend import AttentionParams
 from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.attention.metadata import AttentionInputs
 from inflight.config import unknown_family
 from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectives
 from inflight.errors import ConfigError
@@ -27,7 +28,9 @@ from inflight.kernels.cpu.functions import AttentionStep, LinearWeight
 from inflight.kernels.cpu.gated_delta import CpuGatedDelta
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import bind_threads
-from inflight.kernels.cpu.linear import HugePages, PackedHeads, PackedLinear, pack_float, pack_integers, quantize_rows
+from inflight.kernels.cpu.linear import HugePages, PackedLinear
+from inflight.kernels.cpu.packed_heads import PackedHeads
+from inflight.kernels.cpu.packing import pack_float, pack_integers, quantize_rows
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.kernels.short_conv import CpuShortConv

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionInputs, StateMetadata, StatePlace
 from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.attention.metadata import AttentionInputs, StateMetadata, StatePlace
 from inflight.config.architecture import GatedDeltaSpec
 from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup

@@ -17,7 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
-from inflight.layers.linear import ColumnParallelLinear, OutputPart
+from inflight.layers.linear import ColumnParallelLinear
+from inflight.layers.sharding import OutputPart
 from inflight.models.decoder import GatedMLP
 from inflight.models.transformers_fallback import build
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, NormAdapter

@@ -180,7 +180,7 @@ def test_a_request_that_was_in_flight_during_lost_engines_runs_alone_first() -> 
         if engine.scheduler.suspects.lone is not None and in_flight:
             seen.append(in_flight)
             assert in_flight == {engine.scheduler.suspects.lone.request_id}
-            assert engine.scheduler._grammars.num_compiling <= 1
+            assert len(engine.scheduler._grammars.compiling) <= 1
     assert {name for names in seen for name in names} == {"c0", "c1", "c2"}
     engine.run()
 
