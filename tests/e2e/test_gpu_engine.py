@@ -12,7 +12,7 @@ import pytest
 
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.errors import OutOfMemoryError, StepError
-from inflight.worker.graph_model_runner import GraphModelRunner
+from inflight.worker.gpu.graph_model_runner import GraphModelRunner
 from tests.fake_gpu import COPY_OUT_FIRST, FakeGpu, install
 from tests.model_zoo import FAMILY_CONFIGS, write_model
 

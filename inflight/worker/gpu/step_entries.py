@@ -21,7 +21,7 @@ import numpy.typing as npt
 from inflight.interface.request import Int32Array, ResolvedSampling
 from inflight.interface.step import NewRequestData, SchedulerOutput
 from inflight.sample.device_sampler import DeviceSampler
-from inflight.worker.device_state import DeviceState
+from inflight.worker.gpu.device_state import DeviceState
 from inflight.worker.input_batch import StepInputs
 
 IndexArray = npt.NDArray[np.int64]

@@ -30,7 +30,7 @@ from inflight.kernels.triton.step_state import advance
 from inflight.models.causal_lm import CausalLM
 from inflight.sample.device_sampler import DeviceSampler
 from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
-from inflight.worker.device_state import DeviceState
+from inflight.worker.gpu.device_state import DeviceState
 from inflight.worker.prompt_logprobs import PromptLogprobsSpan
 
 PROFILED_LOGPROBS = 20  # log-probabilities per token in the profile run: the most that OpenAI's API gives

@@ -50,17 +50,17 @@ from inflight.sample.device_sampler import DeviceSampler
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.rows import HISTORY, SamplingRows
 from inflight.timeline import Timeline
-from inflight.worker.copy_out import CopiedStep
-from inflight.worker.cuda_graph import GRAPH_BYTES, GraphRunner, decode_sizes, mixed_sizes, padded_size
-from inflight.worker.device_state import DeviceState, StateSizes
 from inflight.worker.draw_rows import grammar_masks
+from inflight.worker.gpu.copy_out import CopiedStep
+from inflight.worker.gpu.cuda_graph import GRAPH_BYTES, GraphRunner, decode_sizes, mixed_sizes, padded_size
+from inflight.worker.gpu.device_state import DeviceState, StateSizes
+from inflight.worker.gpu.staging import Int32Columns, StagingRing, StagingSlot, queue_copy
+from inflight.worker.gpu.step_entries import EntryCounts, StepEntries, StepShape
+from inflight.worker.gpu.step_programs import StepPrograms
 from inflight.worker.input_batch import NO_STEP, StepInputs
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.prompt_logprobs import PromptLogprobsSpan
 from inflight.worker.runner import Runner
-from inflight.worker.staging import Int32Columns, StagingRing, StagingSlot, queue_copy
-from inflight.worker.step_entries import EntryCounts, StepEntries, StepShape
-from inflight.worker.step_programs import StepPrograms
 from inflight.worker.token_inbox import TokenInbox
 
 logger = logging.getLogger(__name__)

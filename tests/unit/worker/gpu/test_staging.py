@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inflight.device.accelerator import Event
-from inflight.worker.staging import MIN_ENTRIES, StagingRing, StagingSlot
+from inflight.worker.gpu.staging import MIN_ENTRIES, StagingRing, StagingSlot
 from tests.fake_gpu import COMPUTE_FIRST, COPY_OUT_FIRST, FakeEvent, FakeGpu, FakeStream
 
 

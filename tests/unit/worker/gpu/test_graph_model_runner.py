@@ -18,9 +18,9 @@ from inflight.interface.request import ResolvedSampling
 from inflight.interface.step import ModelRunnerOutput
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Timeline
-from inflight.worker.copy_out import CopiedStep
-from inflight.worker.cuda_graph import GRAPH_BYTES, decode_sizes, mixed_sizes, padded_size
-from inflight.worker.graph_model_runner import DeviceStep, GraphModelRunner
+from inflight.worker.gpu.copy_out import CopiedStep
+from inflight.worker.gpu.cuda_graph import GRAPH_BYTES, decode_sizes, mixed_sizes, padded_size
+from inflight.worker.gpu.graph_model_runner import DeviceStep, GraphModelRunner
 from inflight.worker.model_runner import ModelRunner
 from inflight.worker.runner import Runner
 from inflight.worker.worker import Worker, _runner_class
