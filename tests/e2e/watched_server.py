@@ -16,8 +16,8 @@ from typing import IO
 import httpx
 
 from benchmarks.fault_server import descendants
-from tests.python_process import PythonProcess
-from tests.waits import wait_until
+from tests.support.python_process import PythonProcess
+from tests.support.waits import wait_until
 
 _COMMAND = "import sys; from inflight.entrypoints.cli.main import main; sys.exit(main())"
 _BASELINE = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")

@@ -23,7 +23,7 @@ from inflight.kernels.triton.attention_decode import DecodeScratch, Splits, atte
 from inflight.kernels.triton.attention_mixed import attention_mixed
 from inflight.layers.norm import QKNorm
 from tests.conftest import FULL_GPU
-from tests.covering_array import covering_array
+from tests.support.covering_array import covering_array
 from tests.unit.attention.paged_case import Case, World
 from tests.unit.layers.contexts import layer_context
 

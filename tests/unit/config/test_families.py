@@ -29,7 +29,7 @@ from inflight.config.families import FAMILIES
 from inflight.config.families.family import Family
 from inflight.config.parse_architecture import is_known_family, parse_architecture
 from inflight.errors import UnsupportedModelError
-from tests.model_zoo import FAMILY_CONFIGS
+from tests.support.model_zoo import FAMILY_CONFIGS
 
 BASE: dict[str, Any] = {
     "vocab_size": 200,

@@ -20,7 +20,7 @@ from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.linear_method import KernelLinear, PlainLinear
 from inflight.layers.sharding import OutputPart, even_part, head_part
 from inflight.layers.weights import WeightSlot
-from tests.kernel_reference import multiply_gate
+from tests.support.kernel_reference import multiply_gate
 from tests.unit.layers.contexts import layer_context
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from inflight.interface.statistics import SchedulerStats
 from inflight.metrics.log_lines import RequestLog, StatsLog, describe
 from inflight.sampling_params import SamplingParams
 from inflight.structured_outputs_params import StructuredOutputsParams
+from tests.support.virtual_time import VirtualTimeLoop
 from tests.unit.metrics.observed import finished, stats
-from tests.virtual_time import VirtualTimeLoop
 
 IDLE = SchedulerStats(step_id=9, num_running=0, num_waiting=0, num_waiting_tokens=0, kv_cache_usage=0.0)
 CANARY = dataclasses.replace(IDLE, prefix_cache_queries=1, num_generation_tokens=1)

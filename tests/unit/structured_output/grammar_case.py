@@ -22,7 +22,7 @@ from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
-from tests.fakes_tokenizer import BOS, EOS, USER, trained
+from tests.support.fakes_tokenizer import BOS, EOS, USER, trained
 
 MODEL = Path(__file__).resolve().parents[3] / "inflight" / "demo" / "model"
 TOKENIZERS = ("embedded", "byte_level", "byte_fallback")

@@ -19,7 +19,7 @@ from inflight.structured_output.selector import create_backend
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.tokenizer import Tokenizer
-from tests.fakes_tokenizer import trained
+from tests.support.fakes_tokenizer import trained
 from tests.unit.structured_output.grammar_case import POINT, allowed_ids, backend, mask_of, tokenizer, walk
 
 GRAMMAR = backend("llguidance", "embedded")

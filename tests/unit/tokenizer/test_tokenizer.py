@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
-from tests.fakes_tokenizer import BOS, BYTE_VOCAB_SIZE, EOS, EOS_ID, USER, USER_ID, byte_tokenizer, save_folder, trained
+from tests.support.fakes_tokenizer import (
+    BOS,
+    BYTE_VOCAB_SIZE,
+    EOS,
+    EOS_ID,
+    USER,
+    USER_ID,
+    byte_tokenizer,
+    save_folder,
+    trained,
+)
 
 KINDS = ["byte_level", "byte_fallback", "word_piece", "metaspace"]
 TEXTS = [

@@ -10,7 +10,7 @@ from inflight.executor.recovery import RecoveryResult
 from inflight.interface.request import MAX_FAULTS, FinishReason
 from inflight.interface.statistics import FaultStatus
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from tests.mock_engine import MockEngine
+from tests.support.mock_engine import MockEngine
 from tests.unit.engine.core.core_cases import assert_dead, fail_on
 
 

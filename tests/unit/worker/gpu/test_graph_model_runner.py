@@ -26,8 +26,8 @@ from inflight.worker.runner import Runner
 from inflight.worker.worker import Worker, _runner_class
 from tests.conformance.configs import engine_config
 from tests.conftest import FULL_GPU
-from tests.fake_gpu import COMPUTE_FIRST, COPY_OUT_FIRST, FakeEvent, FakeGpu, FakeStream, install
-from tests.model_zoo import VOCAB_SIZE
+from tests.support.fake_gpu import COMPUTE_FIRST, COPY_OUT_FIRST, FakeEvent, FakeGpu, FakeStream, install
+from tests.support.model_zoo import VOCAB_SIZE
 from tests.unit.worker.driven import MAX_MODEL_LEN, Driven, make_executor, planner, workers_of, write_small_model
 from tests.unit.worker.plan_ahead import Job
 

@@ -10,7 +10,7 @@ import torch
 
 from inflight.device.accelerator import Event
 from inflight.worker.gpu.staging import MIN_ENTRIES, StagingRing, StagingSlot
-from tests.fake_gpu import COMPUTE_FIRST, COPY_OUT_FIRST, FakeEvent, FakeGpu, FakeStream
+from tests.support.fake_gpu import COMPUTE_FIRST, COPY_OUT_FIRST, FakeEvent, FakeGpu, FakeStream
 
 
 def uploads(device: FakeGpu, ring: StagingRing, count: int, *, num_entries: int = 3) -> list[list[int]]:

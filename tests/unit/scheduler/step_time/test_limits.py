@@ -14,7 +14,7 @@ from inflight.scheduler.scheduler import Scheduler
 from inflight.scheduler.step_time.limits import Prompt, StepBudget, StepLimits
 from inflight.scheduler.step_time.load import StepLoad, load_of
 from inflight.scheduler.step_time.model import StepTimeModel
-from tests.mock_engine import MockEngine
+from tests.support.mock_engine import MockEngine
 
 FIXED, PER_TOKEN = 0.010, 0.001
 STREAMS = ("s0", "s1")

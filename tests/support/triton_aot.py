@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MAX_SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # of one block, by compute capability
 CUOBJDUMP = "backends/nvidia/bin/cuobjdump"  # of the package triton
 
@@ -63,7 +63,7 @@ def _compile_all(cases: Sequence[KernelCase]) -> list[Resources]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.triton_aot"],
+        [sys.executable, "-m", "tests.support.triton_aot"],
         input=json.dumps([asdict(case) for case in cases]),
         capture_output=True,
         text=True,

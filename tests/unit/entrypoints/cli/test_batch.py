@@ -22,7 +22,7 @@ from inflight.entrypoints.cli.rows import Row
 from inflight.errors import StepError
 from inflight.outputs import CompletionOutput, Logprob, RequestOutput
 from tests.architecture.source import ROOT
-from tests.python_process import PythonProcess
+from tests.support.python_process import PythonProcess
 from tests.unit.entrypoints.fake_engine import FakeEngine
 from tests.unit.entrypoints.runner import invoke
 

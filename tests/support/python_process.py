@@ -20,7 +20,7 @@ from typing import Any
 
 from inflight.processes.fork_server import ForkedProcess, ForkServer, current_fork_server, use_fork_server
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # What the processes of the tests import. The programs themselves (`python -m`) are not here: they run as __main__.
 IMPORTED = (
     "torch",

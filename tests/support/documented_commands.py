@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from tests import gguf_models
-from tests.gguf_files import Number, floats, write_gguf
+from tests.support import gguf_models
+from tests.support.gguf_files import Number, floats, write_gguf
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").glob("*.md")])
 LANGUAGES = frozenset({"sh", "python", "text", "json", "yaml", "js", "ini", "toml"})
 EMBEDDED_MODEL = ROOT / "inflight" / "demo" / "model"

@@ -14,8 +14,8 @@ from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.gate import ACTIVATIONS
 from inflight.kernels.layer_ops import LayerOps, TorchLayerOps
-from tests import kernel_reference as reference
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support import kernel_reference as reference
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 # rounded once at the end: half a unit in the last place; plain torch rounds two or three times

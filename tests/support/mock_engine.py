@@ -30,9 +30,9 @@ from inflight.scheduler.step_time.model import StepTimeModel
 from inflight.structured_output.manager import StructuredOutputManager
 from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.conformance.configs import engine_config
-from tests.erratic_times import limit_times
-from tests.mock_worker import MockWorker, mock_generate
-from tests.toy_grammar import ToyBackend
+from tests.support.erratic_times import limit_times
+from tests.support.mock_worker import MockWorker, mock_generate
+from tests.support.toy_grammar import ToyBackend
 
 VOCAB_SIZE = 50
 MAX_MODEL_LEN = 64

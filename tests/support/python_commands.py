@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from tests.python_process import PythonProcess
+from tests.support.python_process import PythonProcess
 
 MAX_REQUEST_BYTES = 128 << 10
 PROGRAM = """#!{interpreter} -IS

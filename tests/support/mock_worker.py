@@ -17,7 +17,7 @@ from inflight.interface.request import LogprobsColumns
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from inflight.interface.worker import WorkerBase
 from inflight.worker.input_batch import InputBatch
-from tests.toy_grammar import EOS, allowed_tokens
+from tests.support.toy_grammar import EOS, allowed_tokens
 
 
 def digests(token_ids: np.ndarray) -> list[int]:

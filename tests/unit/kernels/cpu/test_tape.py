@@ -14,7 +14,7 @@ from inflight.kernels.cpu.functions import AttentionStep
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.cpu.tape import Recorder, Tape
-from tests.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 

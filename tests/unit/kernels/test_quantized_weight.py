@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inflight.kernels import quantized_weight
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.cpu.packing import quantize_rows as cpu_quantize_rows
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 
 
 @pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")

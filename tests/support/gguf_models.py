@@ -26,8 +26,8 @@ from transformers import (
     SmolLM3Config,
 )
 
-from tests.gguf_files import Number, Stored, floats, quantized, write_gguf
-from tests.model_zoo import write_model
+from tests.support.gguf_files import Number, Stored, floats, quantized, write_gguf
+from tests.support.model_zoo import write_model
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 203,

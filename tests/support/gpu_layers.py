@@ -10,7 +10,7 @@ import torch
 from inflight.kernels.triton.layer_ops import TritonLayerOps
 from inflight.layers import linear_tuner
 from inflight.layers.gpu_linear import GpuLinear
-from tests.triton_inputs import IS_INTERPRETED
+from tests.support.triton_inputs import IS_INTERPRETED
 
 
 class TritonIsFaster:

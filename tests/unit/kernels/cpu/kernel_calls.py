@@ -1,9 +1,10 @@
 """Calls every C++ kernel through its wrapper, with buffers beside pages that nothing may touch, or under the address sanitizer.
 
-This is a program: `python -m tests.kernel_calls INSTRUCTION_SET...`. With `--sanitized FOLDER` it opens the libraries in this
-folder, and torch allocates the memory, as the address sanitizer wants it. Each instruction set has a process of its own. The
-program prints the name of each call before it makes it. So if a process ends too early, its last line names the call. Results
-are not looked at: the kernels' own tests do that. In further processes, a call touches an element beside its buffer.
+This is a program: `python -m tests.unit.kernels.cpu.kernel_calls INSTRUCTION_SET...`. With `--sanitized FOLDER` it opens the
+libraries in this folder, and torch allocates the memory, as the address sanitizer wants it. Each instruction set has a process
+of its own. The program prints the name of each call before it makes it. So if a process ends too early, its last line names the
+call. Results are not looked at: the kernels' own tests do that. In further processes, a call touches an element beside its
+buffer.
 
 The sizes are the smallest ones, those around the widths of vectors and tiles, and larger ones. If a size is not supported, the
 wrapper must refuse it.
@@ -44,7 +45,7 @@ from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.kernels.short_conv import CpuShortConv
 from inflight.kernels.token_masks import cpu_apply_token_masks
-from tests.guarded_memory import GuardedMemory, Side
+from tests.unit.kernels.cpu.guarded_memory import GuardedMemory, Side
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 TORCH_EMPTY = torch.empty

@@ -14,8 +14,8 @@ from inflight.errors import ConfigError
 from inflight.kernels.cpu import library
 from inflight.kernels.layer_ops import TorchLayerOps
 from inflight.layers.context import select_layer_ops
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
-from tests.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="the C++ kernels are not here")
 

@@ -17,8 +17,8 @@ from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.cpu.linear import HugePages, PackedLinear
 from inflight.kernels.cpu.packing import pack_float, pack_integers, quantize_rows
 from inflight.kernels.quantized_weight import QuantizedWeight
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
-from tests.kernel_reference import multiply_gate
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.kernel_reference import multiply_gate
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 NAMES = st.sampled_from(INSTRUCTION_SETS_HERE)
