@@ -8,6 +8,8 @@ import socket
 import threading
 from functools import partial
 
+import torch
+
 from inflight.config.cpu_binding import AUTO, cores_of_rank
 from inflight.config.engine import EngineConfig
 from inflight.device.base import Device
@@ -17,23 +19,32 @@ from inflight.distributed.world import LoneWorld, World
 from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 from inflight.kernels.cpu.library import bind_threads, load_kernels
-from inflight.worker.core_sharing import CoreBinding, waited_seconds
+from inflight.worker.core_sharing import CoreBinding, CoreWatch
 
 logger = logging.getLogger(__name__)
 
+ELEMENTS_OF_A_THREAD = 1 << 15  # torch starts one thread more for each so many elements of a tensor
 
-def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreBinding | None:
-    """Set the number of compute threads, and on a CPU bind them to the rank's cores. If the rank has one thread and was not
-    told its core, the result may change the thread's binding.
+
+def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreWatch | None:
+    """Set the number of compute threads. On a CPU, start them, bind them to the rank's cores, and return their watch. If the
+    rank has one thread and was not told its core, the watch may change the thread's binding.
 
     Raises:
         ConfigError: the configuration names cores, but the C++ library that binds threads is not installed, or the operating
             system refuses to bind the threads.
     """
-    options, parallel = config.device, config.parallel
-    device.set_num_threads(options.num_threads)
-    if options.kind != "cpu":
+    device.set_num_threads(config.device.num_threads)
+    if config.device.kind != "cpu":
         return None
+    before = _thread_ids()
+    binding = _bind_threads(config, rank, device)
+    compute_thread = device.submit(partial(_start_pool, config.device.num_threads)).result()
+    return CoreWatch([compute_thread, *(_thread_ids() - before)], binding)
+
+
+def _bind_threads(config: EngineConfig, rank: int, device: Device) -> CoreBinding | None:
+    options, parallel = config.device, config.parallel
     usable = sorted(os.sched_getaffinity(0))
     cores = cores_of_rank(
         options.threads_bind,
@@ -55,12 +66,22 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreBindin
             return None
         if options.threads_bind == AUTO and len(cores) == 1:
             thread_id = device.submit(threading.get_native_id).result()
-            return CoreBinding(thread_id, cores[0], usable, partial(waited_seconds, thread_id))
+            return CoreBinding(thread_id, cores[0], usable)
     elif cores is not None and options.threads_bind != AUTO:
         raise ConfigError(
             f"cpu_threads_bind={options.threads_bind!r} needs the C++ kernels, which are not installed: give 'off' or 'auto'"
         )
     return None
+
+
+def _start_pool(num_threads: int) -> int:
+    """Let torch compute with all threads of the calling thread's pool. Returns the id of the calling thread."""
+    torch.zeros(num_threads * ELEMENTS_OF_A_THREAD, dtype=torch.float32, device="cpu").add_(1)
+    return threading.get_native_id()
+
+
+def _thread_ids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}
 
 
 def join_world(config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None, device: Device) -> World:

@@ -1,0 +1,36 @@
+"""How long threads wait for a core. Linux counts for each thread how long it was ready to run without getting one."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SHARED = 0.1  # threads that wait for a core for more than this share of their time share it with other programs
+
+
+def waited_seconds(thread_id: int) -> float:
+    """How long a thread of this process was ready to run without getting a core; 0 if the kernel does not count it."""
+    try:
+        return int(Path(f"/proc/self/task/{thread_id}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
+def share_of_waiting(num_threads: int, seconds: float) -> float | None:
+    """Computes with so many threads for some seconds. Returns the share of this time for which the threads waited for a core;
+    None if the kernel does not count it."""
+    if not Path("/proc/self/schedstat").exists():
+        return None
+
+    def compute(end: float) -> float:
+        while time.monotonic() < end:
+            hashlib.sha256(block)  # releases the interpreter lock
+        return waited_seconds(threading.get_native_id()) / seconds
+
+    block = bytes(1 << 18)
+    with ThreadPoolExecutor(num_threads) as threads:
+        return statistics.fmean(threads.map(compute, [time.monotonic() + seconds] * num_threads))
