@@ -12,19 +12,21 @@ unbound: then it continues on the core of a rank that sleeps.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from inflight.device.core_waiting import SHARED, waited_seconds
+from inflight.device.core_waiting import SHARED, core_of, idle_seconds, waited_seconds
 
 logger = logging.getLogger(__name__)
 
 # For the binding: waiting is measured over windows of at least WINDOW_SECONDS. CALM_SECONDS after the last window with company,
 # the thread is bound again.
 WINDOW_SECONDS, CALM_SECONDS = 0.02, 0.15
+IDLE = 0.4  # a core that was idle for this share of a window is free
 # The same for people, who should not read a line for every page that a browser opens.
 TOLD_WINDOW_SECONDS, TOLD_CALM_SECONDS = 0.5, 10.0
 
@@ -88,13 +90,52 @@ class CoreBinding:
             )
 
 
+class LeaderPlace:
+    """Brings the leader of several threads back to its core. The leader, which opens the tasks of a team, may use all cores of
+    its rank; each other thread is bound to a core. If another program computes on the leader's core, Linux moves the leader to
+    the core of another thread. When the program has ended, Linux needs some tenths of a second to move it back: of the two
+    threads, one runs and the other one is bound. All calls come from one thread.
+
+    Args:
+        core: of the leader.
+        cores: of the rank.
+        core_of: where a thread runs.
+        idle_seconds: how long a core has been idle.
+    """
+
+    def __init__(
+        self,
+        leader: int,
+        core: int,
+        cores: Sequence[int],
+        core_of: Callable[[int], int] = core_of,
+        idle_seconds: Callable[[int], float] = idle_seconds,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._leader, self._core, self._cores = leader, core, cores
+        self._core_of, self._idle_seconds, self._clock = core_of, idle_seconds, clock
+        self._last_look, self._idle_before = 0.0, math.inf
+
+    def follow(self) -> None:
+        """Move the leader to its core if it is on another one, and its core is idle."""
+        now = self._clock()
+        if now - self._last_look < WINDOW_SECONDS:
+            return
+        is_away = self._core_of(self._leader) != self._core
+        idle = self._idle_seconds(self._core) if is_away else math.inf
+        if is_away and idle - self._idle_before >= IDLE * (now - self._last_look):
+            os.sched_setaffinity(self._leader, [self._core])
+            os.sched_setaffinity(self._leader, self._cores)
+        self._last_look, self._idle_before = now, idle
+
+
 class CoreWatch:
     """Logs when the compute threads of a rank begin or cease to share their cores with other programs. All calls come from one
     thread.
 
     Args:
         thread_ids: the rank's compute threads.
-        binding: of the only thread, if it may leave its core.
+        binding: changes the binding of the threads, if they may leave their cores.
         waited_seconds: how long a thread has waited for a core since it began.
         clock: seconds.
     """
@@ -102,7 +143,7 @@ class CoreWatch:
     def __init__(
         self,
         thread_ids: Sequence[int],
-        binding: CoreBinding | None = None,
+        binding: CoreBinding | LeaderPlace | None = None,
         waited_seconds: Callable[[int], float] = waited_seconds,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -19,7 +20,7 @@ from inflight.distributed.world import LoneWorld, World
 from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 from inflight.kernels.cpu.library import bind_threads, load_kernels
-from inflight.worker.core_sharing import CoreBinding, CoreWatch
+from inflight.worker.core_sharing import CoreBinding, CoreWatch, LeaderPlace
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ ELEMENTS_OF_A_THREAD = 1 << 15  # torch starts one thread more for each so many 
 
 def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreWatch | None:
     """Set the number of compute threads. On a CPU, start them, bind them to the rank's cores, and return their watch. If the
-    rank has one thread and was not told its core, the watch may change the thread's binding.
+    rank was not told its cores, the watch may change the binding.
 
     Raises:
         ConfigError: the configuration names cores, but the C++ library that binds threads is not installed, or the operating
@@ -37,15 +38,20 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreWatch 
     device.set_num_threads(config.device.num_threads)
     if config.device.kind != "cpu":
         return None
-    before = _thread_ids()
-    binding = _bind_threads(config, rank, device)
+    before, usable = _thread_ids(), sorted(os.sched_getaffinity(0))
+    cores = _bind_threads(config, rank, device, usable)
     compute_thread = device.submit(partial(_start_pool, config.device.num_threads)).result()
-    return CoreWatch([compute_thread, *(_thread_ids() - before)], binding)
+    helpers = sorted(_thread_ids() - before)
+    place: CoreBinding | LeaderPlace | None = None
+    if cores is not None and config.device.threads_bind == AUTO:
+        alone = len(cores) == 1
+        place = CoreBinding(compute_thread, cores[0], usable) if alone else LeaderPlace(compute_thread, cores[0], cores)
+    return CoreWatch([compute_thread, *helpers], place)
 
 
-def _bind_threads(config: EngineConfig, rank: int, device: Device) -> CoreBinding | None:
+def _bind_threads(config: EngineConfig, rank: int, device: Device, usable: Sequence[int]) -> Sequence[int] | None:
+    """Returns the core of each compute thread; None if they are not bound."""
     options, parallel = config.device, config.parallel
-    usable = sorted(os.sched_getaffinity(0))
     cores = cores_of_rank(
         options.threads_bind,
         usable=usable,
@@ -64,10 +70,8 @@ def _bind_threads(config: EngineConfig, rank: int, device: Device) -> CoreBindin
             # the compute thread may be bound to the first core already
             device.submit(partial(os.sched_setaffinity, 0, cores)).result()
             return None
-        if options.threads_bind == AUTO and len(cores) == 1:
-            thread_id = device.submit(threading.get_native_id).result()
-            return CoreBinding(thread_id, cores[0], usable)
-    elif cores is not None and options.threads_bind != AUTO:
+        return cores
+    if cores is not None and options.threads_bind != AUTO:
         raise ConfigError(
             f"cpu_threads_bind={options.threads_bind!r} needs the C++ kernels, which are not installed: give 'off' or 'auto'"
         )

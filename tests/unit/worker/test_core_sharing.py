@@ -22,6 +22,7 @@ from inflight.worker.core_sharing import (
     CoreBinding,
     CoreSharing,
     CoreWatch,
+    LeaderPlace,
 )
 from inflight.worker.startup import start_threads
 
@@ -146,3 +147,28 @@ def test_the_thread_is_bound_or_not() -> None:
     finally:
         os.sched_setaffinity(thread_id, cores)
     assert found == [cores, cores, cores, [cores[0]]]
+
+
+def test_the_leader_comes_back_to_its_core_when_this_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Core 1 is the leader's, core 2 that of another thread. (share of core 1's time that is idle, where the leader runs)"""
+    moves: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr("os.sched_setaffinity", lambda thread_id, cores: moves.append((thread_id, list(cores))))
+    now, idle, core = 100.0, 50.0, 1
+    place = LeaderPlace(7, 1, [1, 2], lambda thread_id: core, lambda core: idle, lambda: now)
+
+    def has_moved(idle_share: float, runs_on: int, seconds: float = 2 * WINDOW_SECONDS) -> bool:
+        nonlocal now, idle, core
+        moves.clear()
+        now, idle, core = now + seconds, idle + idle_share * seconds, runs_on
+        place.follow()
+        assert moves in ([], [(7, [1]), (7, [1, 2])])
+        return bool(moves)
+
+    assert not has_moved(0.9, runs_on=1), "it is where it belongs"
+    assert not has_moved(0.9, runs_on=2), (
+        "the first look finds it away, and does not know how idle its core was meanwhile"
+    )
+    assert not has_moved(0.1, runs_on=2), "another program has its core"
+    assert not has_moved(0.9, runs_on=2, seconds=WINDOW_SECONDS / 2), "too early for a look"
+    assert has_moved(0.9, runs_on=2)
+    assert not has_moved(0.9, runs_on=1)
