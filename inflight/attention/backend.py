@@ -33,7 +33,7 @@ class AttentionParams:
 
 
 class HeadNorm(Protocol):
-    """An RMSNorm of each query head and key head over its head_dim elements (`layers.norm.QKNorm`)."""
+    """An RMSNorm of each query head and key head over its head_dim elements (`layers.qk_norm.QKNorm`)."""
 
     @property
     def weight(self) -> Tensor:

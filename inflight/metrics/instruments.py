@@ -68,7 +68,7 @@ def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str, i
 OF_ENGINE = frozenset(
     """
     engine_up num_requests_running num_requests_waiting num_waiting_tokens engine_steps iteration_tokens_total step_gap_seconds
-    step_time_ratio hidden_share num_preemptions kv_cache_usage_perc prefix_cache_queries prefix_cache_hits
+    step_time_ratio hidden_share cores_shared num_preemptions kv_cache_usage_perc prefix_cache_queries prefix_cache_hits
     cache_config_info spec_decode_num_draft_tokens spec_decode_num_accepted_tokens
     """.split()
 )
@@ -100,6 +100,7 @@ INSTRUMENTS = (
         "Share of the engine's CPU work since its last report that was done while a device computed a step; NaN before the "
         "first step.",
     ),
+    _gauge("cores_shared", "1 if other programs used the cores of the compute threads in the last steps, else 0."),
     _counter(
         "num_preemptions",
         "How often a running request had to give its KV blocks to others, and to wait again.",

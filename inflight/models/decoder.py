@@ -21,7 +21,8 @@ from inflight.layers.context import LayerContext
 from inflight.layers.gated_delta import GatedDeltaMixer
 from inflight.layers.latent_attention import LatentAttention
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
-from inflight.layers.norm import QKNorm, RMSNorm, WholeQKNorm
+from inflight.layers.norm import RMSNorm
+from inflight.layers.qk_norm import QKNorm, WholeQKNorm
 from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.rotary import RotaryEmbedding
 from inflight.layers.sharding import OutputPart, even_part, fused, head_part, repeat_order, row_order

@@ -53,7 +53,7 @@ class Worker(StepPipeline):
     def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
         device = get_device(config.device.kind, config.parallel.place(rank))
         super().__init__(config, rank, device)
-        self._core_binding = start_threads(config, rank, self._device)
+        self._core_watch = start_threads(config, rank, self._device)
         self._memory = MemoryBudget(config, rank, self._device)
         self._available_bytes: int | None = None
         self._has_warmed_up = False  # whether a step without requests has run

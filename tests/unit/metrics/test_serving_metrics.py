@@ -108,8 +108,12 @@ def test_what_the_engine_says() -> None:
     metrics = ServingMetrics("m")
     assert math.isnan(Scraped(metrics)("hidden_share"))
     metrics.stats_changed(stats(step_id=7))
-    metrics.stats_changed(dataclasses.replace(stats(step_id=12), num_draft_tokens=30, num_accepted_tokens=20))
+    assert Scraped(metrics)("cores_shared") == 0
+    metrics.stats_changed(
+        dataclasses.replace(stats(step_id=12), num_draft_tokens=30, num_accepted_tokens=20, shares_cores=True)
+    )
     value = Scraped(metrics)
+    assert value("cores_shared") == 1
     assert value("num_requests_running") == 3
     assert value("num_requests_waiting") == 2
     assert value("num_waiting_tokens") == 900

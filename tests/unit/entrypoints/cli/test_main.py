@@ -7,6 +7,7 @@ import http.server
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -367,6 +368,8 @@ def test_env() -> None:
     report = json.loads(done.stdout)
     assert report["inflight"]["version"] == inflight.__version__
     assert report["cpu"]["cores for this process"] >= 1
+    shared = report["cpu"]["shared with other programs"]
+    assert shared is None or re.fullmatch(r"(yes|no): .* waited for a core for \d+% of 50 ms", shared)
     assert report["packages"]["torch"] == report["torch"]["build"]
     assert "LlamaForCausalLM" in report["models"]["families"]
     text = run("env").stdout

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
+from inflight import LLM, SamplingParams
 from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
@@ -70,6 +75,48 @@ def test_one_pool_bound_and_idle(folder: Path) -> None:
     assert found["pool"] == [[second]], "one thread beside the compute thread, on its core"
     assert found["python"] == [cores] * len(found["python"]) and found["main"] == cores
     assert found["idle"] < 0.02, "CPU seconds in a second"  # type: ignore[operator]
+
+
+def tasks() -> set[int]:
+    """The threads of this process."""
+    return {int(task) for task in os.listdir("/proc/self/task")}
+
+
+@contextmanager
+def interrupted(threads: set[int]) -> Iterator[None]:
+    """Beside a busy process, these threads are moved from core to core all the time, so they are stopped at any point."""
+
+    def move() -> None:
+        rng, cores = random.Random(0), sorted(os.sched_getaffinity(0))
+        while not has_ended.wait(0.0005):
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(rng.choice(sorted(threads)), [rng.choice(cores)])
+
+    has_ended, mover = threading.Event(), threading.Thread(target=move)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    mover.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        mover.join()
+        busy.kill()
+        busy.wait()
+
+
+@needs_kernels
+def test_threads_that_are_stopped_and_moved_compute_the_same_bits(folder: Path) -> None:
+    params = SamplingParams(max_tokens=16, ignore_eos=True, logprobs=3, prompt_logprobs=2, temperature=0.7, seed=3)
+    arguments = {"skip_tokenizer_init": True, "max_model_len": 512, "kv_cache_memory_bytes": 1 << 24}
+    found = []
+    for num_threads in (1, 3):
+        before = tasks()
+        with LLM(str(folder), num_threads=num_threads, cpu_threads_bind="off", **arguments) as llm:
+            disturbance = interrupted(tasks() - before) if num_threads > 1 else nullcontext()
+            with disturbance:
+                outputs = llm.generate([[5] * 300, [7] * 40], params, use_tqdm=False)
+        found.append([(output.outputs[0], output.prompt_logprobs) for output in outputs])
+    assert found[0] == found[1]
 
 
 @pytest.mark.full

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -180,6 +181,45 @@ def test_prompts_leave_the_room_that_the_predictions_are_wrong_by() -> None:
         num_late += number >= 100 and seconds > limit
         model.observe(load, seconds)
     assert 0.1 < num_late / 500 < 0.35
+
+
+def test_the_room_for_prompts_shrinks_at_once_and_grows_slowly() -> None:
+    """Beside a program that computes, pauses and goes on, and so makes steps longer."""
+    model, load = started(), decodes(4, 1000)
+
+    def rooms(count: int, factor: float) -> list[int]:
+        found = []
+        for _ in range(count):
+            model.observe(load, factor * true_seconds(load))
+            found.append(model.num_prompt_tokens_within(0.5, load, 0, 4096))
+        return found
+
+    quiet = rooms(50, 1.0)[-1]
+    beside = rooms(3, 2.0)[-1]
+    assert beside < 0.6 * quiet
+    pause = rooms(60, 1.0)
+    assert pause[2] < 0.75 * quiet, "the predictions are right again, but the program may go on"
+    assert pause == sorted(pause) and pause[-1] > 0.9 * quiet
+
+
+def test_most_gaps_keep_the_target_beside_a_program_that_comes_and_goes() -> None:
+    """Steps of 8 decodes and a long prompt, planned one ahead. Every few seconds, steps become 1.8 times as long or short."""
+    rng, model, target = random.Random(0), started(), 0.25
+    now, turns_at, slow, planned, gaps = 0.0, 3.0, 1.0, deque[StepLoad](), []
+    while now < 400:
+        while len(planned) < 2:
+            load = decodes(8, 150)
+            load.add_prompt(1000, max(16, model.num_prompt_tokens_within(target, load, 1000, 2048)), draws=False)
+            planned.append(load)
+        if now > turns_at:
+            turns_at, slow = now + rng.uniform(1, 4), 2.8 - slow
+        load = planned.popleft()
+        gaps.append(slow * true_seconds(load) * rng.lognormvariate(0, 0.06))
+        model.observe(load, gaps[-1])
+        now += gaps[-1]
+    gaps = sorted(gaps[50:])
+    assert gaps[int(0.99 * len(gaps))] < 1.5 * target
+    assert gaps[len(gaps) // 2] > 0.6 * target, "steps are not shorter than they must be"
 
 
 def test_one_strange_step_changes_little() -> None:
