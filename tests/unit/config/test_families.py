@@ -307,6 +307,11 @@ def test_smollm3_leaves_the_rotary_embedding_out_of_every_fourth_layer() -> None
     assert [layer.mixer.rope is None for layer in parse("smollm3").layers] == [False, False, False, True]
 
 
+def test_smollm3_has_windows_only_if_it_uses_them() -> None:
+    assert windows(parse("smollm3", sliding_window=8)) == [None] * 4
+    assert windows(parse("smollm3", sliding_window=8, use_sliding_window=True)) == [None, None, None, 8]
+
+
 def test_glm_rotates_half_of_each_head() -> None:
     for name in ("glm", "glm4"):
         rope = parse(name, head_dim=16).layers[0].mixer.rope
