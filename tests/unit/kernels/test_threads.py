@@ -22,6 +22,8 @@ from tests.model_zoo import FAMILY_CONFIGS, write_model
 needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="the C++ kernels are not here")
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core only")
 
+# it ends by itself if the test is killed
+BUSY = "import time; end = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
 PROGRAM = """
 import json, os, subprocess, sys, threading, time
 from inflight import LLM, SamplingParams
@@ -39,7 +41,7 @@ with LLM(folder, skip_tokenizer_init=True, max_model_len=512, kv_cache_memory_by
     llm.generate([[5] * 300, [7] * 40], params, use_tqdm=False)
     time.sleep(0.05)
     idle = []
-    for program in ("import time; time.sleep(60)", "while True: pass"):
+    for program in ("import time; time.sleep(30)", sys.argv[4]):
         beside = subprocess.Popen([sys.executable, "-c", program])
         start = time.process_time()
         time.sleep(0.5)
@@ -67,7 +69,7 @@ def run(folder: Path, cores: list[int], **arguments: object) -> dict[str, Any]:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "INFLIGHT_CPU"))
     }
-    command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(cores), json.dumps(arguments)]
+    command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(cores), json.dumps(arguments), BUSY]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -100,7 +102,7 @@ def interrupted(threads: set[int]) -> Iterator[None]:
                 os.sched_setaffinity(rng.choice(sorted(threads)), [rng.choice(cores)])
 
     has_ended, mover = threading.Event(), threading.Thread(target=move)
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    busy = subprocess.Popen([sys.executable, "-c", BUSY])
     mover.start()
     try:
         yield
