@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import statistics
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SHARED = 0.1  # threads that wait for a core for more than this share of their time share it with other programs
@@ -32,19 +27,3 @@ def idle_seconds(core: int) -> float:
         if line.startswith(f"cpu{core} "):
             return int(line.split()[4]) / os.sysconf("SC_CLK_TCK")
     return 0.0
-
-
-def share_of_waiting(num_threads: int, seconds: float) -> float | None:
-    """Computes with so many threads for some seconds. Returns the share of this time for which the threads waited for a core;
-    None if the kernel does not count it."""
-    if not Path("/proc/self/schedstat").exists():
-        return None
-
-    def compute(end: float) -> float:
-        while time.monotonic() < end:
-            hashlib.sha256(block)  # releases the interpreter lock
-        return waited_seconds(threading.get_native_id()) / seconds
-
-    block = bytes(1 << 18)
-    with ThreadPoolExecutor(num_threads) as threads:
-        return statistics.fmean(threads.map(compute, [time.monotonic() + seconds] * num_threads))

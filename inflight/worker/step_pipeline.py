@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 from torch.profiler import record_function
 
 from inflight.config.engine import EngineConfig
@@ -35,7 +36,6 @@ from inflight.interface.worker import WorkerBase
 from inflight.timeline import Timeline
 from inflight.worker.core_sharing import CoreWatch
 from inflight.worker.pipeline import Pipeline
-from inflight.worker.profiling import is_profiling
 from inflight.worker.runner import PreparedStep, Runner
 from inflight.worker.stage_order import StagedStep, StageOrder
 
@@ -134,7 +134,7 @@ class StepPipeline(WorkerBase):
         step_id, link = step.model_input.plan.step_id, self._pipeline.link
         try:
             self._raise_if_failed(step_id)
-            with record_function(f"step {step_id}") if is_profiling() else nullcontext():
+            with record_function(f"step {step_id}") if profiler._is_profiler_enabled else nullcontext():
                 received = None if self._stage.is_first or link is None else link.receive(step_id)
                 self.runner.receive_tokens(step.model_input)
                 step.started_at = time.perf_counter()

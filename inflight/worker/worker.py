@@ -225,6 +225,6 @@ def _runner_class(device: Device, config: EngineConfig) -> Callable[..., Runner]
     is_fallback = config.model.architecture.implementation == TRANSFORMERS
     if not isinstance(device, Accelerator) or config.speculative is not None or is_fallback:
         return ModelRunner
-    from inflight.worker.graph_model_runner import GraphModelRunner  # needs triton
+    from inflight.worker.gpu.graph_model_runner import GraphModelRunner  # needs triton
 
     return GraphModelRunner

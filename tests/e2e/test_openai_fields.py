@@ -17,7 +17,7 @@ from inflight.entrypoints.openai.protocol import ChatCompletionRequest, Completi
 from inflight.entrypoints.openai.strict_model import EFFECT, StrictModel
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.hub import EMBEDDED_MODEL
-from inflight.tokenizer.tokenizer import Tokenizer
+from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from tests.e2e.openai_server import MODEL, demo_args, running_server
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -53,7 +53,7 @@ COMMON: dict[str, tuple[dict[str, Any], Any]] = {
     "bad_words": ({}, ["7"]),
     "allowed_token_ids": ({}, [20, 21, 2]),
     "stop": ({}, "+"),
-    "stop_token_ids": ({}, Tokenizer.from_folder(EMBEDDED_MODEL).encode(" +", False)),
+    "stop_token_ids": ({}, folder_tokenizer(EMBEDDED_MODEL).encode(" +", False)),
     "ignore_eos": ({}, True),
     "min_tokens": ({}, 12),
     "include_stop_str_in_output": ({"stop": "+"}, True),

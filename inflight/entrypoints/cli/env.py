@@ -22,7 +22,8 @@ from inflight.config.control_groups import cpu_quota
 from inflight.config.cuda_driver import CudaFacts, read_cuda_facts, to_version
 from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
-from inflight.device.core_waiting import SHARED, share_of_waiting
+from inflight.device.core_glance import share_of_waiting
+from inflight.device.core_waiting import SHARED
 from inflight.entrypoints.cli.command import command
 from inflight.errors import ConfigError
 from inflight.hub import EMBEDDED_MODEL

@@ -33,7 +33,7 @@ from inflight.errors import (
     RequestTimeoutError,
     TokenizerError,
 )
-from inflight.sampling_params import CONSTRAINTS
+from inflight.structured_outputs_params import CONSTRAINTS
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from typing import Any
 from inflight import envs
 from inflight.entrypoints.serve.api_keys import key_problems
 from inflight.errors import ConfigError
-from inflight.setting import check_values, parse_bytes, setting
+from inflight.setting import check_values, setting
+from inflight.setting_text import parse_bytes
 
 _server = partial(setting, group="Server")
 _access = partial(setting, group="Access")

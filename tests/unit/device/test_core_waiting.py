@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
-from inflight.device.core_waiting import core_of, idle_seconds, share_of_waiting, waited_seconds
+from inflight.device.core_glance import share_of_waiting
+from inflight.device.core_waiting import core_of, idle_seconds, waited_seconds
 
 
 def test_linux_counts_the_waiting() -> None:
@@ -20,7 +21,7 @@ def test_two_threads_on_one_core_wait_for_each_other() -> None:
         share = share_of_waiting(2, 0.03)
     finally:
         os.sched_setaffinity(0, cores)
-    assert share is None or 0.3 < share < 1.0, "0.5, and more if other programs use the core"
+    assert share is None or 0.3 < share <= 1.0, "0.5, and more if other programs use the core"
 
 
 def test_where_a_thread_runs_and_how_long_its_core_has_been_idle() -> None:

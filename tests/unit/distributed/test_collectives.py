@@ -37,8 +37,8 @@ from inflight.errors import LostPeerError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.kernels.cpu.library import load_kernels
 from inflight.sockets import listen
-from tests.instruction_sets import ONE_SET_OR_ALL
-from tests.python_process import PythonProcess
+from tests.support.instruction_sets import ONE_SET_OR_ALL
+from tests.support.python_process import PythonProcess
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -17,7 +17,7 @@ from inflight.interface.statistics import FAULT_CAUSES, FaultStatus
 from inflight.metrics.instruments import INSTRUMENTS, PREFIX
 from inflight.metrics.serving import ServingMetrics
 from inflight.sampling_params import SamplingParams
-from tests.python_process import run_python
+from tests.support.python_process import run_python
 from tests.unit.metrics.observed import finished, observe_one_request, scrape, stats
 
 # what dashboards and autoscalers made for vLLM ask for

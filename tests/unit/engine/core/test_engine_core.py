@@ -22,11 +22,11 @@ from inflight.interface.step import ModelRunnerOutput
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.timeline import Event
-from tests.erratic_times import ErraticTimes
-from tests.mock_engine import MAX_MODEL_LEN, MockEngine
-from tests.shrink_budget import ShrinkBudget
-from tests.toy_grammar import ToyBackend
+from tests.support.erratic_times import ErraticTimes
+from tests.support.mock_engine import MAX_MODEL_LEN, MockEngine
+from tests.support.toy_grammar import ToyBackend
 from tests.unit.engine.core.core_cases import step
+from tests.unit.engine.core.shrink_budget import ShrinkBudget
 
 ScheduleEvent = tuple[str, list[int], int, int]  # kind, prompt, max_tokens, number
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
