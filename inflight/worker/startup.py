@@ -10,6 +10,7 @@ from functools import partial
 
 from inflight.config.cpu_binding import AUTO, cores_of_rank
 from inflight.config.engine import EngineConfig
+from inflight.config.ranks import Place
 from inflight.device.base import Device
 from inflight.distributed.process_world import ProcessWorld
 from inflight.distributed.thread_world import ThreadWorlds
@@ -22,7 +23,7 @@ from inflight.worker.core_sharing import CoreBinding, waited_seconds
 logger = logging.getLogger(__name__)
 
 
-def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreBinding | None:
+def start_threads(config: EngineConfig, place: Place, device: Device) -> CoreBinding | None:
     """Set the number of compute threads, and on a CPU bind them to the rank's cores. If the rank has one thread and was not
     told its core, the result may change the thread's binding.
 
@@ -30,7 +31,7 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreBindin
         ConfigError: the configuration names cores, but the C++ library that binds threads is not installed, or the operating
             system refuses to bind the threads.
     """
-    options, parallel = config.device, config.parallel
+    options = config.device
     device.set_num_threads(options.num_threads)
     if options.kind != "cpu":
         return None
@@ -39,8 +40,8 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreBindin
         options.threads_bind,
         usable=usable,
         num_threads=options.num_threads,
-        local_rank=parallel.place(rank),
-        num_local_ranks=parallel.num_machine_ranks,
+        local_rank=place.local_rank,
+        num_local_ranks=place.num_local_ranks,
     )
     kernels = load_kernels()
     if cores is not None and kernels is not None:
