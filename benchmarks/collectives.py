@@ -34,6 +34,7 @@ from benchmarks.models import add_model_arguments, model_folder
 from benchmarks.report import allow_slow_steps, emit, print_table
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
+from inflight.config.ranks import Place
 from inflight.distributed.channel_collectives import ChannelCollectives
 from inflight.distributed.collectives import Collectives
 from inflight.distributed.exchange import Exchange
@@ -162,8 +163,8 @@ def measure_latency(num_ranks: int, rounds: int) -> None:
 class ChangingWorker(Worker):
     """The real worker, whose ranks can change between the real collectives and gloo."""
 
-    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous) -> None:
-        super().__init__(config, rank, rendezvous)
+    def __init__(self, config: EngineConfig, place: Place, rendezvous: Rendezvous) -> None:
+        super().__init__(config, place, rendezvous)
         ours = self._tp.collectives
         assert ours is not None
         file = f"{tempfile.gettempdir()}/inflight-gloo-{rendezvous.port}"

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from benchmarks.precise_sleep import PreciseSleep
 from inflight.config.engine import EngineConfig
+from inflight.config.ranks import Place
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
@@ -46,7 +47,7 @@ class MockExecutor(UniProcExecutor):
 class MockTokensWorker(WorkerBase):
     """Keeps of each slot where its request's tokens come from, and nothing else."""
 
-    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> None:
+    def __init__(self, config: EngineConfig, place: Place, rendezvous: Rendezvous | None) -> None:
         self._config = config
         self._keys = np.zeros(config.scheduler.max_num_seqs, dtype=np.uint64)  # by slot
         self._seconds = float(os.environ.get("MOCK_STEP_SECONDS", STEP_SECONDS))

@@ -14,6 +14,7 @@ import torch
 from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
+from inflight.config.ranks import Place
 from inflight.engine.start.make_core import make_core
 from inflight.engine.start.model_files import resolve_config
 from inflight.executor.uniproc import UniProcExecutor
@@ -57,8 +58,8 @@ class ObservedEngine:
         config = replace(resolve_config(args), execute_model_timeout_seconds=STEP_SECONDS)
         workers: list[ObservedWorker] = []
 
-        def make_worker(config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> WorkerBase:
-            workers.append(ObservedWorker(config, rank, rendezvous))
+        def make_worker(config: EngineConfig, place: Place, rendezvous: Rendezvous | None) -> WorkerBase:
+            workers.append(ObservedWorker(config, place, rendezvous))
             return workers[0]
 
         executor = UniProcExecutor(config, make_worker)

@@ -1,6 +1,9 @@
 """What it costs that a rank is a process: step overhead, bytes a step, news of a death, idle processor time, start-up.
 
     python -m benchmarks.process_boundary [--steps 2000] [--idle-seconds 5]
+    python -m benchmarks.process_boundary --executors multiproc ray [--steps 2000]
+
+The second command compares steps only: the executors run them in turns. Those of Ray need a cluster (RAY_ADDRESS).
 
 The worker does nothing, so a step's time is the executor's own: encode, two switches to another process, decode, future. Goals:
 a death is known in 100 ms, idle processes use 2 % of a core together, two workers start in 1.3 times the time of one.
@@ -14,7 +17,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +29,12 @@ from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, Mode
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
+from inflight.config.ranks import Place
 from inflight.config.resolve import resolve
 from inflight.errors import WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.multiproc import MultiprocExecutor
+from inflight.executor.ray_executor import RayExecutor
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.codec import encode
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
@@ -44,8 +50,8 @@ WARM_UP_STEPS = 100
 class NoOpWorker(WorkerBase):
     """Answers each step with a token for each of its rows."""
 
-    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> None:
-        del config, rank, rendezvous
+    def __init__(self, config: EngineConfig, place: Place, rendezvous: Rendezvous | None) -> None:
+        del config, place, rendezvous
 
     def load_model(self) -> None:
         pass
@@ -107,14 +113,42 @@ def make_config(num_ranks: int) -> EngineConfig:
     return resolve(args, folder=Path("/"), architecture=architecture, machine=machine, timeout_seconds=60.0)
 
 
-def step_microseconds(executor: Executor, batch: int, num_steps: int) -> list[float]:
-    plans = [decode_plan(step_id, batch) for step_id in range(num_steps + WARM_UP_STEPS)]
+def step_microseconds(executor: Executor, batch: int, num_steps: int, first: int = 0) -> list[float]:
+    plans = [decode_plan(first + index, batch) for index in range(num_steps + WARM_UP_STEPS)]
     times = []
     for plan in plans:
         start = time.perf_counter_ns()
         executor.execute_model(plan)
         times.append((time.perf_counter_ns() - start) / 1e3)
     return times[WARM_UP_STEPS:]
+
+
+MAKERS: dict[str, Callable[[], Executor]] = {  # name, and how many ranks
+    "uniproc": lambda: UniProcExecutor(make_config(1), NoOpWorker),
+    "multiproc": lambda: MultiprocExecutor(make_config(1), WORKER_CLASS),
+    "multiproc-2": lambda: MultiprocExecutor(make_config(2), WORKER_CLASS),
+    "ray": lambda: RayExecutor(make_config(1), WORKER_CLASS),
+    "ray-2": lambda: RayExecutor(make_config(2), WORKER_CLASS),
+}
+
+
+def compare(names: Sequence[str], num_steps: int, num_rounds: int) -> None:
+    """All executors live at the same time, and run their steps in turns: a slow moment of the machine meets all of them."""
+    executors = {name: MAKERS[name]() for name in names}
+    times: dict[tuple[str, int], list[float]] = defaultdict(list)
+    num_each = num_steps // num_rounds
+    for turn, batch in enumerate(BATCHES * num_rounds):
+        for name, executor in executors.items():
+            times[name, batch] += step_microseconds(executor, batch, num_each, turn * (num_each + WARM_UP_STEPS))
+    for executor in executors.values():
+        executor.shutdown()
+    medians = {key: percentile(found, 0.5) for key, found in times.items()}
+    for (name, batch), median in medians.items():
+        emit(executor=name, batch=batch, step_us_p50=median, ratio=median / medians[names[0], batch])
+    rows = [
+        [name, batch, round(p50), f"{p50 / medians[names[0], batch]:.3f}"] for (name, batch), p50 in medians.items()
+    ]
+    print_table(["executor", "batch", "us p50", f"of {names[0]}"], rows)
 
 
 def death_milliseconds() -> float:
@@ -171,17 +205,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--idle-seconds", type=float, default=5.0)
+    parser.add_argument("--executors", nargs="+", choices=MAKERS, help="compare the steps of these only")
+    parser.add_argument("--rounds", type=int, default=5, help="of a comparison")
     options = parser.parse_args()
     logging.getLogger("inflight").setLevel(logging.CRITICAL)  # deaths are meant here
-    makers: dict[str, Callable[[], Executor]] = {
-        "uniproc": lambda: UniProcExecutor(make_config(1), NoOpWorker),
-        "multiproc": lambda: MultiprocExecutor(make_config(1), WORKER_CLASS),
-        "multiproc, 2 ranks": lambda: MultiprocExecutor(make_config(2), WORKER_CLASS),
-    }
+    if options.executors:
+        compare(options.executors, options.steps, options.rounds)
+        return
     rows = []
-    for name, make in makers.items():
+    for name in ("uniproc", "multiproc", "multiproc-2"):
         for batch in BATCHES:
-            executor = make()
+            executor = MAKERS[name]()
             times = step_microseconds(executor, batch, options.steps)
             executor.shutdown()
             p50, p99 = (round(percentile(times, share)) for share in (0.5, 0.99))

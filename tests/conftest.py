@@ -25,6 +25,7 @@ import pytest
 from tests.spread import spread
 from tests.support import python_process
 from tests.support.python_process import shared_imports
+from tests.support.ray_cluster import shared_cluster
 from tests.support.triton_interpreter import mend_triton_interpreter
 
 EVEN_LATER = 60.0  # seconds after the time limit of a test
@@ -178,6 +179,15 @@ def _shared_imports() -> Iterator[None]:
 def new_interpreters() -> Iterator[None]:
     """For tests of how processes start: they start as users' processes do."""
     with python_process.new_interpreters():
+        yield
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The Ray cluster of this test run, which engines find by RAY_ADDRESS."""
+    folder = tmp_path_factory.getbasetemp()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", shared_cluster(folder.parent if XDIST_WORKER else folder))
         yield
 
 

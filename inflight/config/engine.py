@@ -9,7 +9,7 @@ from typing import Any
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.fault_tolerance import FaultToleranceConfig
-from inflight.config.ranks import RankLayout
+from inflight.config.ranks import Place, RankLayout, places_on, ranks_of_node
 from inflight.setting import setting
 
 
@@ -138,18 +138,11 @@ class ParallelConfig:
     routes_by_prefix: bool = False
 
     @property
-    def num_local_ranks(self) -> int:
-        """Ranks on each node."""
-        return self.world_size // self.nnodes
-
-    @property
-    def num_machine_ranks(self) -> int:
-        """Ranks of all replicas on this machine."""
-        return self.data_parallel_size * self.num_local_ranks
-
-    def place(self, rank: int) -> int:
-        """The number of this rank among the ranks of all replicas on its machine."""
-        return self.data_parallel_rank * self.num_local_ranks + rank % self.num_local_ranks
+    def places(self) -> tuple[Place, ...]:
+        """Where the ranks run, if they are split evenly over the nodes."""
+        nodes = range(self.nnodes)
+        machines = [node for node in nodes for _ in ranks_of_node(self.world_size, self.nnodes, node)]
+        return places_on(machines, replica=self.data_parallel_rank, num_replicas=self.data_parallel_size)
 
     @property
     def world_size(self) -> int:

@@ -13,7 +13,12 @@ from inflight.errors import ConfigError
 from inflight.setting import check_values, setting, unknown_name
 from inflight.setting_text import parse_bytes, parse_count
 
-_EXECUTORS = ("uni", "mp", "external_launcher")
+_EXECUTORS = ("uni", "mp", "ray", "external_launcher")
+_NO_NODES = {  # executor -> why it does not take `nnodes`
+    "uni": "threads run on one node; use 'mp'",
+    "ray": "Ray chooses the machines; leave nnodes out",
+    "external_launcher": "the launcher knows the nodes; give --nnodes to torchrun and leave it out here",
+}
 MAX_MILLISECONDS = 3_600_000
 _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)*:\w+")
 
@@ -236,9 +241,10 @@ class EngineArgs:
     )
     distributed_executor_backend: str | None = _parallel(
         None,
-        "Ranks as threads (uni) or processes (mp). Default: uni for one rank, else mp. external_launcher: torchrun starts a "
-        "script once per rank, and all ranks make the same calls. package.module:ClassName: an `Executor` of your own.",
-        metavar="uni|mp",
+        "Ranks as threads (uni) or processes (mp). Default: uni for one rank, else mp. ray: as processes, on the machines "
+        "that Ray chooses. external_launcher: torchrun starts a script once per rank, and all ranks make the same calls. "
+        "package.module:ClassName: an `Executor` of your own.",
+        metavar="uni|mp|ray",
     )
     nnodes: int = _parallel(1, "Machines to split the ranks over; the others run `inflight worker`.", **_COUNT)
     node_rank: int = _parallel(0, "Which of the nodes this is; the engine runs on node 0.", bounds=(0, 65535))
@@ -304,11 +310,8 @@ class EngineArgs:
                 f"enforce_eager=True with cuda_graph_max_tokens={self.cuda_graph_max_tokens}: with the first no "
                 "graph is captured; leave one of them out"
             )
-        if self.nnodes > 1 and self.distributed_executor_backend == "external_launcher":
-            yield (
-                f"nnodes={self.nnodes} with distributed_executor_backend='external_launcher': the launcher knows "
-                "the nodes; give --nnodes to torchrun and leave it out here"
-            )
+        if self.nnodes > 1 and backend in _NO_NODES:
+            yield f"nnodes={self.nnodes} with distributed_executor_backend={backend!r}: {_NO_NODES[backend]}"
         if self.max_long_partial_prefills > self.max_num_partial_prefills:
             yield (
                 f"max_long_partial_prefills={self.max_long_partial_prefills} is more than "
@@ -323,5 +326,3 @@ class EngineArgs:
                 )
             if not self.enable_chunked_prefill:
                 yield f"{target} with enable_chunked_prefill=False: a prompt cannot be split; leave one of them out"
-        if self.nnodes > 1 and self.distributed_executor_backend == "uni":
-            yield (f"nnodes={self.nnodes} with distributed_executor_backend='uni': threads run on one node; use 'mp'")

@@ -1,7 +1,9 @@
-"""`RankLayout`: which stage and which tensor-parallel part each rank computes. `ranks_of_node`: which ranks a machine runs."""
+"""`RankLayout`: which stage and which tensor-parallel part each rank computes. `Place`: where a rank runs. `ranks_of_node`: the
+ranks of a machine, if they are split evenly."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inflight.errors import ConfigError
@@ -34,6 +36,46 @@ class RankLayout:
         stages = {pp_rank + 1, last} if pp_rank == 0 or has_drafts else {pp_rank + 1}
         later = (self.rank(tp_rank, stage) for stage in sorted(stages) if pp_rank < stage <= last)
         return (*range(rank + 1, self.rank(0, pp_rank + 1)), *later)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which rank a worker is, and where it runs. The executor knows where it has started the ranks, and tells each of them.
+
+    Attributes:
+        rank: the global rank.
+        machine: the number of its machine. The engine runs on machine 0.
+        local_rank: its number among the ranks of all replicas on its machine.
+        num_local_ranks: how many ranks of all replicas are on its machine.
+        num_engine_ranks: how many of these belong to its own engine.
+        device_index: the number of its GPU among those that its process can see.
+    """
+
+    rank: int
+    machine: int
+    local_rank: int
+    num_local_ranks: int
+    num_engine_ranks: int
+    device_index: int
+
+
+def places_on(machines: Sequence[int], *, replica: int = 0, num_replicas: int = 1) -> tuple[Place, ...]:
+    """Returns the places of the ranks of one replica. `machines` has the machine of each rank. The ranks of the other replicas
+    are on the same machines."""
+    places = []
+    for rank, machine in enumerate(machines):
+        count = machines.count(machine)
+        local_rank = replica * count + machines[:rank].count(machine)
+        place = Place(
+            rank=rank,
+            machine=machine,
+            local_rank=local_rank,
+            num_local_ranks=num_replicas * count,
+            num_engine_ranks=count,
+            device_index=local_rank,
+        )
+        places.append(place)
+    return tuple(places)
 
 
 def ranks_of_node(world_size: int, nnodes: int, node_rank: int) -> range:

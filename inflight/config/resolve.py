@@ -117,7 +117,7 @@ def resolve(
         scheduler=scheduler,
         parallel=parallel,
         device=resolve_device(
-            args, parallel.num_machine_ranks, machine, max_num_batched_tokens=scheduler.max_num_batched_tokens
+            args, parallel.places[0].num_local_ranks, machine, max_num_batched_tokens=scheduler.max_num_batched_tokens
         ),
         structured_outputs=StructuredOutputsConfig(
             backend=args.structured_outputs_backend, reasoning_end=args.reasoning_end

@@ -7,9 +7,8 @@ from inflight.device.cpu import CpuDevice
 from inflight.errors import ConfigError
 
 
-def get_device(kind: str, local_rank: int = 0) -> Device:
-    """Returns a new device for the rank that has the number `local_rank` on its machine. `kind` is "cpu" or "cuda". With
-    "cuda", the device is the GPU with the number `local_rank`.
+def get_device(kind: str, index: int = 0) -> Device:
+    """Returns a new device for a rank. `kind` is "cpu" or "cuda". With "cuda", the device is the GPU with the number `index`.
 
     Raises:
         ConfigError: the device does not exist.
@@ -19,5 +18,5 @@ def get_device(kind: str, local_rank: int = 0) -> Device:
     if kind == "cuda":
         from inflight.device.cuda import CudaDevice
 
-        return CudaDevice(local_rank)
+        return CudaDevice(index)
     raise ConfigError(f"device is {kind!r}; use 'cpu', 'cuda', or 'auto' for the best one here")

@@ -28,6 +28,7 @@ from functools import partial
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
+from inflight.config.ranks import places_on
 from inflight.distributed.launcher import LauncherMeeting
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.executor import Executor
@@ -87,6 +88,7 @@ class ExternalLauncherExecutor(Executor):
                 f"{parallel.world_size} are needed; change one of them"
             )
         super().__init__(config)
+        self.places = places_on([0 if rank in self._me.local_ranks else 1 for rank in range(self.world_size)])
         atexit.register(self.shutdown)  # even if the script does not call `shutdown`, the other ranks must get Stop
         self._worker_factory = worker_factory
         self._io = IoThread("inflight-io")
@@ -99,10 +101,6 @@ class ExternalLauncherExecutor(Executor):
 
     # -- start-up --------------------------------------------------------------------------------------------------
 
-    @property
-    def local_ranks(self) -> range:
-        return self._me.local_ranks
-
     def _launch(self) -> None:
         rendezvous: Rendezvous | None = None
         connections: dict[int, socket.socket] = {}
@@ -114,7 +112,7 @@ class ExternalLauncherExecutor(Executor):
             self._io.run(partial(self._watch, connections))
             self._rank_thread = RankThread(
                 self._me.rank,
-                partial(self._worker_factory, self.config, self._me.rank),
+                partial(self._worker_factory, self.config, self.places[self._me.rank]),
                 reply=lambda reply: self._io.call_soon(partial(self._answer, reply)),
                 died=lambda reason: self._io.call_soon(partial(self._own_rank_died, reason)),
             )

@@ -1,4 +1,5 @@
-"""Connects ranks on other nodes to node 0. Each opens a TCP connection and first sends a `Hello` with the cluster's token.
+"""Connects ranks on other nodes to node 0. Each opens a TCP connection and first sends a `Hello` with the cluster's token. A
+rank that Ray has started has a token of its own, which is valid once.
 
 Node 0 has a `Listener` in the executor's I/O thread. The other nodes call `connect`. The token is compared in constant time. A
 peer without the right token gets a `Refused`, and nothing else that it sends is decoded. The size of a `Hello` is limited.
@@ -16,7 +17,6 @@ from collections.abc import Callable
 from functools import partial
 
 from inflight.config.engine import ParallelConfig
-from inflight.config.ranks import ranks_of_node
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.interface.codec import MESSAGE_TYPES, Message, encode, schema_digest
 from inflight.interface.framing import MAX_FRAME_BYTES
@@ -38,10 +38,11 @@ CONNECT_SECONDS = 2.0
 
 
 class Listener:
-    """Accepts one connection for each expected rank of the other nodes, until `close`. At first all ranks are expected; later
-    only those that were lost. All methods except the constructor run in the I/O thread.
+    """Accepts one connection for each expected rank, until `close`. All methods except the constructor run in the I/O thread.
 
     Args:
+        address: where it listens. Port 0 means any free port.
+        token: the token of all ranks that have none of their own.
         max_silence_seconds: a link that is silent for longer is closed.
         on_join: called for each rank that connects, with the rank and its stream.
 
@@ -52,6 +53,7 @@ class Listener:
     def __init__(
         self,
         io: IoThread,
+        address: tuple[str, int],
         parallel: ParallelConfig,
         token: str,
         max_silence_seconds: float,
@@ -60,13 +62,17 @@ class Listener:
         self._io = io
         self._token = token
         self._world_size, self._nnodes = parallel.world_size, parallel.nnodes
-        self._ranks = range(ranks_of_node(parallel.world_size, parallel.nnodes, 0).stop, parallel.world_size)
-        self._missing = set(self._ranks)
+        self._tokens: dict[int, str] = {}  # of all ranks that were ever expected
+        self._missing: set[int] = set()
         self._max_silence_seconds = max_silence_seconds
         self._on_join = on_join
         self._strangers: dict[Stream, asyncio.TimerHandle] = {}  # the oldest first; the timer drops it
-        self._socket = _listen(parallel.master_addr, parallel.master_port)
+        self._socket = _listen(*address)
         self._socket.setblocking(False)
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
 
     def start(self) -> None:
         self._io.loop.add_reader(self._socket, self._accept)
@@ -81,13 +87,14 @@ class Listener:
             stream.close()
         self._strangers.clear()
 
-    def expect(self, rank: int) -> None:
-        """Accept a new connection of this rank, because it was lost."""
+    def expect(self, rank: int, token: str = "") -> None:
+        """Accept one connection of this rank, which is not connected, or was lost. `token`: its own token."""
+        self._tokens[rank] = token or self._token
         self._missing.add(rank)
 
     @property
     def missing(self) -> set[int]:
-        """The ranks that have not joined yet."""
+        """The expected ranks that have not joined yet."""
         return set(self._missing)
 
     def _accept(self) -> None:
@@ -127,7 +134,8 @@ class Listener:
 
     def _refusal(self, hello: Hello) -> str:
         """Returns why this peer may not join, or "" if it may."""
-        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+        token = self._tokens.get(hello.rank, self._token)
+        if not hmac.compare_digest(hello.token.encode(), token.encode()):
             return "its INFLIGHT_CLUSTER_TOKEN is not the same as on node 0; set the same value on all nodes"
         if hello.schema != schema_digest():
             return "it runs another version of Inflight than node 0; install the same version on all nodes"
@@ -136,7 +144,7 @@ class Listener:
                 f"it was started for {hello.world_size} ranks on {hello.nnodes} nodes, but node 0 for {self._world_size} ranks "
                 f"on {self._nnodes} nodes; use the same parallel sizes and --nnodes on all nodes"
             )
-        if hello.rank not in self._ranks:
+        if hello.rank not in self._tokens:
             return f"rank {hello.rank} does not belong to a node other than node 0; check the --node-rank"
         if hello.rank not in self._missing:
             return f"rank {hello.rank} has joined before, and lives; give each node a --node-rank of its own"

@@ -106,12 +106,10 @@ class MultiprocExecutor(Executor):
     def _launch(self) -> None:
         parallel, fault_tolerance = self.config.parallel, self.config.fault_tolerance
         if parallel.nnodes > 1:
-            silence = REPLACED_LINK_SILENCE_SECONDS if fault_tolerance.enabled else MAX_LINK_SILENCE_SECONDS
-            max_silence = min(silence, self._step_budget)
-            self._listener = Listener(self._io, parallel, envs.cluster_token(), max_silence, self._begin)
+            self._listener = self._new_listener((parallel.master_addr, parallel.master_port), envs.cluster_token())
         self._wanted_spares = 0, SPARE_TITLE
         self.starting.update(range(self.world_size))
-        self._io.run(self._launch_local)
+        self._io.run(self._launch_ranks)
         try:
             self.join_epoch()
         except StepTimeoutError as error:  # a process hung while it started; another one may start
@@ -124,10 +122,17 @@ class MultiprocExecutor(Executor):
         elif self._listener is not None:
             self._io.run(self._listener.close)
 
-    def _launch_local(self) -> None:
+    def _new_listener(self, address: tuple[str, int], token: str) -> Listener:
+        silence = REPLACED_LINK_SILENCE_SECONDS if self.config.fault_tolerance.enabled else MAX_LINK_SILENCE_SECONDS
+        max_silence = min(silence, self._step_budget)
+        return Listener(self._io, address, self.config.parallel, token, max_silence, self._begin)
+
+    def _launch_ranks(self) -> None:
         """Start the processes of this machine, and listen for those of other machines."""
         if self._listener is not None:
             self._listener.start()
+            for rank in set(range(self.world_size)) - set(self.local_ranks):
+                self._listener.expect(rank)
             self._io.loop.call_later(self._max_join_seconds, self._give_up_waiting)
         for rank in self.local_ranks:
             self._start_process(rank)
@@ -168,11 +173,11 @@ class MultiprocExecutor(Executor):
         state.stream = stream
         start_up = StartUp(
             config=self.config,
-            rank=rank,
+            place=self.places[rank],
             title=worker_title(parallel.layout, rank),
             worker_class=self._worker_class,
             epoch=self.meeting.epoch,
-            host=self._host if rank in self.local_ranks else "",
+            host=self._host if state.process is not None else "",
         )
         stream.send(encode(start_up).buffers())
 
@@ -337,7 +342,7 @@ class MultiprocExecutor(Executor):
             state.process.send_signal(signal.SIGKILL)
         if state is not self._ranks[rank]:
             return
-        if rank not in self.local_ranks:
+        if state.process is None:
             self._expect_again(rank)
         if state.is_ready:
             self._rank_died(rank, reason, kind)

@@ -10,6 +10,7 @@ from inflight.errors import ConfigError
 OWN = {
     "uni": "inflight.executor.uniproc:UniProcExecutor",
     "mp": "inflight.executor.multiproc:MultiprocExecutor",
+    "ray": "inflight.executor.ray_executor:RayExecutor",
     "external_launcher": "inflight.executor.external_launcher:ExternalLauncherExecutor",
 }
 

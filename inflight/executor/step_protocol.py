@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Literal, overload
 
 from inflight.config.engine import EngineConfig
-from inflight.config.ranks import ranks_of_node
+from inflight.config.ranks import Place
 from inflight.errors import RankError, StepTimeoutError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
@@ -38,6 +38,7 @@ class StepProtocol(ABC):
         parallel = config.parallel
         self.config = config
         self.world_size = parallel.world_size
+        self.places: tuple[Place, ...] = parallel.places  # where each rank runs
         self.output_rank = parallel.world_size - parallel.tensor_parallel_size  # first rank of the last pipeline stage
         self._step_budget = config.execute_model_timeout_seconds
         self._table = ReplyTable(step_budget=self._step_budget, ask=self._ask, state=self._state)
@@ -46,9 +47,9 @@ class StepProtocol(ABC):
         self._send_lock = threading.Lock()  # held while one message goes to all ranks
 
     @property
-    def local_ranks(self) -> range:
+    def local_ranks(self) -> tuple[int, ...]:
         """The ranks on the machine of the engine. Only their clock readings can be compared with the engine's."""
-        return ranks_of_node(self.world_size, self.config.parallel.nnodes, 0)
+        return tuple(place.rank for place in self.places if place.machine == 0)
 
     # -- steps -------------------------------------------------------------------------------------------------
 

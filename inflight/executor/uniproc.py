@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from inflight.config.engine import EngineConfig
+from inflight.config.ranks import Place
 from inflight.executor.executor import Executor
 from inflight.executor.rank_thread import RankThread
 from inflight.interface.messages import WorkerCommand
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WorkerFactory = Callable[[EngineConfig, int, Rendezvous | None], WorkerBase]
+WorkerFactory = Callable[[EngineConfig, Place, Rendezvous | None], WorkerBase]
 
 
 class UniProcExecutor(Executor):
@@ -59,7 +60,7 @@ class UniProcExecutor(Executor):
             if self._ranks[rank] is rank_thread:  # otherwise the rank was replaced
                 self._rank_died(rank, reason)
 
-        make_worker = partial(self._worker_factory, self.config, rank)
+        make_worker = partial(self._worker_factory, self.config, self.places[rank])
         rank_thread = RankThread(rank, make_worker, reply=self._deliver, died=died)
         return rank_thread
 

@@ -54,8 +54,9 @@ def main() -> None:
         os._exit(EXIT_STREAM_ENDED)
     host = start_up.host or str(stream_socket.getsockname()[0])
     config = start_up.config
-    called = config.parallel.layout.called_by(start_up.rank, has_drafts=config.speculative is not None)
-    loop = WorkerLoop(start_up.rank, partial(send_reply, stream), partial(make_worker, start_up), host, called)
+    rank = start_up.place.rank
+    called = config.parallel.layout.called_by(rank, has_drafts=config.speculative is not None)
+    loop = WorkerLoop(rank, partial(send_reply, stream), partial(make_worker, start_up), host, called)
     loop.put(BeginEpoch(epoch=start_up.epoch))
     threading.Thread(target=read_commands, args=(stream, loop), name="inflight-inbox", daemon=True).start()
     loop.run()
@@ -93,7 +94,7 @@ def import_worker(worker_class: str) -> Any:  # Any: a subclass of WorkerBase, w
 
 
 def make_worker(start_up: StartUp, rendezvous: Rendezvous | None) -> WorkerBase:
-    return cast("WorkerBase", import_worker(start_up.worker_class)(start_up.config, start_up.rank, rendezvous))
+    return cast("WorkerBase", import_worker(start_up.worker_class)(start_up.config, start_up.place, rendezvous))
 
 
 def send_reply(stream: BlockingStream, reply: WorkerReply | EpochReply) -> None:

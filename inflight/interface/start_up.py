@@ -12,6 +12,10 @@ executor                -- Stop -->  worker
 A new process gets `StartUp`. In a later epoch a process that already is a worker gets `BeginEpoch`. All other messages are the
 same for both.
 
+With Ray, the executor has a process that talks to Ray (executor/ray_placement.py):
+
+executor  -- PlaceRanks, StartRank -->  this process  -- RanksPlaced | NotPlaced, StartUpFailed -->
+
 If an external launcher (torchrun) has started the ranks, each rank has an executor of its own. These executors send each other:
 
 executor  -- Ready | StartUpFailed; Submitted and replies, in the order of the commands; Stop -->  every other executor
@@ -22,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inflight.config.engine import EngineConfig
+from inflight.config.ranks import Place
 from inflight.interface.messages import WorkerFailure
 from inflight.interface.worker import Rendezvous
 
@@ -70,7 +75,7 @@ class StartUp:
     """
 
     config: EngineConfig
-    rank: int
+    place: Place
     title: str
     worker_class: str
     epoch: int
@@ -140,6 +145,63 @@ class Submitted:
     digest: str  # of the step's plan; "" for a call, because its arguments may differ between ranks
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceRanks:
+    """Let Ray reserve `num_cpus` and `num_gpus` for each rank.
+
+    Attributes:
+        cluster: the address of Ray's head; "" for the cluster of this machine.
+        group: the placement group in which the ranks shall be, as a hexadecimal number; "" for a new one.
+        max_seconds: how long to wait until there is room for all ranks.
+    """
+
+    num_ranks: int
+    num_cpus: int
+    num_gpus: int
+    cluster: str
+    group: str
+    max_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksPlaced:
+    """There is room for all ranks. Sent again when a rank gets another machine.
+
+    Attributes:
+        machines: Ray's name of the machine of each rank.
+        machine: the one of the engine's machine.
+        host: the address of the engine's machine.
+    """
+
+    machines: tuple[str, ...]
+    machine: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotPlaced:
+    """There is no room for the ranks, or no Ray."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRank:
+    """End the process of this rank if there is one, and start a new one. It connects to the engine at `host`:`port`, with
+    `token`. If that fails, `StartUpFailed` is sent."""
+
+    rank: int
+    world_size: int
+    epoch: int
+    title: str
+    host: str
+    port: int
+    token: str
+
+
 EpochCommand = BeginEpoch | JoinEpoch
 EpochReply = Listening | Ready | StartUpFailed
-StartUpMessage = Hello | Welcome | Refused | Preload | StartUp | EpochCommand | EpochReply | Stop | Submitted
+PlacementMessage = PlaceRanks | RanksPlaced | NotPlaced | StartRank
+StartUpMessage = (
+    Hello | Welcome | Refused | Preload | StartUp | EpochCommand | EpochReply | Stop | Submitted | PlacementMessage
+)

@@ -45,8 +45,8 @@ class WorkerBase(ABC):
     """One rank. All methods are called in one thread, in the order of the executor's calls. Only `leave_groups`, `phase` and
     `is_waiting` may be called in any thread.
 
-    The constructor has the arguments `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`. The rendezvous is None
-    if there is only one rank, or if the ranks are threads of one process.
+    The constructor has the arguments `(config: EngineConfig, place: Place, rendezvous: Rendezvous | None)`. The rendezvous is
+    None if there is only one rank, or if the ranks are threads of one process.
 
     `Executor.collective_rpc` can call every public method by its name.
     """

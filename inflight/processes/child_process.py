@@ -67,9 +67,7 @@ class ChildProcess:
         starts_processes: bool = True,
     ) -> None:
         arguments = [module, title, *map(str, stream_fds)]
-        environment = _environment({**os.environ, **(variables or {})}, sys.path)
-        if not keeps_secrets:
-            environment.pop("INFLIGHT_CLUSTER_TOKEN", None)
+        environment = child_environment({**os.environ, **(variables or {})}, sys.path, keeps_secrets=keeps_secrets)
         self.title = title
         self._popen: subprocess.Popen[bytes] | ForkedProcess
         self._num_stopped = 0  # how many calls of `stays_stopped` in a row found the process stopped
@@ -212,12 +210,14 @@ def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> N
         alive = wait_for_end(alive, seconds)
 
 
-def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> dict[str, str]:
+def child_environment(
+    environment: Mapping[str, str], import_path: Iterable[str], *, keeps_secrets: bool = False
+) -> dict[str, str]:
     """Returns the environment of the child: with the import path and the log level of this process, without API keys, and
-    without the variables with which OpenMP places threads."""
+    without the variables with which OpenMP places threads. `keeps_secrets`: as in `ChildProcess`."""
     path = os.pathsep.join(entry or working_folder() for entry in import_path)
     result = {**without_placement(environment), "PYTHONPATH": path}
-    for name in envs.API_KEY_VARIABLES:
+    for name in (*envs.API_KEY_VARIABLES, *(() if keeps_secrets else ("INFLIGHT_CLUSTER_TOKEN",))):
         result.pop(name, None)
     level = logging.getLogger("inflight").level
     if level != logging.NOTSET:  # `-v`, or the program that uses Inflight, has set it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from inflight.config.engine import EngineConfig
+from inflight.config.ranks import Place
 from inflight.config.weight_size import check_kv_cache_fits, check_weights_fit, weight_bytes
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
@@ -14,12 +15,12 @@ from inflight.worker.runner import Runner
 class MemoryBudget:
     """Create it before the model is loaded, because the constructor records how much memory is free."""
 
-    def __init__(self, config: EngineConfig, rank: int, device: Device) -> None:
-        self._config, self._rank, self._device = config, rank, device
+    def __init__(self, config: EngineConfig, place: Place, device: Device) -> None:
+        self._config, self._rank, self._device = config, place.rank, device
         self._free_bytes = device.available_memory_bytes()
         self._budget_bytes = device.budget_bytes(config.cache.memory_utilization)
         # how many ranks of this engine share this rank's memory, itself included: on a CPU all ranks of the node
-        self._num_sharing = config.parallel.num_local_ranks if device.kind == "cpu" else 1
+        self._num_sharing = place.num_engine_ranks if device.kind == "cpu" else 1
         # on a CPU all replicas of the engine share the memory
         self._num_replicas = config.parallel.data_parallel_size if device.kind == "cpu" else 1
 

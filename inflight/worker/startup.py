@@ -13,6 +13,7 @@ import torch
 
 from inflight.config.cpu_binding import AUTO, cores_of_rank
 from inflight.config.engine import EngineConfig
+from inflight.config.ranks import Place
 from inflight.device.base import Device
 from inflight.distributed.process_world import ProcessWorld
 from inflight.distributed.thread_world import ThreadWorlds
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 ELEMENTS_OF_A_THREAD = 1 << 15  # torch starts one thread more for each so many elements of a tensor
 
 
-def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreWatch | None:
+def start_threads(config: EngineConfig, place: Place, device: Device) -> CoreWatch | None:
     """Set the number of compute threads. On a CPU, start them, bind them to the rank's cores, and return their watch. If the
     rank was not told its cores, the watch may change the binding.
 
@@ -39,25 +40,27 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> CoreWatch 
     if config.device.kind != "cpu":
         return None
     before, usable = _thread_ids(), sorted(os.sched_getaffinity(0))
-    cores = _bind_threads(config, rank, device, usable)
+    cores = _bind_threads(config, place, device, usable)
     compute_thread = device.submit(partial(_start_pool, config.device.num_threads)).result()
     helpers = sorted(_thread_ids() - before)
-    place: CoreBinding | LeaderPlace | None = None
+    binding: CoreBinding | LeaderPlace | None = None
     if cores is not None and config.device.threads_bind == AUTO:
         alone = len(cores) == 1
-        place = CoreBinding(compute_thread, cores[0], usable) if alone else LeaderPlace(compute_thread, cores[0], cores)
-    return CoreWatch([compute_thread, *helpers], place)
+        binding = (
+            CoreBinding(compute_thread, cores[0], usable) if alone else LeaderPlace(compute_thread, cores[0], cores)
+        )
+    return CoreWatch([compute_thread, *helpers], binding)
 
 
-def _bind_threads(config: EngineConfig, rank: int, device: Device, usable: Sequence[int]) -> Sequence[int] | None:
+def _bind_threads(config: EngineConfig, place: Place, device: Device, usable: Sequence[int]) -> Sequence[int] | None:
     """Returns the core of each compute thread; None if they are not bound."""
-    options, parallel = config.device, config.parallel
+    options = config.device
     cores = cores_of_rank(
         options.threads_bind,
         usable=usable,
         num_threads=options.num_threads,
-        local_rank=parallel.place(rank),
-        num_local_ranks=parallel.num_machine_ranks,
+        local_rank=place.local_rank,
+        num_local_ranks=place.num_local_ranks,
     )
     kernels = load_kernels()
     if cores is not None and kernels is not None:

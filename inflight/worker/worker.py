@@ -16,6 +16,7 @@ from inflight.attention.backend import AttentionBackend
 from inflight.attention.selector import get_backend
 from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import EngineConfig
+from inflight.config.ranks import Place
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.device.selector import get_device
@@ -43,18 +44,18 @@ class Worker(StepPipeline):
     """The worker that computes a real model. `WorkerBase` documents its methods.
 
     Args:
-        rank: the global rank.
+        place: the rank, and where it runs.
         rendezvous: how the ranks connect: as processes, or as threads of this process. None if there is one rank only.
 
     Raises:
         ConfigError, ConnectionError: the ranks could not connect to each other.
     """
 
-    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
-        device = get_device(config.device.kind, config.parallel.place(rank))
-        super().__init__(config, rank, device)
-        self._core_watch = start_threads(config, rank, self._device)
-        self._memory = MemoryBudget(config, rank, self._device)
+    def __init__(self, config: EngineConfig, place: Place, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
+        device = get_device(config.device.kind, place.device_index)
+        super().__init__(config, place.rank, device)
+        self._core_watch = start_threads(config, place, self._device)
+        self._memory = MemoryBudget(config, place, self._device)
         self._available_bytes: int | None = None
         self._has_warmed_up = False  # whether a step without requests has run
         self._kv_cache_config: KVCacheConfig | None = None
@@ -64,7 +65,7 @@ class Worker(StepPipeline):
             self._device.close()
             raise
         # ranks that are threads share one profiler: the profiler of rank 0 records them all
-        self._shares_profiler = isinstance(rendezvous, ThreadWorlds) and rank > 0
+        self._shares_profiler = isinstance(rendezvous, ThreadWorlds) and place.rank > 0
         self._profiler = RankProfiler(f"tp{self._world.tp_rank}-pp{self._world.pp_rank}", self._device.kind)
         try:
             self._tp = self._world.tensor_parallel_group("model")

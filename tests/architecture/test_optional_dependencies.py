@@ -31,6 +31,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("metrics/exposition.py",),
     "opentelemetry": ("metrics/tracing.py",),
     "aiohttp": ("bench_serve/client.py",),
+    "ray": ("executor/ray_placement.py",),
     "matplotlib": ("bench_serve/plot.py",),
 }
 

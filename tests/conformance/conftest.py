@@ -13,6 +13,7 @@ from inflight.envs import LaunchedRank
 from inflight.executor.executor import Executor
 from inflight.executor.external_launcher import ExternalLauncherExecutor
 from inflight.executor.multiproc import MultiprocExecutor
+from inflight.executor.ray_executor import RayExecutor
 from inflight.executor.uniproc import UniProcExecutor
 from tests.conformance.configs import engine_config
 from tests.conformance.scripted_worker import ScriptedWorker
@@ -66,6 +67,10 @@ def multiproc(config: EngineConfig) -> Executor:
     return MultiprocExecutor(config, "tests.conformance.scripted_worker:ScriptedWorker")
 
 
+def ray(config: EngineConfig) -> Executor:
+    return RayExecutor(config, "tests.conformance.scripted_worker:ScriptedWorker")
+
+
 def external_launcher(config: EngineConfig) -> Executor:
     # other ranks are in its own tests
     me = LaunchedRank(0, 1, "127.0.0.1", 29500, "0", agent_serves_store=True, local_ranks=range(1))
@@ -79,16 +84,20 @@ EXECUTORS: dict[str, tuple[str, int, int, Callable[[EngineConfig], Executor]]] =
     "multiproc": ("mp", 1, 1, multiproc),
     "external-launcher": ("external_launcher", 1, 1, external_launcher),
     "multiproc-tp2": ("mp", 2, 1, multiproc),
+    "ray-tp2": ("ray", 2, 1, ray),
 }
 
 
-# The start of a process is what these tests spend their time on, and one rank does nothing that two do not do.
-MARKS = {"multiproc": pytest.mark.full}
+# The start of a process is what these tests spend their time on, and one rank does nothing that two do not do. A start with Ray
+# takes 3 s. tests/e2e/test_ray.py runs some of these tests with it, also without the mark.
+MARKS = {"multiproc": pytest.mark.full, "ray-tp2": pytest.mark.full}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in EXECUTORS])
 def executor_factory(request: pytest.FixtureRequest) -> Iterator[ExecutorFactory]:
     factory = ExecutorFactory(*EXECUTORS[request.param])
+    if factory.backend == "ray":
+        request.getfixturevalue("ray_cluster")
     yield factory
     for executor in factory.made:
         executor.shutdown()

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from inflight.config.engine import EngineConfig
+from inflight.config.ranks import Place
 from inflight.errors import ConfigError, OutOfMemoryError
 from inflight.interface.codec import encode
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
@@ -45,8 +46,8 @@ MAX_HOLD_SECONDS = 10.0
 
 
 class ScriptedWorker(WorkerBase):
-    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> None:
-        self._rank = rank
+    def __init__(self, config: EngineConfig, place: Place, rendezvous: Rendezvous | None) -> None:
+        self._rank, self._place = place.rank, place
         self._rendezvous = rendezvous
         self._calls: list[str] = []
         self._script: dict[int, list[tuple[str, Any]]] = {}
@@ -153,6 +154,10 @@ class ScriptedWorker(WorkerBase):
     def collector(self) -> tuple[bool, int]:
         """Whether the garbage collector is on, and how many objects it does not visit."""
         return gc.isenabled(), gc.get_freeze_count()
+
+    def told(self) -> tuple[int, int, int]:
+        """What the executor has told it about its place."""
+        return self._place.local_rank, self._place.num_local_ranks, self._place.device_index
 
     def place(self) -> tuple[tuple[tuple[str, int], ...], int, float] | None:
         """The rendezvous: addresses, epoch, seconds."""

@@ -38,6 +38,7 @@ PACKAGES = (
     "transformers",
     "triton",
     "typer",
+    "ray",
     "tqdm",
 )
 # Processor flags on which the choice of kernels depends: vector width, dot products in bfloat16 and int8, matrix tiles.

@@ -132,7 +132,7 @@ REFUSED = {
     "a sequence is not split over ranks: use --tensor-parallel-size": """
         --decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp --dcp-q-replicate
         --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size""",
-    "run `inflight worker` on the other machines": "--worker-use-ray",
+    "give --distributed-executor-backend ray": "--worker-use-ray",
     "CUDA_VISIBLE_DEVICES says which GPUs to use": "--device-ids",
     "no code from outside is loaded into the server": """
         --middleware --tool-parser-plugin --reasoning-parser-plugin --logits-processors --io-processor-plugin

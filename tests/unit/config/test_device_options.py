@@ -106,7 +106,8 @@ def test_ranks_on_gpus() -> None:
     config = resolved(gpus(H200, H200), tensor_parallel_size=2)
     assert config.parallel.distributed_executor_backend == "mp"
     assert config.device.num_threads == 3
-    assert resolved(gpus(H200, H200), tensor_parallel_size=4, nnodes=2).parallel.num_local_ranks == 2
+    places = resolved(gpus(H200, H200), tensor_parallel_size=4, nnodes=2).parallel.places
+    assert [place.device_index for place in places] == [0, 1, 0, 1]
     # the launcher knows how many of its ranks are on this machine
     launched = resolved(gpus(H200), tensor_parallel_size=2, distributed_executor_backend="external_launcher")
     assert launched.device.kind == "cuda"

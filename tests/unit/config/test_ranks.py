@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from inflight.config.engine import ParallelConfig
-from inflight.config.ranks import RankLayout
+from inflight.config.ranks import RankLayout, places_on
 
 
 def test_the_ranks_of_a_stage_are_neighbours() -> None:
@@ -39,6 +39,14 @@ def test_ranks_of_replicas_have_places_of_their_own() -> None:
             data_parallel_rank=replica,
         )
         assert replace(parallel, pipeline_parallel_size=3).layout == RankLayout(2, 3)
-        assert parallel.num_machine_ranks == 12
-        places += [parallel.place(rank) for rank in range(4)]
+        assert {place.num_local_ranks for place in parallel.places} == {12}
+        assert {place.num_engine_ranks for place in parallel.places} == {4}
+        places += [place.local_rank for place in parallel.places]
     assert places == list(range(12))
+
+
+def test_ranks_may_be_on_any_machines() -> None:
+    places = places_on([1, 0, 1, 1])
+    assert [(place.rank, place.machine, place.local_rank, place.num_local_ranks) for place in places] == [
+        (0, 1, 0, 3), (1, 0, 0, 1), (2, 1, 1, 3), (3, 1, 2, 3),
+    ]  # fmt: skip

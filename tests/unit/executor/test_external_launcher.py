@@ -24,13 +24,16 @@ MAX_SECONDS = 300.0
 
 
 class Engines:
-    """Executors of rank 0 and 1, each with a thread that stands for its script."""
+    """Executors of rank 0 and 1, each with a thread that stands for its script.
 
-    def __init__(self, port: int, **config: Any) -> None:
+    `num_machines`: 2 if each rank is told that it is alone on its machine.
+    """
+
+    def __init__(self, port: int, num_machines: int = 1, **config: Any) -> None:
         self._scripts = [ThreadPoolExecutor(1, f"script-{rank}") for rank in range(2)]
         self.executors: list[ExternalLauncherExecutor] = []
         self._config = engine_config(backend="external_launcher", **config)
-        self._port = port
+        self._port, self._num_machines = port, num_machines
 
     def start(self) -> list[InflightError]:
         """The error of each rank that could not start."""
@@ -40,7 +43,8 @@ class Engines:
         return [error for error in errors if isinstance(error, InflightError)]
 
     def _make(self, rank: int) -> ExternalLauncherExecutor:
-        me = LaunchedRank(rank, 2, "127.0.0.1", self._port, "0", agent_serves_store=False, local_ranks=range(2))
+        local_ranks = range(2) if self._num_machines == 1 else range(rank, rank + 1)
+        me = LaunchedRank(rank, 2, "127.0.0.1", self._port, "0", agent_serves_store=False, local_ranks=local_ranks)
         return ExternalLauncherExecutor(self._config, ScriptedWorker, me)
 
     def both(self, call: Callable[[ExternalLauncherExecutor], T]) -> list[T]:
@@ -80,6 +84,17 @@ def test_every_rank_sees_the_replies_of_all(engines: Engines) -> None:
     assert values[0] == values[1] == [(0, ((1, [2]),), {}), (1, ((1, [2]),), {})]
     calls = engines.both(lambda executor: executor.collective_rpc("calls"))
     assert calls[0] == calls[1] == [["load_model", "determine_available_memory", "execute_model(0)"]] * 2
+
+
+def test_the_launcher_tells_where_the_ranks_run(engines: Engines) -> None:
+    assert engines.both(lambda executor: executor.local_ranks) == [(0, 1)] * 2
+    assert [executor.places[rank].device_index for rank, executor in enumerate(engines.executors)] == [0, 1]
+    apart = Engines(free_port(), num_machines=2, tensor_parallel_size=2)
+    assert apart.start() == []
+    places = [executor.places[rank] for rank, executor in enumerate(apart.executors)]
+    assert [(place.device_index, place.num_local_ranks) for place in places] == [(0, 1), (0, 1)]
+    assert apart.both(lambda executor: executor.local_ranks) == [(0,), (1,)]
+    apart.close()
 
 
 def test_an_engine_that_is_behind_misses_no_reply(engines: Engines) -> None:

@@ -174,7 +174,8 @@ def test_a_worker_ends_with_its_stream_while_it_computes() -> None:
     stream = BlockingStream(ours)
     config = engine_config(backend="mp")
     title = "inflight: worker tp0 pp0"
-    stream.send(StartUp(config=config, rank=0, title=title, worker_class=SCRIPTED, epoch=0, host="127.0.0.1"))
+    (place,) = config.parallel.places
+    stream.send(StartUp(config=config, place=place, title=title, worker_class=SCRIPTED, epoch=0, host="127.0.0.1"))
     assert isinstance(stream.receive(), Listening)
     stream.send(JoinEpoch(epoch=0, rendezvous=None))
     assert stream.receive() == Ready(rank=0)

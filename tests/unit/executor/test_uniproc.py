@@ -8,6 +8,7 @@ import time
 import pytest
 
 from inflight.config.engine import EngineConfig
+from inflight.config.ranks import Place
 from inflight.errors import ConfigError, StepTimeoutError
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
@@ -24,9 +25,9 @@ def test_a_rank_is_one_thread_from_start_to_end() -> None:
     seen: list[tuple[str, int]] = []
 
     class Witness(ScriptedWorker):
-        def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> None:
+        def __init__(self, config: EngineConfig, place: Place, rendezvous: Rendezvous | None) -> None:
             seen.append(("__init__", threading.get_ident()))
-            super().__init__(config, rank, rendezvous)
+            super().__init__(config, place, rendezvous)
 
         def load_model(self) -> None:
             seen.append(("load_model", threading.get_ident()))
@@ -59,7 +60,7 @@ def test_no_thread_is_left_after_shutdown_nor_after_a_failed_start() -> None:
 
 
 def test_a_failing_constructor_is_raised_by_the_executor() -> None:
-    def make(config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> WorkerBase:
+    def make(config: EngineConfig, place: Place, rendezvous: Rendezvous | None) -> WorkerBase:
         raise ConfigError("no such device")
 
     with pytest.raises(ConfigError, match="no such device"):

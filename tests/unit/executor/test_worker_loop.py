@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inflight.config.ranks import places_on
 from inflight.executor import worker_loop
 from inflight.executor.worker_loop import WorkerLoop
 from inflight.interface.messages import (
@@ -78,7 +79,7 @@ def run(worker: ScriptedWorker, *commands: WorkerCommand) -> list[WorkerReply]:
 
 
 def worker() -> ScriptedWorker:
-    return ScriptedWorker(engine_config(), 3, None)
+    return ScriptedWorker(engine_config(), places_on([0] * 4)[3], None)
 
 
 def test_commands_are_answered_in_order_with_epoch_id_and_rank() -> None:
@@ -113,7 +114,9 @@ def test_an_answer_to_another_step_is_a_failure() -> None:
         def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
             return replace(super().execute_model(scheduler_output), step_id=0)
 
-    (reply,) = run(Confused(engine_config(), 3, None), ExecuteModel(epoch=5, scheduler_output=plan(7)))
+    (reply,) = run(
+        Confused(engine_config(), places_on([0] * 4)[3], None), ExecuteModel(epoch=5, scheduler_output=plan(7))
+    )
     assert isinstance(reply, StepReply)
     assert isinstance(reply.failure, WorkerFailure)
     assert "answered step 7 with step 0" in reply.failure.message
@@ -126,7 +129,7 @@ def test_what_is_no_exception_leaves_the_loop(death: type[BaseException]) -> Non
             raise death("the end")
 
     with pytest.raises(death, match="the end"):
-        run(Mortal(engine_config(), 3, None), call(0, "check_health"))
+        run(Mortal(engine_config(), places_on([0] * 4)[3], None), call(0, "check_health"))
 
 
 def test_activity_says_what_runs() -> None:
@@ -142,7 +145,7 @@ def test_activity_says_what_runs() -> None:
 
     loop = WorkerLoop(3, lambda _: seen.append(loop.activity), no_worker)
     loop._commands = Script(loop, ExecuteModel(epoch=5, scheduler_output=plan(7)), call(0, "check_health"))
-    run_with(loop, Watched(engine_config(), 3, None))
+    run_with(loop, Watched(engine_config(), places_on([0] * 4)[3], None))
     assert seen == ["running step 7", WAITS, "running check_health()", WAITS]
 
 
@@ -158,7 +161,7 @@ def test_activity_says_in_which_phase_a_step_is() -> None:
     replies: list[WorkerReply | EpochReply] = []
     loop = scripted(replies, ExecuteModel(epoch=5, scheduler_output=plan(7)))
     assert loop.activity == "starting"
-    run_with(loop, Timed(engine_config(), 3, None))
+    run_with(loop, Timed(engine_config(), places_on([0] * 4)[3], None))
     assert isinstance(replies[0], StepReply) and isinstance(replies[0].output, ModelRunnerOutput)
     assert loop.activity == WAITS
 
@@ -167,7 +170,7 @@ class Staged(ScriptedWorker):
     """Gives every step back as a future that the test completes."""
 
     def __init__(self) -> None:
-        super().__init__(engine_config(), 3, None)
+        super().__init__(engine_config(), places_on([0] * 4)[3], None)
         self.futures: dict[int, Future[ModelRunnerOutput]] = {}
         self.failed: list[int] = []
         self.replies: list[WorkerReply | EpochReply] = []
@@ -290,7 +293,7 @@ def test_private_methods_cannot_be_called() -> None:
         def _secret(self) -> str:
             return "secret"
 
-    (reply,) = run(Private(engine_config(), 3, None), call(0, "_secret"))
+    (reply,) = run(Private(engine_config(), places_on([0] * 4)[3], None), call(0, "_secret"))
     assert isinstance(reply, RpcReply) and reply.failure is not None
     assert reply.failure.type_name == "AttributeError"
     assert "has no public method '_secret'; its public methods are " in reply.failure.message

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from inflight.config.ranks import places_on
 from inflight.errors import ErrorKind
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.messages import (
@@ -46,9 +47,13 @@ from inflight.interface.start_up import (
     Hello,
     JoinEpoch,
     Listening,
+    NotPlaced,
+    PlaceRanks,
     Preload,
+    RanksPlaced,
     Ready,
     Refused,
+    StartRank,
     StartUp,
     StartUpFailed,
     Stop,
@@ -271,7 +276,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     StartUp: st.builds(
         StartUp,
         config=st.just(engine_config(tensor_parallel_size=2)),
-        rank=ids,
+        place=st.sampled_from(places_on([0, 1, 0])),
         title=texts,
         worker_class=texts,
         epoch=ids,
@@ -284,6 +289,14 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Ready: st.builds(Ready, rank=ids, epoch=ids),
     StartUpFailed: st.builds(StartUpFailed, rank=ids, failure=failures, epoch=ids),
     Stop: st.builds(Stop),
+    PlaceRanks: st.builds(
+        PlaceRanks, num_ranks=ids, num_cpus=ids, num_gpus=ids, cluster=texts, group=texts, max_seconds=st.just(1.5)
+    ),
+    RanksPlaced: st.builds(RanksPlaced, machines=st.lists(texts, max_size=3).map(tuple), machine=texts, host=texts),
+    NotPlaced: st.builds(NotPlaced, reason=texts),
+    StartRank: st.builds(
+        StartRank, rank=ids, world_size=ids, epoch=ids, title=texts, host=texts, port=ids, token=texts
+    ),
     Submitted: st.builds(Submitted, name=st.text(), digest=st.text()),
     StartEngine: st.builds(
         StartEngine,

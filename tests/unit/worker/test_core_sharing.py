@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 
 from inflight.config.engine import EngineConfig
+from inflight.config.ranks import places_on
 from inflight.device.cpu import CpuDevice
 from inflight.worker.core_sharing import (
     CALM_SECONDS,
@@ -122,9 +123,8 @@ def test_a_look_after_most_steps_costs_only_a_clock() -> None:
 def test_all_compute_threads_are_watched() -> None:
     device, before = CpuDevice(), set(os.listdir("/proc/self/task"))
     options = SimpleNamespace(kind="cpu", num_threads=2, threads_bind="off")
-    parallel = SimpleNamespace(place=lambda rank: rank, num_machine_ranks=1)
     try:
-        watch = start_threads(cast("EngineConfig", SimpleNamespace(device=options, parallel=parallel)), 0, device)
+        watch = start_threads(cast("EngineConfig", SimpleNamespace(device=options)), places_on([0])[0], device)
         assert watch is not None and len(watch.thread_ids) == 2
         assert set(map(str, watch.thread_ids)) <= set(os.listdir("/proc/self/task")) - before
         assert device.submit(threading.get_native_id).result() in watch.thread_ids

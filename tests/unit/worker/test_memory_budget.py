@@ -57,7 +57,8 @@ class Runner:
 def test_what_is_left(kind: str, num_ranks: int, weights: int, left: int) -> None:
     device: Any = Device(free_bytes=5000)  # Any: only what the budget uses
     device.kind = kind
-    budget = MemoryBudget(engine_config(tensor_parallel_size=num_ranks), 0, device)
+    config = engine_config(tensor_parallel_size=num_ranks)
+    budget = MemoryBudget(config, config.parallel.places[0], device)
     assert device.utilization == 0.9
     device.free_bytes -= weights
     runner: Any = Runner()
@@ -73,7 +74,8 @@ def test_replicas_share_the_memory_of_the_machine(kind: str, left: int, monkeypa
     device.kind = kind
     config = engine_config()
     config = replace(config, parallel=replace(config.parallel, data_parallel_size=4))
-    budget = MemoryBudget(config.replicas()[3], 0, device)
+    replica = config.replicas()[3]
+    budget = MemoryBudget(replica, replica.parallel.places[0], device)
     device.free_bytes -= 700
     runner: Any = Runner()
     assert budget.measure_available(runner) == left

@@ -1,0 +1,206 @@
+"""`RayExecutor`: Ray chooses the machines of the ranks and starts their processes. All else is as in `MultiprocExecutor`.
+
+The ranks connect to the executor by TCP, each with a token that is valid once. A process of its own talks to Ray:
+ray_placement.py. If this process ends, or if Ray's head is gone, the ranks go on. A rank is lost when its stream has ended,
+whatever Ray says. Then the process that talks to Ray is asked for a new one. If it has ended, it is started again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import secrets
+import signal
+import socket
+import sys
+from itertools import count
+
+from inflight.config.engine import EngineConfig
+from inflight.config.ranks import Place
+from inflight.errors import ConfigError
+from inflight.executor.join import Listener
+from inflight.executor.multiproc import WORKER_CLASS, MultiprocExecutor
+from inflight.executor.rank_process import WorkerProcess, worker_title
+from inflight.interface.codec import Message, encode
+from inflight.interface.start_up import NotPlaced, PlaceRanks, RanksPlaced, StartRank, StartUpFailed
+from inflight.interface.worker import TOKEN_BYTES
+from inflight.processes.child_process import SIGKILL_SECONDS, ChildProcess, wait_for_end
+from inflight.processes.streams import Stream
+
+logger = logging.getLogger(__name__)
+
+TITLE = "inflight: ray"
+MODULE = "inflight.executor.ray_placement"
+MAX_PLACEMENT_SECONDS = 15.0  # how long to wait for room
+MAX_ANSWER_SECONDS = 25.0  # the same, with the time that Ray takes to start
+
+
+class RayExecutor(MultiprocExecutor):
+    """
+    Raises:
+        ConfigError: Ray is not installed or not running, or there is no room for the ranks.
+        InflightError: a rank could not start.
+    """
+
+    def __init__(self, config: EngineConfig, worker_class: str = WORKER_CLASS) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError(
+                "distributed_executor_backend='ray' needs Ray, which is not installed: pip install 'inflight-llm[ray]'"
+            )
+        if config.fault_tolerance.spare_workers:
+            raise ConfigError(
+                f"spare_workers={config.fault_tolerance.spare_workers} with distributed_executor_backend='ray': Ray starts a "
+                "process when it is needed; leave spare_workers out"
+            )
+        # all of these are changed in the I/O thread only:
+        self._ray: tuple[ChildProcess, Stream] | None = None  # the process that talks to Ray
+        self._placed: RanksPlaced | None = None  # its last answer; None if it has not answered yet
+        self._unplaced: set[int] = set()  # ranks that are started when the answer comes
+        self._machines: dict[str, int] = {}  # Ray's name of a machine -> its number
+        self._surroundings = _surroundings()
+        super().__init__(config, worker_class)
+
+    def _prepare(self) -> None:
+        """There are no spare processes."""
+
+    def _launch_ranks(self) -> None:
+        for rank in range(self.world_size):
+            self._start_anew(rank)
+        self._start_watching()
+
+    # -- Ray, in the I/O thread ------------------------------------------------------------------------------------
+
+    def _start_anew(self, rank: int) -> None:
+        self._unplaced.add(rank)
+        if self._placed is not None:
+            self._start_placed(self._placed)
+        elif self._ray is None:
+            try:
+                self._ray = self._start_ray()
+            except OSError as error:  # for example, there is no memory at this moment; `recover` tries again
+                self._could_not_start(rank, error)
+
+    def _start_ray(self) -> tuple[ChildProcess, Stream]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = ChildProcess(TITLE, MODULE, [theirs.fileno()], starts_processes=False)
+            except BaseException:
+                ours.close()
+                raise
+        stream = Stream(self._io, ours)
+        stream.on_message, stream.on_end = self._take_news, self._ray_ended
+        device, (cluster, group) = self.config.device, self._surroundings
+        wanted = PlaceRanks(
+            num_ranks=self.world_size,
+            num_cpus=device.num_threads,
+            num_gpus=int(device.kind != "cpu"),
+            cluster=cluster,
+            group=group,
+            max_seconds=MAX_PLACEMENT_SECONDS,
+        )
+        stream.send(encode(wanted).buffers())
+        self._io.loop.call_later(MAX_ANSWER_SECONDS, self._expect_answer, stream)
+        return process, stream
+
+    def _expect_answer(self, stream: Stream) -> None:
+        if self._ray is not None and self._ray[1] is stream and self._placed is None:
+            self._not_placed(
+                f"Ray has not answered within {MAX_ANSWER_SECONDS:g} s; check that its head runs, and that RAY_ADDRESS is the "
+                "address of the head"
+            )
+
+    def _not_placed(self, reason: str) -> None:
+        self._end_ray()
+        self.meeting.close(ConfigError(reason))
+
+    def _take_news(self, message: Message) -> None:
+        match message:
+            case RanksPlaced():
+                self._placed = message
+                self._start_placed(message)
+            case StartUpFailed():
+                self._deliver(message)
+            case _:
+                assert isinstance(message, NotPlaced), message
+                self._not_placed(message.reason)
+
+    def _start_placed(self, placed: RanksPlaced) -> None:
+        """Start the ranks that wait for it. `places` becomes right for them, and for ranks that got another machine."""
+        if self._listener is None:
+            self._listener = self._new_listener((placed.host, 0), secrets.token_hex(TOKEN_BYTES))
+            self._listener.start()
+        for name in (placed.machine, *placed.machines):
+            self._machines.setdefault(name, len(self._machines))
+        machines = [self._machines[name] for name in placed.machines]
+        starting = self._unplaced | self._listener.missing
+        for rank in sorted(starting):
+            starting.remove(rank)
+            self._place(rank, machines, starting)
+        for rank in sorted(self._unplaced):
+            self._start_rank(rank, placed.host, self._listener)
+        self._unplaced.clear()
+
+    def _place(self, rank: int, machines: list[int], others: set[int]) -> None:
+        """`others`: ranks that have no place yet."""
+        machine, known = machines[rank], [place for place in self.places if place.rank not in {rank, *others}]
+        taken = {place.local_rank for place in known if place.machine == machine}
+        place = Place(
+            rank=rank,
+            machine=machine,
+            local_rank=next(number for number in count() if number not in taken),
+            num_local_ranks=machines.count(machine),
+            num_engine_ranks=machines.count(machine),
+            device_index=0,  # Ray shows each process its own GPU only
+        )
+        self.places = (*self.places[:rank], place, *self.places[rank + 1 :])
+
+    def _start_rank(self, rank: int, host: str, listener: Listener) -> None:
+        assert self._ray is not None
+        token = secrets.token_hex(TOKEN_BYTES)
+        listener.expect(rank, token)
+        command = StartRank(
+            rank=rank,
+            world_size=self.world_size,
+            epoch=self.meeting.epoch,
+            title=worker_title(self.config.parallel.layout, rank),
+            host=host,
+            port=listener.port,
+            token=token,
+        )
+        self._ray[1].send(encode(command).buffers())
+
+    def _ray_ended(self, reason: str) -> None:
+        logger.warning("the process that talks to Ray has ended (%s); the ranks that have started go on", reason)
+        self._end_ray()
+        for rank in self._unplaced | (set() if self._listener is None else self._listener.missing):
+            self._could_not_start(rank, "the process that talks to Ray has ended; see its output")
+
+    def _end_ray(self) -> None:
+        """Ray also ends the actors, but the ranks do not end with them."""
+        if self._ray is not None:
+            process, stream = self._ray
+            self._ray = self._placed = None
+            stream.close()
+            process.send_signal(signal.SIGKILL)
+            wait_for_end([process], SIGKILL_SECONDS)
+            process.close()
+
+    # -- replacement and end ---------------------------------------------------------------------------------------
+
+    def _give_up(self, rank: int) -> WorkerProcess | None:
+        self._expect_again(rank)
+        return None
+
+    def _terminate(self) -> None:
+        super()._terminate()
+        self._end_ray()
+
+
+def _surroundings() -> tuple[str, str]:
+    """Returns the cluster and the placement group of this process, as in `PlaceRanks`."""
+    if "ray" not in sys.modules:
+        return "", ""
+    from inflight.executor.ray_placement import surroundings  # not at the top, because it needs Ray
+
+    return surroundings()

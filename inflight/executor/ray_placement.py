@@ -1,0 +1,200 @@
+"""The process of a `RayExecutor` that talks to Ray: `inflight.executor.ray_placement TITLE STREAM_FD`.
+
+Ray chooses the machines and starts an actor for each rank there. The actor starts the rank's process:
+
+    executor ══ this process ── Ray ──▶ actor ── starts ──▶ rank
+       ╚════════════════════════ TCP ════════════════════════╝
+
+It is a process of its own because Ray ends each process that uses it when Ray's head has been gone for a minute. Then the ranks
+must go on. So a rank's process does not end with its actor. It ends when its stream ends. The actor only keeps Ray's resources
+for it. All arguments of an actor's methods are numbers and text, because Ray pickles them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from inflight.errors import ConfigError
+from inflight.executor.failures import failure_of
+from inflight.executor.join import connect
+from inflight.interface.codec import schema_digest
+from inflight.interface.start_up import (
+    Hello,
+    NotPlaced,
+    PlacementMessage,
+    PlaceRanks,
+    RanksPlaced,
+    StartRank,
+    StartUpFailed,
+)
+from inflight.processes.child_process import SIGKILL_SECONDS, child_environment, name_process
+from inflight.processes.streams import BlockingStream
+
+MAX_CONNECT_SECONDS = 20.0
+Send = Callable[[PlacementMessage | StartUpFailed], None]
+
+
+class RankStarter:
+    """The actor of a rank."""
+
+    def __init__(self) -> None:
+        self._pidfd: int | None = None  # of the rank's process
+
+    def machine(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+    def start(self, rank: int, world_size: int, title: str, host: str, port: int, token: str) -> None:
+        """End the rank's process if there is one, and start a new one.
+
+        Raises:
+            ConfigError, EngineError: the engine does not accept the connection.
+        """
+        self._end()
+        hello = Hello(token=token, schema=schema_digest(), rank=rank, world_size=world_size, nnodes=1)
+        with connect((host, port), hello, max_seconds=MAX_CONNECT_SECONDS) as connected:
+            program = ["inflight.executor.worker_main", title, str(connected.fileno())]
+            started = subprocess.run(
+                [sys.executable, "-P", "-m", "inflight.processes.detached", *program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                pass_fds=[connected.fileno()],
+                env=child_environment(os.environ, sys.path),
+                check=True,
+            )
+        self._pidfd = os.pidfd_open(int(started.stdout))
+
+    def _end(self) -> None:
+        if self._pidfd is not None:
+            if not wait([self._pidfd], 0):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                wait([self._pidfd], SIGKILL_SECONDS)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
+class RayPlacement:
+    """The ranks' actors. Ray ends them when this process ends.
+
+    Raises:
+        ConfigError: no Ray can be reached, or there is no room for the ranks.
+    """
+
+    def __init__(self, wanted: PlaceRanks, send: Send) -> None:
+        self._send = send
+        self._started: dict[int, StartRank] = {}  # the newest command for each rank
+        self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        try:
+            ray.init(address=wanted.cluster or "auto", logging_level=logging.WARNING)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"Ray cannot be reached: {error}; start it with `ray start --head`, or set RAY_ADDRESS to the address of its "
+                "head"
+            ) from error
+        resources = {"CPU": wanted.num_cpus} if wanted.num_gpus == 0 else {"GPU": wanted.num_gpus}
+        bundles = [resources] * wanted.num_ranks
+        if wanted.group:
+            group = PlacementGroup(ray.PlacementGroupID.from_hex(wanted.group))
+        else:
+            group = ray.util.placement_group(bundles, strategy="PACK")
+        self._options: dict[str, Any] = {  # Any: what Ray declares
+            "num_cpus": wanted.num_cpus if wanted.num_gpus == 0 else 0,
+            "num_gpus": wanted.num_gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group),
+        }
+        actors = [self._new_actor() for _ in bundles]
+        try:
+            machines = ray.get([actor.machine.remote() for actor in actors], timeout=wanted.max_seconds)
+        except GetTimeoutError:
+            raise ConfigError(
+                f"Ray has no room for {wanted.num_ranks} ranks with {_text(resources)} each within "
+                f"{wanted.max_seconds:g} s; its machines have {_text(ray.cluster_resources())}, of which "
+                f"{_text(ray.available_resources())} are free; add machines, or lower the parallel sizes"
+            ) from None
+        self._own = str(ray.get_runtime_context().get_node_id())
+        # ranks of one machine have consecutive numbers, and the first ones are on the engine's machine if there is room
+        found = sorted(zip(machines, actors, strict=True), key=lambda each: (each[0] != self._own, each[0]))
+        self._machines = [machine for machine, _ in found]
+        self._actors = [actor for _, actor in found]
+        self._tell()
+
+    def start(self, command: StartRank) -> None:
+        self._started[command.rank] = command
+        threading.Thread(target=self._start, args=(command,), daemon=True).start()
+
+    def _start(self, command: StartRank) -> None:
+        """Runs in a thread of its own, because the machine of the rank's actor may be gone."""
+        rank = command.rank
+        arguments = rank, command.world_size, command.title, command.host, command.port, command.token
+        with self._locks[rank]:
+            try:
+                try:
+                    if self._started[rank] is command:
+                        ray.get(self._actors[rank].start.remote(*arguments))
+                except RayActorError:  # the actor is dead, so its place is free
+                    actor = self._new_actor()
+                    self._machines[rank] = ray.get(actor.machine.remote())
+                    self._actors[rank] = actor
+                    self._tell()
+                    ray.get(actor.start.remote(*arguments))
+            except Exception as error:
+                cause = error.cause if isinstance(error, RayTaskError) else error
+                self._send(StartUpFailed(rank=rank, failure=failure_of(cause), epoch=command.epoch))
+
+    def _new_actor(self) -> Any:  # Any: an actor's handle has the methods of its class
+        return ray.remote(RankStarter).options(**self._options).remote()
+
+    def _tell(self) -> None:
+        host = ray.util.get_node_ip_address()
+        self._send(RanksPlaced(machines=tuple(self._machines), machine=self._own, host=host))
+
+
+def surroundings() -> tuple[str, str]:
+    """Returns the address of Ray's head and the placement group of the caller, as in `PlaceRanks`."""
+    if not ray.is_initialized():
+        return "", ""
+    group = ray.util.get_current_placement_group()
+    return ray.get_runtime_context().gcs_address, "" if group is None else group.id.hex()
+
+
+def _text(resources: Mapping[str, float]) -> str:
+    numbers = {name: f"{resources.get(name, 0):g}" for name in ("CPU", "GPU") if name in resources}
+    return " and ".join(f"{number} {name}s" for name, number in numbers.items()) or "0 CPUs"
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the executor's process
+    name_process(sys.argv[1])
+    os.dup2(2, 1)  # Ray prints what the ranks print, and the engine's output is for results
+    stream = BlockingStream(socket.socket(fileno=int(sys.argv[2])))
+    placement: RayPlacement | None = None
+    while (message := stream.receive()) is not None:
+        if isinstance(message, PlaceRanks):
+            try:
+                placement = RayPlacement(message, stream.send)
+            except ConfigError as error:
+                stream.send(NotPlaced(reason=str(error)))
+        else:
+            assert isinstance(message, StartRank) and placement is not None, message
+            placement.start(message)
+
+
+if __name__ == "__main__":
+    # an actor's class must have a module that Ray can import
+    from inflight.executor.ray_placement import main as main_of_module
+
+    main_of_module()
