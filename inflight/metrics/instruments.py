@@ -100,7 +100,10 @@ INSTRUMENTS = (
         "Share of the engine's CPU work since its last report that was done while a device computed a step; NaN before the "
         "first step.",
     ),
-    _gauge("cores_shared", "1 if other programs used the cores of the compute threads in the last steps, else 0."),
+    _gauge(
+        "cores_shared",
+        "1 if compute threads had to wait for their cores in the last steps, because of other programs or a quota, else 0.",
+    ),
     _counter(
         "num_preemptions",
         "How often a running request had to give its KV blocks to others, and to wait again.",

@@ -73,7 +73,7 @@ def describe(newest: SchedulerStats, reports: Sequence[SchedulerStats], seconds:
         f"prefix cache hits {total('prefix_cache_hits') / max(total('prefix_cache_queries'), 1):.1%}",
     ]
     if newest.shares_cores:
-        parts.append("cores shared with other programs")
+        parts.append("compute threads wait for cores")
     if num_drafts := total("num_draft_tokens"):
         parts.append(f"drafts accepted {total('num_accepted_tokens') / num_drafts:.1%}")
     return ", ".join(parts)

@@ -161,8 +161,8 @@ class CoreWatch:
         if self._sharing.has_changed():
             if self._sharing.is_shared:
                 logger.info(
-                    "other programs use the cores of the compute threads, which waited for a core for %.0f %% of the time: "
-                    "steps take longer",
+                    "compute threads had to wait for their cores for %.0f %% of the time, because of other programs or a quota "
+                    "of processor time: steps take longer",
                     100 * self._sharing.share,
                 )
             else:

@@ -72,9 +72,7 @@ def test_what_a_line_says() -> None:
     assert describe(reports[0], reports[:1], 10.0) == (
         "3 requests run, 2 wait, 6.0 prompt tokens/s, 0.0 output tokens/s, KV cache 25.0% used, prefix cache hits 40.0%"
     )
-    assert describe(dataclasses.replace(IDLE, shares_cores=True), [], 1.0).endswith(
-        ", cores shared with other programs"
-    )
+    assert describe(dataclasses.replace(IDLE, shares_cores=True), [], 1.0).endswith(", compute threads wait for cores")
     line = describe(IDLE, reports, 2.0)
     assert line.startswith("the engine is idle now, 60.0 prompt tokens/s, 25.0 output tokens/s")
     assert line.endswith("drafts accepted 75.0%")

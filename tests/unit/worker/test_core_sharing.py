@@ -104,7 +104,7 @@ def test_the_rank_tells_each_change_once(caplog: pytest.LogCaptureFixture) -> No
     assert not any(machine.told(5.0, share=0.15)), "of two threads it is the mean that counts"
     states = machine.told(2 * TOLD_WINDOW_SECONDS, share=0.5)
     assert not states[0] and states[-1]
-    assert "which waited for a core for 25 % of the time" in caplog.messages[-1]
+    assert "had to wait for their cores for 25 % of the time" in caplog.messages[-1]
     for _ in range(10):  # a browser that opens a page now and then
         assert all(machine.told(TOLD_CALM_SECONDS / 2, share=0.0) + machine.told(1.0, share=0.5))
     assert len(caplog.messages) == 1, caplog.messages
