@@ -19,7 +19,6 @@ ELSEWHERE = {
     "__main__.py": "unit/entrypoints/cli/test_standard_streams.py",
     "entrypoints/serve/check.py": "unit/entrypoints/serve/test_options.py",
     "entrypoints/serve/command.py": "e2e/test_serve_command.py",
-    "entrypoints/serve/template_main.py": "unit/entrypoints/serve/test_template_process.py",
     "executor/worker_main.py": "unit/executor/test_multiproc_start.py",
     "processes/child.py": "unit/processes/test_child_process.py",
     "processes/detached.py": "e2e/test_ray.py",

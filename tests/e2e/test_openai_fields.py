@@ -84,7 +84,6 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
         "tools": ({}, TOOLS),
         "add_generation_prompt": ({}, False),
         "continue_final_message": ({"messages": OPENED}, True),
-        "chat_template": ({}, "{{ messages[0].content }}"),
         "chat_template_kwargs": ({}, {"mood": "sad"}),
         "documents": ({}, [{"title": "T", "text": "x"}]),
         "add_special_tokens": ({}, True),
@@ -135,9 +134,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     make_tokenizer_add_a_token(folder / "tokenizer.json")
     name_fim_tokens(folder / "tokenizer.json")
     args = demo_args(model=str(folder), chat_template=TEMPLATE, scheduling_policy="priority")
-    settings = ServerSettings(
-        served_model_names=(MODEL, "another-name"), enable_request_chat_template=True, tool_call_parser="hermes"
-    )
+    settings = ServerSettings(served_model_names=(MODEL, "another-name"), tool_call_parser="hermes")
     with running_server(args, settings) as running, httpx.Client(base_url=running.url, timeout=60) as made:
         yield made
 

@@ -35,7 +35,6 @@ async def validate_chat(
 
     Raises:
         ApiError, InvalidRequestError: the request is wrong.
-        TokenizerError: the request's own chat template is wrong.
     """
     model = server.check_model(body.model)
     body.check_stream()

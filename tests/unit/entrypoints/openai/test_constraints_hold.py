@@ -223,7 +223,6 @@ def server(kind: str, model: str) -> Any:
         engine=Engine(kind, template),
         parsers=resolve_parsers(tool_parser, reasoning_parser, template),
         settings=ServerSettings(),
-        templates=None,
         check_model=lambda name: name or "first",
     )
 
