@@ -32,7 +32,7 @@ class ChatTemplateFields(StrictModel):
         None, description="Begin a message of the assistant; true if left out, except with continue_final_message."
     )
     continue_final_message: bool | None = Field(None, description="Continue the last message, and begin no new one.")
-    chat_template: str | None = Field(None, description="Not supported: --chat-template sets the server's.")
+    chat_template: Annotated[None, neutral("Not supported: --chat-template sets the server's.")] = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
     documents: list[dict[str, Any]] | None = Field(
         None,

@@ -23,15 +23,9 @@ async def render_messages(
     """Returns the prompt's token ids. `body` must have messages. `tools` is the result of `plain_tools`.
 
     Raises:
-        InvalidRequestError: the template refuses the messages, the request has a chat template of its own, or the engine has no
-            tokenizer.
+        InvalidRequestError: the template refuses the messages, or the engine has no tokenizer.
     """
     engine, template = server.engine, server.engine.chat_template
-    if body.chat_template is not None:
-        raise FieldError(
-            "chat_template",
-            "a request cannot bring a chat template: leave it out, and start the server with --chat-template",
-        )
     if template is None:
         raise FieldError(
             "messages",

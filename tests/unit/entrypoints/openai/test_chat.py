@@ -225,11 +225,6 @@ def test_a_call_may_come_instead_of_json_if_no_grammar_knows_its_markup() -> Non
     assert calls(**JSON, tool_choice="none") == calls(structured_outputs={"choice": ["a"]}) == calls() == ()
 
 
-def test_a_request_cannot_bring_a_template() -> None:
-    with pytest.raises(FieldError, match="cannot bring a chat template"):
-        validated(server(), chat_template="{{ messages }}")
-
-
 def test_the_variables_of_the_template() -> None:
     def variables(**fields: Any) -> dict[str, Any]:
         return _template_kwargs(request(**fields))
