@@ -1,11 +1,14 @@
-"""`StateMetadata.pieces`: where a step's rows are cut for recurrent layers, and where their states are."""
+"""Where a step's rows are cut for recurrent layers (`StateMetadata.pieces`), and where the states of their layers are."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from inflight.attention.metadata import AttentionInputs, StateMetadata, StatePiece, StatePlace
+from inflight.attention.torch_sdpa import TorchSdpaBackend
+from inflight.interface.kv_cache import KVCacheSpec
 
 BLOCK_SIZE = 4
 
@@ -37,3 +40,10 @@ def test_a_longer_row_keeps_the_states_at_the_ends_of_blocks_and_its_last_one() 
 
 def test_the_first_tokens_have_no_state_before_them() -> None:
     assert pieces(0, 3, num_states=1) == [StatePiece(slice(0, 3), None, StatePlace(7, 0))]
+
+
+def test_each_layer_of_a_group_has_a_part_of_a_block() -> None:
+    spec, arena = KVCacheSpec.of_state(BLOCK_SIZE, 64), torch.arange(2 * 192, dtype=torch.int64).view(2, 192) % 251
+    arena = arena.to(torch.uint8)
+    parts = [TorchSdpaBackend().layer_cache(arena, spec, layer) for layer in range(192 // spec.block_bytes)]
+    assert torch.equal(torch.cat(parts, dim=1), arena) and len(parts) > 1

@@ -12,9 +12,11 @@ import pytest
 import uvloop
 
 from inflight.entrypoints.serve.asgi import Receive, Scope, Send
+from inflight.entrypoints.serve.gate import Phase
 from inflight.entrypoints.serve.server import Server, make_uvicorn
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import Shutdown
+from inflight.errors import EngineDeadError
 from tests.unit.entrypoints.serve.stand_in import StandInEngine
 
 
@@ -36,13 +38,13 @@ def test_a_handshake_has_no_more_time_than_a_head(sent: bytes) -> None:
                     client.setblocking(False)
                     await asyncio.get_running_loop().sock_sendall(client, sent)
                     received = asyncio.get_running_loop().sock_recv(client, 1)
-                    assert await asyncio.wait_for(received, 3.0) == b"", "the server closes"
+                    assert await asyncio.wait_for(received, 300.0) == b"", "the server closes"
             finally:
                 server.should_exit = server.force_exit = True
                 await serving
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(test(), 10.0))
+        runner.run(asyncio.wait_for(test(), 300.0))
 
 
 @pytest.mark.parametrize("is_ready", [False, True])
@@ -75,6 +77,18 @@ def test_a_server_that_does_not_accept_early_answers_once_it_is_ready(is_ready: 
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(asyncio.wait_for(test(), 10.0))
+            runner.run(asyncio.wait_for(test(), 300.0))
     finally:
         faulthandler.cancel_dump_traceback_later()  # `begin` has set it: it would end the process of the tests 36 s later
+
+
+def test_a_dead_engine_is_told_to_later_requests() -> None:
+    async def test() -> None:
+        model: Any = StandInEngine()
+        model.is_dead = True
+        server = Server(ServerSettings(access_log="off"), None, lambda: asyncio.sleep(0, model), Shutdown(1.0))
+        with pytest.raises(EngineDeadError):
+            await server._serve(model)
+        assert server._gate.phase is Phase.DEAD
+
+    asyncio.run(test())
