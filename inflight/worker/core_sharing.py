@@ -98,8 +98,7 @@ class LeaderPlace:
     the leader runs, Linux does not move it, and the other thread, which waits, is bound. All calls come from one thread.
 
     Args:
-        leader: the id of the leader.
-        core: the leader's core.
+        leader, core: the id of the leader, and its core.
         cores: the cores of the rank.
         core_of: where a thread runs.
         idle_seconds: how long a core has been idle.
