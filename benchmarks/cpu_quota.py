@@ -40,7 +40,7 @@ class CpuGroup:
             self._folder.rmdir()
 
     def limit(self, cores: float | None) -> None:
-        """From now on the processes of the group together may use so many cores; None: as many as there are."""
+        """From now on the processes of the group together may use at most `cores` cores; None: there is no limit."""
         microseconds = None if cores is None else round(cores * PERIOD_US)
         if self._version == 2:
             self._write("cpu.max", f"{microseconds or 'max'} {PERIOD_US}")
@@ -49,7 +49,7 @@ class CpuGroup:
             self._write("cpu.cfs_quota_us", str(microseconds or -1))
 
     def throttling(self) -> tuple[int, int]:
-        """The number of periods in which a process of the group ran under a limit, and how many of them it was stopped in."""
+        """In how many periods processes of the group ran under a limit, and in how many of these they were stopped."""
         lines = (self._folder / "cpu.stat").read_text().splitlines()
         numbers = {name: int(value) for name, value in (line.split() for line in lines)}
         return numbers["nr_periods"], numbers["nr_throttled"]

@@ -113,8 +113,8 @@ class BesideNeighbours(Comparison):
 
 
 def table_rows(label: str, kinds: Sequence[str], workloads: Sequence[Workload], speeds: Speeds) -> list[list[str]]:
-    """The header, and for each kind of neighbours the medians of the speeds and of the shares. In the table of our engine, also
-    of our speed / that of the fastest other engine."""
+    """The header, and for each kind of neighbours the medians of the speeds and of the shares. The table of our engine also has
+    the medians of (our speed / the speed of the fastest other engine)."""
     rows = [[label, *(workload.name for workload in workloads)]]
     labels = dict.fromkeys(name.rpartition(", ")[0] for name, _ in speeds)
     others = [other for other in labels if other != label] if label == next(iter(labels)) else []

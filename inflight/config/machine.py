@@ -105,9 +105,9 @@ def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
 
 def _num_cores(usable: Sequence[int]) -> int:
     """How many threads can run at once: the number of `usable` cores, or fewer if a quota of processor time or the variables
-    of OpenMP allow fewer. A quota is rounded to whole threads, 2.5 cores to three: if they use up the quota, the system stops
-    all of them until the next period, and they still compute more than two threads that are never stopped. With 2.25 cores it
-    would be the other way."""
+    of OpenMP allow fewer. A quota is rounded to the nearest whole number, for example 1.5 cores to two threads: when they have
+    used up the quota, the system stops both until the next period, but they compute more than one thread that is never stopped.
+    With a quota of 1.25 cores, two threads decode no faster than one (docs/benchmarks.md)."""
     quota, wanted = cpu_quota(), openmp.max_threads()
     limits = [len(usable)]
     if quota is not None:

@@ -1,5 +1,5 @@
 """`RankLayout`: which stage and which tensor-parallel part each rank computes. `Place`: where a rank runs. `ranks_of_node`: the
-ranks of a machine, if they are split evenly."""
+ranks of a node, if the ranks are divided evenly among the nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RankLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Which rank a worker is, and where it runs. The executor knows where it has started the ranks, and tells each of them.
+    """Which rank a worker is, and where it runs. The executor tells each rank its place.
 
     Attributes:
         rank: the global rank.

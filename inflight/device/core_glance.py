@@ -13,7 +13,7 @@ from inflight.device.core_waiting import waited_seconds
 
 
 def share_of_waiting(num_threads: int, seconds: float) -> float | None:
-    """Computes with so many threads for some seconds. Returns the share of this time for which the threads waited for a core;
+    """Computes with `num_threads` threads for `seconds`. Returns for which share of this time the threads waited for a core;
     None if the kernel does not count it."""
     if not Path("/proc/self/schedstat").exists():
         return None

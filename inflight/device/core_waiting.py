@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-SHARED = 0.1  # threads that wait for a core for more than this share of their time share it with other programs
+SHARED = 0.1  # if threads wait for a core for more than this share of their time, their cores count as shared
 
 
 def waited_seconds(thread_id: int) -> float:

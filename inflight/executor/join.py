@@ -88,7 +88,7 @@ class Listener:
         self._strangers.clear()
 
     def expect(self, rank: int, token: str = "") -> None:
-        """Accept one connection of this rank, which is not connected, or was lost. `token`: its own token."""
+        """Accept one connection of this rank, which has none now. `token`: its own token; "": it has the token of all ranks."""
         self._tokens[rank] = token or self._token
         self._missing.add(rank)
 

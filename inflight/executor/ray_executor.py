@@ -1,8 +1,9 @@
 """`RayExecutor`: Ray chooses the machines of the ranks and starts their processes. All else is as in `MultiprocExecutor`.
 
-The ranks connect to the executor by TCP, each with a token that is valid once. A process of its own talks to Ray:
-ray_placement.py. If this process ends, or if Ray's head is gone, the ranks go on. A rank is lost when its stream has ended,
-whatever Ray says. Then the process that talks to Ray is asked for a new one. If it has ended, it is started again.
+The ranks connect to the executor by TCP, each with a token that is valid once. Another process talks to Ray: ray_placement.py,
+here called the placement process. If the placement process ends, or if Ray's head is gone, the ranks go on. A rank is lost when
+its stream has ended, even if Ray still counts it as alive. Then the executor asks the placement process for a new process of
+this rank. If the placement process has ended, the executor first starts another one.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class RayExecutor(MultiprocExecutor):
                 "process when it is needed; leave spare_workers out"
             )
         # all of these are changed in the I/O thread only:
-        self._ray: tuple[ChildProcess, Stream] | None = None  # the process that talks to Ray
-        self._placed: RanksPlaced | None = None  # its last answer; None if it has not answered yet
-        self._unplaced: set[int] = set()  # ranks that are started when the answer comes
+        self._ray: tuple[ChildProcess, Stream] | None = None  # the placement process and its stream
+        self._placed: RanksPlaced | None = None  # the last answer of the placement process; None if there is none
+        self._unplaced: set[int] = set()  # ranks that wait for this answer, and are started then
         self._machines: dict[str, int] = {}  # Ray's name of a machine -> its number
         self._surroundings = _surroundings()
         super().__init__(config, worker_class)
@@ -126,7 +127,7 @@ class RayExecutor(MultiprocExecutor):
                 self._not_placed(message.reason)
 
     def _start_placed(self, placed: RanksPlaced) -> None:
-        """Start the ranks that wait for it. `places` becomes right for them, and for ranks that got another machine."""
+        """Start the ranks that wait for `placed`. Correct `places` for them, and for lost ranks, whose machine may change."""
         if self._listener is None:
             self._listener = self._new_listener((placed.host, 0), secrets.token_hex(TOKEN_BYTES))
             self._listener.start()
@@ -142,7 +143,7 @@ class RayExecutor(MultiprocExecutor):
         self._unplaced.clear()
 
     def _place(self, rank: int, machines: list[int], others: set[int]) -> None:
-        """`others`: ranks that have no place yet."""
+        """Set the place of `rank` in `places`. `others`: ranks whose places are not set yet, so they take no number."""
         machine, known = machines[rank], [place for place in self.places if place.rank not in {rank, *others}]
         taken = {place.local_rank for place in known if place.machine == machine}
         place = Place(
@@ -177,7 +178,7 @@ class RayExecutor(MultiprocExecutor):
             self._could_not_start(rank, "the process that talks to Ray has ended; see its output")
 
     def _end_ray(self) -> None:
-        """Ray also ends the actors, but the ranks do not end with them."""
+        """End the placement process. Then Ray ends the actors, too, but the ranks go on."""
         if self._ray is not None:
             process, stream = self._ray
             self._ray = self._placed = None

@@ -1,13 +1,14 @@
-"""The process of a `RayExecutor` that talks to Ray: `inflight.executor.ray_placement TITLE STREAM_FD`.
+"""The process that talks to Ray for a `RayExecutor`: `inflight.executor.ray_placement TITLE STREAM_FD`.
 
 Ray chooses the machines and starts an actor for each rank there. The actor starts the rank's process:
 
     executor ══ this process ── Ray ──▶ actor ── starts ──▶ rank
        ╚════════════════════════ TCP ════════════════════════╝
 
-It is a process of its own because Ray ends each process that uses it when Ray's head has been gone for a minute. Then the ranks
-must go on. So a rank's process does not end with its actor. It ends when its stream ends. The actor only keeps Ray's resources
-for it. All arguments of an actor's methods are numbers and text, because Ray pickles them.
+When Ray's head has been gone for a minute, Ray ends every process that uses Ray. The executor and the ranks must go on, so they
+do not use Ray: only this process and the actors do. A rank's process ends when its stream to the executor ends, not when its
+actor ends. While the actor lives, Ray reserves the rank's CPUs or GPU. All arguments of an actor's methods are numbers and
+text, because Ray pickles them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Send = Callable[[PlacementMessage | StartUpFailed], None]
 
 
 class RankStarter:
-    """The actor of a rank."""
+    """The actor of a rank: starts and ends the rank's process on its machine."""
 
     def __init__(self) -> None:
         self._pidfd: int | None = None  # of the rank's process
@@ -137,7 +138,7 @@ class RayPlacement:
         threading.Thread(target=self._start, args=(command,), daemon=True).start()
 
     def _start(self, command: StartRank) -> None:
-        """Runs in a thread of its own, because the machine of the rank's actor may be gone."""
+        """Runs in a thread of its own. If the machine of the rank's actor is gone, only this thread waits."""
         rank = command.rank
         arguments = rank, command.world_size, command.title, command.host, command.port, command.token
         with self._locks[rank]:
@@ -145,7 +146,7 @@ class RayPlacement:
                 try:
                     if self._started[rank] is command:
                         ray.get(self._actors[rank].start.remote(*arguments))
-                except RayActorError:  # the actor is dead, so its place is free
+                except RayActorError:  # the actor is dead, so Ray has its CPUs or its GPU for a new one
                     actor = self._new_actor()
                     self._machines[rank] = ray.get(actor.machine.remote())
                     self._actors[rank] = actor
@@ -179,7 +180,7 @@ def _text(resources: Mapping[str, float]) -> str:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the executor's process
     name_process(sys.argv[1])
-    os.dup2(2, 1)  # Ray prints what the ranks print, and the engine's output is for results
+    os.dup2(2, 1)  # to stderr, because Ray prints what actors print, and the engine's stdout is for results
     stream = BlockingStream(socket.socket(fileno=int(sys.argv[2])))
     placement: RayPlacement | None = None
     while (message := stream.receive()) is not None:

@@ -25,8 +25,9 @@ NO_ADDRESS = ("", 0)
 
 
 class WorkerLoop(CommandLoop):
-    """A new epoch begins in two parts. `put`, in the thread that reads the commands, ends the waits for other ranks and marks
-    all older commands. Then the loop drops these commands, waits until the worker is idle, and replies.
+    """A new epoch begins in two parts. `put`, in the thread that reads the commands, ends the waits for other ranks and
+    raises the number of the epoch. Then the loop drops the commands of older epochs, waits until the worker is idle, and
+    replies.
 
     Args:
         reply: see `CommandLoop`.

@@ -14,7 +14,7 @@ same for both.
 
 With Ray, the executor has a process that talks to Ray (executor/ray_placement.py):
 
-executor  -- PlaceRanks, StartRank -->  this process  -- RanksPlaced | NotPlaced, StartUpFailed -->
+executor  -- PlaceRanks, StartRank -->  this process  -- RanksPlaced | NotPlaced, StartUpFailed -->  executor
 
 If an external launcher (torchrun) has started the ranks, each rank has an executor of its own. These executors send each other:
 
@@ -151,7 +151,7 @@ class PlaceRanks:
 
     Attributes:
         cluster: the address of Ray's head; "" for the cluster of this machine.
-        group: the placement group in which the ranks shall be, as a hexadecimal number; "" for a new one.
+        group: the id of Ray's placement group into which the ranks are put, in hexadecimal; "" for a new group.
         max_seconds: how long to wait until there is room for all ranks.
     """
 
@@ -168,8 +168,8 @@ class RanksPlaced:
     """There is room for all ranks. Sent again when a rank gets another machine.
 
     Attributes:
-        machines: Ray's name of the machine of each rank.
-        machine: the one of the engine's machine.
+        machines: for each rank, Ray's name of its machine.
+        machine: Ray's name of the engine's machine.
         host: the address of the engine's machine.
     """
 
@@ -180,15 +180,15 @@ class RanksPlaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotPlaced:
-    """There is no room for the ranks, or no Ray."""
+    """The cluster has no room for the ranks, or Ray cannot be reached."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRank:
-    """End the process of this rank if there is one, and start a new one. It connects to the engine at `host`:`port`, with
-    `token`. If that fails, `StartUpFailed` is sent."""
+    """End the process of this rank if there is one, and start a new one. The new process gets a connection to the engine
+    at `host`:`port`, which is made with `token`. If that fails, the answer is `StartUpFailed`."""
 
     rank: int
     world_size: int

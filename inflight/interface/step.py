@@ -140,8 +140,8 @@ class ModelRunnerOutput:
     that the next step may compute after the last token of the j-th sampling row. Unused entries are -1.
 
     `compute_seconds` is the time of the step's forward and sample; 0 if it was not measured. Waits for other ranks' data and
-    for masks are not included, except that on a GPU the time includes a wait for late masks. `shares_cores`: other programs
-    use the cores of the rank's compute threads.
+    for masks are not included, except that on a GPU the time includes a wait for late masks. `shares_cores`: whether
+    the rank's compute threads had to wait for their cores in the last steps (worker/core_sharing.py).
     """
 
     step_id: int

@@ -1,7 +1,7 @@
 """Starts a process that outlives its parent: `python -m inflight.processes.detached MODULE ARGUMENT ...`
 
-The new process has a session of its own, and init as its parent. So nothing ends it but its streams. This program prints its
-process id and ends. `MODULE` runs in the new process as by `python -m`.
+The new process has a session of its own, and init as its parent. So it ends only by itself, for example when its stream has
+ended. This program prints the id of the new process, and ends. `MODULE` runs in the new process as by `python -m`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def main() -> None:
         os.write(1, str(pid).encode())
         os._exit(0)
     os.setsid()
-    os.dup2(2, 1)  # whoever reads the id waits for the end of this output
+    os.dup2(2, 1)  # the reader of the id reads until nobody has this pipe open
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -1,12 +1,13 @@
 """Whether other programs use the cores of a rank's compute threads, and what the rank does about it.
 
-Linux counts how long a thread waits for a core (device/core_waiting.py). So a rank sees by itself whether it has company:
-`CoreWatch` tells it to people, in the log and in the metrics, and `CoreBinding` acts on it.
+Linux counts how long a thread waits for a core (device/core_waiting.py). If threads wait long, they *have company*: other
+programs use their cores, or a quota of processor time stops them. `CoreWatch` reports this in the log and in the metrics.
 
-If a rank has several compute threads, nobody waits for one that the operating system has stopped (kernels/cpu/team.h), so
-nothing need be done. If it has only one, all other ranks wait for this thread in every sum. On a quiet machine the thread is
-best on a core of its own: otherwise it often wakes on the core of the rank that has woken it. Beside another program it is best
-unbound: then it continues on the core of a rank that sleeps.
+- **One compute thread** (`CoreBinding`): all other ranks wait for this thread in every sum. On a quiet machine the thread is
+  best on a core of its own: otherwise it often wakes on the core of the rank that has woken it. Beside another program it is
+  best unbound: then it continues on the core of a rank that sleeps.
+- **Several compute threads** (`LeaderPlace`): nobody waits for a thread that the operating system has stopped
+  (kernels/cpu/team.h), so the threads stay bound. Only the leader must be brought back to its core.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from inflight.device.core_waiting import SHARED, core_of, idle_seconds, waited_s
 
 logger = logging.getLogger(__name__)
 
-# For the binding: waiting is measured over windows of at least WINDOW_SECONDS. CALM_SECONDS after the last window with company,
-# the thread is bound again.
+# For `CoreBinding`: waiting is measured over windows of at least WINDOW_SECONDS. The thread is bound again
+# CALM_SECONDS after the last window with company.
 WINDOW_SECONDS, CALM_SECONDS = 0.02, 0.15
 IDLE = 0.4  # a core that was idle for this share of a window is free
-# The same for people, who should not read a line for every page that a browser opens.
+# For the log and the metrics. Both times are longer, so a short load, such as a page that a browser opens, is not reported.
 TOLD_WINDOW_SECONDS, TOLD_CALM_SECONDS = 0.5, 10.0
 
 
@@ -50,7 +51,7 @@ class CoreSharing:
         self.is_shared, self.share = False, 0.0
 
     def has_changed(self) -> bool:
-        """Whether company has come or gone since the last call. May be called at any time; reads a clock in most calls."""
+        """Whether company has come or gone since the last call. May be called at any time; most calls only read a clock."""
         now = self._clock()
         if now - self._start < self._window:
             return False
@@ -65,8 +66,8 @@ class CoreSharing:
 
 
 class CoreBinding:
-    """Binds a thread of this process to `core`, or lets it use all of `cores`. All calls come from one thread. The thread, its
-    waiting and the clock are arguments as in `CoreWatch`."""
+    """Binds a thread of this process to `core`, or lets it use all of `cores`. All calls come from one thread.
+    `waited_seconds` and `clock` are as in `CoreWatch`."""
 
     def __init__(
         self,
@@ -93,12 +94,12 @@ class CoreBinding:
 class LeaderPlace:
     """Brings the leader of several threads back to its core. The leader, which opens the tasks of a team, may use all cores of
     its rank; each other thread is bound to a core. If another program computes on the leader's core, Linux moves the leader to
-    the core of another thread. When the program has ended, Linux needs some tenths of a second to move it back: of the two
-    threads, one runs and the other one is bound. All calls come from one thread.
+    the core of another thread. When the program has ended, Linux leaves the leader there for some tenths of a second: while
+    the leader runs, Linux does not move it, and the other thread, which waits, is bound. All calls come from one thread.
 
     Args:
-        core: of the leader.
-        cores: of the rank.
+        leader, core: the id of the leader, and its core.
+        cores: the cores of the rank.
         core_of: where a thread runs.
         idle_seconds: how long a core has been idle.
     """
@@ -135,7 +136,7 @@ class CoreWatch:
 
     Args:
         thread_ids: the rank's compute threads.
-        binding: changes the binding of the threads, if they may leave their cores.
+        binding: changes the binding of a thread; None if the threads are not bound, or if the user has named their cores.
         waited_seconds: how long a thread has waited for a core since it began.
         clock: seconds.
     """

@@ -25,12 +25,12 @@ from inflight.worker.core_sharing import CoreBinding, CoreWatch, LeaderPlace
 
 logger = logging.getLogger(__name__)
 
-ELEMENTS_OF_A_THREAD = 1 << 15  # torch starts one thread more for each so many elements of a tensor
+ELEMENTS_OF_A_THREAD = 1 << 15  # torch uses one more thread for each this many elements of a tensor
 
 
 def start_threads(config: EngineConfig, place: Place, device: Device) -> CoreWatch | None:
-    """Set the number of compute threads. On a CPU, start them, bind them to the rank's cores, and return their watch. If the
-    rank was not told its cores, the watch may change the binding.
+    """Set the number of compute threads. On a CPU, start them, bind them to the rank's cores, and return their watch. The
+    watch may change the binding, unless the configuration names the cores.
 
     Raises:
         ConfigError: the configuration names cores, but the C++ library that binds threads is not installed, or the operating

@@ -1,6 +1,6 @@
-"""The rooms of the house and who may import whom, as data. `docs` and the code follow this table, not the reverse.
+"""The rooms of the package, and which of them may import which, as data. The code and docs/architecture.md follow this table.
 
-A room imports from rooms of a lower rank, and of its own rank from those named beside it only. A room is a folder
+A room imports from rooms of a lower rank, and of its own rank only from those that are named beside it. A room is a folder
 `inflight/<room>/` or a single module `inflight/<room>.py`; one that is not in the table must not exist.
 """
 

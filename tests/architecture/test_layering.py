@@ -47,13 +47,13 @@ def test_every_import_obeys_the_table() -> None:
 
 # Files that import each other, for a reason. Such a circle is read as one file.
 CIRCLES = {
-    # the epoch's rules are long enough for a page of their own
+    # the executor calls `recover`, whose argument is the executor; its rules need a file of their own
     frozenset({"executor/executor.py", "executor/recovery.py"}),
     # the two halves of one check at the start
     frozenset({"models/transformers_fallback/model.py", "models/transformers_fallback/self_check.py"}),
     # a kernel for the processor and one for the GPU, each in a file that only its machine loads
     frozenset({"kernels/token_masks.py", "kernels/triton/token_masks.py"}),
-    # a part that its whole makes, and whose type it names
+    # one file makes what the other one defines, and the other one names a type of the first in its signatures
     frozenset({"tokenizer/tokenizer.py", "tokenizer/window_decoder.py"}),
     frozenset({"structured_output/spec.py", "structured_output/structural_tag.py"}),
     frozenset({"entrypoints/serve/engine_start.py", "entrypoints/serve/server.py"}),

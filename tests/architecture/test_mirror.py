@@ -1,7 +1,7 @@
 """`tests/unit/` mirrors `inflight/`, both ways: each folder there is a folder here, and each file here has a test there.
 
-A file has a test if a file of tests has its name, or if a test of its room imports it. A part of such a file, which that file
-imports, is tested with it. The few others are in `ELSEWHERE`, with the test that runs them.
+A file has a test if a file of tests has its name, or if a test of its room imports it. The files that such a file imports count
+as tested with it. All other files are in `ELSEWHERE`, with the test that runs them.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ EXECUTORS: dict[str, tuple[str, int, int, Callable[[EngineConfig], Executor]]] =
 }
 
 
-# The start of a process is what these tests spend their time on, and one rank does nothing that two do not do. A start with Ray
-# takes 3 s. tests/e2e/test_ray.py runs some of these tests with it, also without the mark.
+# Most of the time of these tests is the start of processes, and two ranks do all that one rank does. A start with Ray takes 3
+# seconds. So tests/e2e/test_ray.py runs some of these tests with Ray, also without the mark.
 MARKS = {"multiproc": pytest.mark.full, "ray-tp2": pytest.mark.full}
 
 

@@ -1,1 +1,1 @@
-"""The loop of steps: plan, submit, commit; what follows a fault; when each step ran."""
+"""The loop of steps (plan, submit, commit), the recovery after a fault, and the times of the steps."""

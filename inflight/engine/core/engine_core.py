@@ -33,7 +33,7 @@ class EngineCore(StepLoop):
     """Owns the executor: `close` shuts it down. Not thread-safe: only one thread may call its methods.
 
     Args:
-        config: for a pipeline, with the stagger and the depth that were chosen by a measurement.
+        config: for a pipeline, it already has the stagger and the depth that start/pipeline_tuning.py has chosen.
         kv_cache_config: the cache of rank 0.
         grammars: compiles the grammars of requests and makes their masks. The core closes it.
 

@@ -205,5 +205,5 @@ class StepLoop:
             start = self._records.worked(step_id, "mask", start)
 
     def _after_error(self, error: Exception) -> None:
-        """A step has failed. Returns if the loop may go on with the next step."""
+        """Called when a step has failed: raise the error, or return if the loop may go on with the next step."""
         raise error

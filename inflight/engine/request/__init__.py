@@ -1,1 +1,1 @@
-"""A request on its way in and out: a checked prompt becomes token ids, and drawn tokens become text."""
+"""The way of a request in and out: prompts are checked and become token ids, and drawn tokens become text."""

@@ -1,1 +1,1 @@
-"""Many callers at once: `AsyncLLM`, its engines (replicas), and which requests they get."""
+"""Serves many callers at once: `AsyncLLM`, its engines (replicas), and the choice of an engine for each request."""

@@ -1,5 +1,5 @@
 """Computes the size of the KV cache: how many blocks fit into the memory, and which layers share them (`KVCacheConfig`).
-`allocate_kv_cache` asks the ranks for their layers and free memory, and lets them allocate it.
+`allocate_kv_cache` asks the ranks for their layers and free memory, and lets them allocate the cache.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@
 - **Slowdown** is the state of the machine at the moment: another process may use a core. It is fitted to the last few steps.
   The costs are fitted to measured times divided by the slowdown, so another process hardly changes them. After each step the
   slowdown moves a little toward 1. So if the machine stays slow, the costs rise and the slowdown falls.
-- **Held slowdown**: prompts fill a step as if the machine were as slow as it was at its slowest in the last steps. It rises
-  with the slowdown, and falls slowly. A program that pauses often goes on soon, and the first steps beside it, which are
-  planned already, take longer than the limit by the factor by which the slowdown rises. The costs are not fitted with it.
+- **Held slowdown** rises at once when the slowdown rises, and falls slowly. It decides how many prompt tokens fit into a step,
+  because another program that pauses often goes on soon. The steps that are already planned when it goes on take longer than
+  predicted: with the slowdown of the pause they would be too large, and exceed the limit. The costs are not fitted with it.
 - **Spread** is the mean relative error of the predictions. Prompts fill a step only up to limit / (1 + spread), so that most
   steps keep the limit although the predictions are not exact.
 """
@@ -31,7 +31,8 @@ NOISE = 0.1  # expected relative error of a measured time
 UNCERTAINTY = 0.5
 PACE = 0.5  # the share of its distance to the last step's slowdown that the slowdown moves, in logarithms
 RETURN = 0.01  # the share of its distance to 1 that the slowdown moves then, in logarithms
-HOLD_PACE = 0.1  # the share of its distance to the slowdown that the held slowdown falls with each step, in logarithms
+# in each step the held slowdown falls by this share of its distance to the slowdown, in logarithms
+HOLD_PACE = 0.1
 SPREAD_PACE, MAX_SPREAD = 0.05, 0.25
 # measured / predicted is limited to [1 / MAX_SURPRISE, MAX_SURPRISE], so that one strange step changes little
 MAX_SURPRISE = 3.0
