@@ -35,18 +35,18 @@ from inflight.executor.join import connect
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import (
     Hello,
-    NotPlaced,
     PlacementMessage,
     PlaceRanks,
     RanksPlaced,
+    Refused,
     StartRank,
     StartUpFailed,
 )
-from inflight.processes.child_process import SIGKILL_SECONDS, child_environment, name_process
+from inflight.processes.child_process import SIGKILL_SECONDS, child_command, child_environment, name_process
 from inflight.processes.streams import BlockingStream
 
 MAX_CONNECT_SECONDS = 20.0
-Send = Callable[[PlacementMessage | StartUpFailed], None]
+Send = Callable[[PlacementMessage | Refused | StartUpFailed], None]
 
 
 class RankStarter:
@@ -66,10 +66,10 @@ class RankStarter:
         """
         self._end()
         hello = Hello(token=token, schema=schema_digest(), rank=rank, world_size=world_size, nnodes=1)
-        with connect((host, port), hello, max_seconds=MAX_CONNECT_SECONDS) as connected:
+        with connect((host, port) if port else host, hello, max_seconds=MAX_CONNECT_SECONDS) as connected:
             program = ["inflight.executor.worker_main", title, str(connected.fileno())]
             started = subprocess.run(
-                [sys.executable, "-P", "-m", "inflight.processes.detached", *program],
+                [sys.executable, *child_command(0, program)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 pass_fds=[connected.fileno()],
@@ -187,7 +187,7 @@ def main() -> None:
             try:
                 placement = RayPlacement(message, stream.send)
             except ConfigError as error:
-                stream.send(NotPlaced(reason=str(error)))
+                stream.send(Refused(reason=str(error)))
         else:
             assert isinstance(message, StartRank) and placement is not None, message
             placement.start(message)

@@ -14,7 +14,7 @@ same for both.
 
 With Ray, the executor has a process that talks to Ray (executor/ray_placement.py):
 
-executor  -- PlaceRanks, StartRank -->  this process  -- RanksPlaced | NotPlaced, StartUpFailed -->
+executor  -- PlaceRanks, StartRank -->  this process  -- RanksPlaced | Refused, StartUpFailed -->
 
 If an external launcher (torchrun) has started the ranks, each rank has an executor of its own. These executors send each other:
 
@@ -51,7 +51,8 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The answer to a `Hello` that is not accepted. Then node 0 closes the connection."""
+    """The answer to a `Hello` that is not accepted. Then node 0 closes the connection. It is also the answer to `PlaceRanks` if
+    there is no room for the ranks, or no Ray."""
 
     reason: str
 
@@ -179,16 +180,9 @@ class RanksPlaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotPlaced:
-    """There is no room for the ranks, or no Ray."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartRank:
     """End the process of this rank if there is one, and start a new one. It connects to the engine at `host`:`port`, with
-    `token`. If that fails, `StartUpFailed` is sent."""
+    `token`. With port 0, `host` is the name of a Unix socket. If this fails, `StartUpFailed` is sent."""
 
     rank: int
     world_size: int
@@ -201,7 +195,7 @@ class StartRank:
 
 EpochCommand = BeginEpoch | JoinEpoch
 EpochReply = Listening | Ready | StartUpFailed
-PlacementMessage = PlaceRanks | RanksPlaced | NotPlaced | StartRank
+PlacementMessage = PlaceRanks | RanksPlaced | StartRank
 StartUpMessage = (
     Hello | Welcome | Refused | Preload | StartUp | EpochCommand | EpochReply | Stop | Submitted | PlacementMessage
 )

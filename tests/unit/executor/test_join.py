@@ -247,7 +247,7 @@ def test_a_storm_of_strangers_leaves_nothing_behind(port: int) -> None:
     config = two_node_config(port)
     before = all_streams()
     io = IoThread("io")
-    listener = Listener(io, ("127.0.0.1", port), config.parallel, TOKEN, 10.0, lambda rank, stream: None)
+    listener = Listener(io, ("127.0.0.1", port), "", config.parallel, TOKEN, 10.0, lambda rank, stream: None)
     io.start()
     io.run(listener.start)
     for _ in range(200):
