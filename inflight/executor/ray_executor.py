@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 TITLE = "inflight: ray"
 MODULE = "inflight.executor.ray_placement"
+QUIET = {"RAY_SCHEDULER_EVENTS": "0"}  # Ray prints no hints about its autoscaler
 MAX_PLACEMENT_SECONDS = 15.0  # how long to wait for room
 MAX_ANSWER_SECONDS = 25.0  # the same, with the time that Ray takes to start
 
@@ -81,7 +82,9 @@ class RayExecutor(MultiprocExecutor):
                 self._could_not_start(rank, error)
 
     def _start_ray(self) -> tuple[ChildProcess, Stream]:
-        process, stream = with_stream(self._io, lambda fd: ChildProcess(TITLE, MODULE, [fd], starts_processes=False))
+        process, stream = with_stream(
+            self._io, lambda fd: ChildProcess(TITLE, MODULE, [fd], variables=QUIET, starts_processes=False)
+        )
         stream.on_message, stream.on_end = self._take_news, self._ray_ended
         device, (cluster, group) = self.config.device, self._surroundings
         wanted = PlaceRanks(
@@ -113,7 +116,7 @@ class RayExecutor(MultiprocExecutor):
                 self._placed = message
                 self._start_placed(message)
             case StartUpFailed():
-                self._deliver(message)
+                self._deliver(replace(message, epoch=self.meeting.epoch))
             case _:
                 assert isinstance(message, Refused), message
                 self._not_placed(message.reason)
@@ -129,28 +132,25 @@ class RayExecutor(MultiprocExecutor):
         machines = [self._machines[name] for name in placed.machines]
         places, starting = list(self.places), self._unplaced | self._listener.missing
         for rank in sorted(starting):
-            starting.remove(rank)
-            known = [place for place in places if place.rank not in {rank, *starting}]
-            taken = {place.local_rank for place in known if place.machine == machines[rank]}
+            settled = (place for place in places if place.rank not in starting and place.machine == machines[rank])
+            free = set(range(len(places))) - {place.local_rank for place in settled}
             # Ray shows each process its own GPU only
-            places[rank] = replace(
-                places_on(machines)[rank], local_rank=min(set(range(len(places))) - taken), device_index=0
-            )
+            places[rank] = replace(places_on(machines)[rank], local_rank=min(free), device_index=0)
+            starting.remove(rank)
         self.places = tuple(places)
-        for rank in sorted(self._unplaced):
-            self._start_rank(rank, self._listener)
-        self._unplaced.clear()
+        while self._unplaced:
+            self._start_rank(self._unplaced.pop(), self._listener)
 
     def _start_rank(self, rank: int, listener: Listener) -> None:
         assert self._ray is not None
         token = secrets.token_hex(TOKEN_BYTES)
         listener.expect(rank, token)
-        host, port = (self._local_name, 0) if rank in self.local_ranks else listener.address
+        host, port = listener.address
         command = StartRank(
             rank=rank,
             world_size=self.world_size,
-            epoch=self.meeting.epoch,
             title=worker_title(self.config.parallel.layout, rank),
+            local_name=self._local_name,
             host=host,
             port=port,
             token=token,

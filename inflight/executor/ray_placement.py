@@ -25,7 +25,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -116,8 +116,8 @@ class RayPlacement:
             "num_gpus": wanted.num_gpus,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group),
         }
-        actors = [self._new_actor() for _ in bundles]
         try:
+            actors = [self._new_actor() for _ in bundles]
             machines = ray.get([actor.machine.remote() for actor in actors], timeout=wanted.max_seconds)
         except GetTimeoutError:
             raise ConfigError(
@@ -125,6 +125,8 @@ class RayPlacement:
                 f"{wanted.max_seconds:g} s; its machines have {_text(ray.cluster_resources())}, of which "
                 f"{_text(ray.available_resources())} are free; add machines, or lower the parallel sizes"
             ) from None
+        except (RayError, ValueError) as error:  # for example, Inflight is not installed on a machine
+            raise ConfigError(f"Ray cannot start the ranks: {error}") from error
         self._own = str(ray.get_runtime_context().get_node_id())
         # ranks of one machine have consecutive numbers, and the first ones are on the engine's machine if there is room
         found = sorted(zip(machines, actors, strict=True), key=lambda each: (each[0] != self._own, each[0]))
@@ -139,21 +141,27 @@ class RayPlacement:
     def _start(self, command: StartRank) -> None:
         """Runs in a thread of its own, because the machine of the rank's actor may be gone."""
         rank = command.rank
-        arguments = rank, command.world_size, command.title, command.host, command.port, command.token
         with self._locks[rank]:
             try:
-                try:
-                    if self._started[rank] is command:
-                        ray.get(self._actors[rank].start.remote(*arguments))
-                except RayActorError:  # the actor is dead, so its place is free
-                    actor = self._new_actor()
-                    self._machines[rank] = ray.get(actor.machine.remote())
-                    self._actors[rank] = actor
-                    self._tell()
-                    ray.get(actor.start.remote(*arguments))
-            except Exception as error:
-                cause = error.cause if isinstance(error, RayTaskError) else error
-                self._send(StartUpFailed(rank=rank, failure=failure_of(cause), epoch=command.epoch))
+                if self._started[rank] is command:
+                    self._start_with_actor(command)
+            except RayActorError:  # the actor is dead, so its place is free
+                actor = self._new_actor()
+                self._machines[rank] = ray.get(actor.machine.remote())
+                self._actors[rank] = actor
+                self._tell()
+                self._start_with_actor(command)
+
+    def _start_with_actor(self, command: StartRank) -> None:
+        rank = command.rank
+        is_local = self._machines[rank] == self._own
+        address = (command.local_name, 0) if is_local else (command.host, command.port)
+        start = self._actors[rank].start.remote(rank, command.world_size, command.title, *address, command.token)
+        try:
+            ray.get(start)
+        except RayTaskError as error:
+            if self._started[rank] is command:
+                self._send(StartUpFailed(rank=rank, failure=failure_of(error.cause)))
 
     def _new_actor(self) -> Any:  # Any: an actor's handle has the methods of its class
         return ray.remote(RankStarter).options(**self._options).remote()

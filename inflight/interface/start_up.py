@@ -181,13 +181,13 @@ class RanksPlaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRank:
-    """End the process of this rank if there is one, and start a new one. It connects to the engine at `host`:`port`, with
-    `token`. With port 0, `host` is the name of a Unix socket. If this fails, `StartUpFailed` is sent."""
+    """End the process of this rank if there is one, and start a new one. It connects to the engine with `token`, at
+    `host`:`port` or, on the engine's machine, at the Unix socket `local_name`. If this fails, `StartUpFailed` is sent."""
 
     rank: int
     world_size: int
-    epoch: int
     title: str
+    local_name: str
     host: str
     port: int
     token: str

@@ -293,7 +293,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     ),
     RanksPlaced: st.builds(RanksPlaced, machines=st.lists(texts, max_size=3).map(tuple), machine=texts, host=texts),
     StartRank: st.builds(
-        StartRank, rank=ids, world_size=ids, epoch=ids, title=texts, host=texts, port=ids, token=texts
+        StartRank, rank=ids, world_size=ids, title=texts, local_name=texts, host=texts, port=ids, token=texts
     ),
     Submitted: st.builds(Submitted, name=st.text(), digest=st.text()),
     StartEngine: st.builds(
