@@ -69,6 +69,11 @@ class RayExecutor(MultiprocExecutor):
             self._start_anew(rank)
         self._start_watching()
 
+    def _watch(self) -> None:
+        if self._ray is not None:
+            self._ray[0].kill_if_stopped()
+        super()._watch()
+
     # -- Ray, in the I/O thread ------------------------------------------------------------------------------------
 
     def _start_anew(self, rank: int) -> None:
