@@ -23,7 +23,8 @@ import torch
 
 from benchmarks.models import SHAPES
 from benchmarks.report import emit, print_table
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionParams
+from inflight.attention.backend import AttentionBackend, AttentionParams
+from inflight.attention.metadata import AttentionInputs
 from inflight.attention.selector import get_backend
 from inflight.device.cpu import CpuDevice
 from inflight.interface.kv_cache import KVCacheSpec

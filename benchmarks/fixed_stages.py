@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.delayed_channel import DelayedChannel
 from benchmarks.stand_in_model import StandInModel, StandInWorker
-from inflight.attention.backend import AttentionMetadata
+from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs

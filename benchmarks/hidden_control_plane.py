@@ -40,6 +40,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
+from inflight.engine.core.chrome_trace import chrome_trace
 from inflight.engine.core.engine_core import EngineCore
 from inflight.engine.core.step_figures import RankFigures, step_figures
 from inflight.engine.request.model_info import make_input_processor
@@ -54,8 +55,9 @@ from inflight.interface.codec import Decoder, encode
 from inflight.interface.messages import ExecuteModel, StepReply
 from inflight.interface.request import EngineCoreOutput
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
-from inflight.timeline import Event, chrome_trace
+from inflight.sampling_params import SamplingParams
+from inflight.structured_outputs_params import StructuredOutputsParams
+from inflight.timeline import Event
 
 T = TypeVar("T")
 

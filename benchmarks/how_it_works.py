@@ -17,7 +17,8 @@ from benchmarks.step_picture import Events, window
 from benchmarks.step_text import text_steps
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.llm_engine import LLMEngine
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
+from inflight.structured_outputs_params import StructuredOutputsParams
 
 BATCH, NUM_GRAMMARS = 48, 16
 SHOWN_STEPS = 4

@@ -7,6 +7,7 @@
   these prompts has its first token. Measured: the gaps between the tokens of a stream, the tokens of prompts and streams per
   second, and the time to the first token of the long prompts.
 - **neighbour**: the same, while another process computes on one core for 1 to 4 s, and pauses for 1 to 4 s.
+- **busy**: the same, while another process computes all the time. Both have a session of their own, as other programs do.
 - **short**: a prompt of 50 tokens is sent while one of 16,000 is computed and nobody decodes. Measured: the time to its first
   token, and the steps that the engine commits until then.
 
@@ -54,6 +55,8 @@ while True:
         pass
     time.sleep(rng.uniform(1, 4))
 """
+_BUSY = "while True: pass"
+NEIGHBOURS = {"load": None, "neighbour": _NEIGHBOUR, "busy": _BUSY}  # case -> the program that runs beside the server
 
 
 @dataclass
@@ -171,11 +174,11 @@ def _has_token(event: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def neighbour(is_there: bool) -> Iterator[None]:
-    if not is_there:
+def neighbour(program: str | None) -> Iterator[None]:
+    if program is None:
         yield
         return
-    process = subprocess.Popen([sys.executable, "-c", _NEIGHBOUR])
+    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     try:
         yield
     finally:
@@ -188,7 +191,7 @@ async def _measure(server: Server, case: str, seed: int) -> Any:  # Any: Measure
         load = Load(server, client, seed)
         if case == "short":
             return await load.short_behind_huge()
-        with neighbour(case == "neighbour"):
+        with neighbour(NEIGHBOURS[case]):
             return await load.run()
 
 
@@ -257,11 +260,12 @@ def _row(case: str, label: str, results: Sequence[Any]) -> dict[str, Any]:
             "first_token_ms": round(statistics.median(seconds for seconds, _ in results) * 1e3),
             "most_steps": max(steps, default="unknown"),
         }
-    gaps = [gap for each in results for gap in each.gaps]
+    gaps, target = [gap for each in results for gap in each.gaps], label.removeprefix("target ")
     return row | {
         "gap_p50_ms": round(percentile(gaps, 0.5) * 1e3),
         "gap_p99_ms": round(percentile(gaps, 0.99) * 1e3),
         "gap_max_ms": round(max(gaps) * 1e3),
+        "p99_of_target": round(percentile(gaps, 0.99) * 1e3 / float(target), 2) if target.isdecimal() else "",
         "tokens_per_s": round(statistics.median(each.tokens_per_second for each in results), 1),
         "stream_tokens": sum(each.num_tokens for each in results),
         "long_first_s": round(statistics.median(first for each in results for first in each.long_firsts), 1),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.precise_sleep import PreciseSleep
 from benchmarks.stand_in_model import StandInModel, StandInWorker
-from inflight.attention.backend import AttentionMetadata
+from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 

@@ -28,11 +28,12 @@ from benchmarks.report import allow_slow_steps, emit, percentile, print_table, v
 from benchmarks.step_picture import draw_steps
 from inflight.config.engine import SchedulerConfig
 from inflight.config.engine_args import EngineArgs
+from inflight.engine.core.chrome_trace import chrome_trace
 from inflight.engine.core.engine_core import EngineCore
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.executor.executor import Executor
 from inflight.sampling_params import SamplingParams
-from inflight.timeline import Event, chrome_trace
+from inflight.timeline import Event
 
 GOAL_RATIO = 1.15
 NUM_REQUESTS = 24

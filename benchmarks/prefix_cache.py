@@ -21,7 +21,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
-from inflight.setting import parse_bytes
+from inflight.setting_text import parse_bytes
 
 GOAL, LEAST_SHARE = 10.0, 0.85
 

@@ -24,7 +24,7 @@ from benchmarks.report import MIB, allow_slow_steps, emit, memory_bytes, print_t
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.sampling_params import SamplingParams
-from inflight.setting import parse_bytes
+from inflight.setting_text import parse_bytes
 
 MAX_GROWTH = 8 * MIB
 ABORT_SHARE = 0.03

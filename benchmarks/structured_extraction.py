@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.report import emit, print_table
 from inflight import LLM, SamplingParams
-from inflight.sampling_params import StructuredOutputsParams
+from inflight.structured_outputs_params import StructuredOutputsParams
 from scripts.demo.evaluate import held_out_samples
 from scripts.demo.tasks import Sample, is_correct
 

@@ -16,10 +16,11 @@ import numpy as np
 
 from benchmarks.report import emit, percentile, print_table
 from inflight.errors import InvalidRequestError
-from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.backend import CompiledGrammar, GrammarBackend, GrammarMatcher, MaskJob, num_mask_words
 from inflight.structured_output.selector import BACKENDS, create_backend
 from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_outputs_params import StructuredOutputsParams
+from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 
 MODEL = Path(__file__).resolve().parents[1] / "inflight" / "demo" / "model"
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, help="of the model [the tokenizer's]")
     parser.add_argument("--rows", type=int, nargs="+", default=[32, 256], help="requests in a step [32 256]")
     args = parser.parse_args()
-    tokenizer = Tokenizer.from_folder(args.tokenizer)
+    tokenizer = folder_tokenizer(args.tokenizer)
     vocab_size = args.vocab_size or tokenizer.vocab_size
     table = [row for name in args.backend for row in measure(name, tokenizer, vocab_size, args.rows)]
     header = ["grammar", "compile ms", "mask p50 us", "p99 us", *(f"batch {rows} us/row" for rows in args.rows)]

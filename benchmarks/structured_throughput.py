@@ -18,8 +18,8 @@ from pathlib import Path
 from benchmarks.models import SHAPES, add_model_arguments, model_folder
 from benchmarks.report import emit, print_table, verdict
 from inflight import LLM, SamplingParams
-from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.selector import BACKENDS
+from inflight.structured_outputs_params import StructuredOutputsParams
 
 EMBEDDED_MODEL = Path(__file__).resolve().parents[1] / "inflight" / "demo" / "model"
 PROMPT_TOKENS = 8

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from inflight.entrypoints.llm import LLM
     from inflight.errors import ConfigError, EngineError, InflightError, InvalidRequestError
     from inflight.outputs import CompletionOutput, Logprob, RequestOutput
-    from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+    from inflight.sampling_params import SamplingParams
+    from inflight.structured_outputs_params import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -27,7 +28,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
 _NAMES = {
     "inflight.entrypoints.llm": ("LLM",),
     "inflight.engine.serving.async_llm": ("AsyncLLM",),
-    "inflight.sampling_params": ("SamplingParams", "StructuredOutputsParams"),
+    "inflight.sampling_params": ("SamplingParams",),
+    "inflight.structured_outputs_params": ("StructuredOutputsParams",),
     "inflight.outputs": ("RequestOutput", "CompletionOutput", "Logprob"),
     "inflight.errors": ("InflightError", "ConfigError", "InvalidRequestError", "EngineError"),
 }

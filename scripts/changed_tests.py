@@ -115,7 +115,7 @@ class ImportGraph:
         return sorted(found, key=lambda user: (found[user], folder_of(user) != folder_of(path), user))
 
     def mirrors(self, path: str) -> list[str]:
-        """The tests that are named after a file. tests/unit/kernels/test_cpu_library.py, for example, is named after
+        """The tests that are named after a file. tests/unit/kernels/cpu/test_library.py, for example, is named after
         inflight/kernels/cpu/library.py.
         """
         pure = PurePosixPath(path)

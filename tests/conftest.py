@@ -22,11 +22,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import python_process
-from tests.python_process import shared_imports
-from tests.ray_cluster import shared_cluster
 from tests.spread import spread
-from tests.triton_interpreter import mend_triton_interpreter
+from tests.support import python_process
+from tests.support.python_process import shared_imports
+from tests.support.ray_cluster import shared_cluster
+from tests.support.triton_interpreter import mend_triton_interpreter
 
 EVEN_LATER = 60.0  # seconds after the time limit of a test
 ENDING_SECONDS = 300.0  # a thread that was told to end has ended by then, however slow the machine is

@@ -13,15 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from inflight.attention.backend import (
-    AttentionBackend,
-    AttentionInputs,
-    AttentionMetadata,
-    AttentionParams,
-    StateMetadata,
-    bytes_of_layer,
-    copied,
-)
+from inflight.attention.backend import AttentionBackend, AttentionParams, bytes_of_layer, copied
+from inflight.attention.metadata import AttentionInputs, AttentionMetadata, StateMetadata
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.cpu.functions import DTYPES, AttentionStep, HeadLayout
 from inflight.kernels.cpu.functions import AttentionParams as KernelParams

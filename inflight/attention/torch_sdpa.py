@@ -12,7 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata, AttentionParams
+from inflight.attention.backend import AttentionBackend, AttentionParams
+from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.interface.kv_cache import KVCacheSpec
 
 # The queries of a row are computed in pieces of this many tokens. So masks are small, and a piece does not read the keys after

@@ -13,14 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import (
-    AttentionBackend,
-    AttentionInputs,
-    AttentionMetadata,
-    AttentionParams,
-    HeadNorm,
-    Rotation,
-)
+from inflight.attention.backend import AttentionBackend, AttentionParams, HeadNorm, Rotation
+from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.triton.attention_decode import DecodeScratch, attention_decode, num_splits
 from inflight.kernels.triton.attention_mixed import LEAST_SHARED_BYTES, attention_mixed

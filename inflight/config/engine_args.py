@@ -10,7 +10,8 @@ from typing import Any
 
 from inflight.config.weight_format import STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
-from inflight.setting import check_values, parse_bytes, parse_count, setting, unknown_name
+from inflight.setting import check_values, setting, unknown_name
+from inflight.setting_text import parse_bytes, parse_count
 
 _EXECUTORS = ("uni", "mp", "ray", "external_launcher")
 _NO_NODES = {  # executor -> why it does not take `nnodes`

@@ -105,12 +105,13 @@ def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
 
 def _num_cores(usable: Sequence[int]) -> int:
     """How many threads can run at once: the number of `usable` cores, or fewer if a quota of processor time or the variables
-    of OpenMP allow fewer. A quota of 2.5 cores allows two threads: the system would stop a third thread for half of each
-    period, and the other threads would wait for it."""
+    of OpenMP allow fewer. A quota is rounded to whole threads, 2.5 cores to three: if they use up the quota, the system stops
+    all of them until the next period, and they still compute more than two threads that are never stopped. With 2.25 cores it
+    would be the other way."""
     quota, wanted = cpu_quota(), openmp.max_threads()
     limits = [len(usable)]
     if quota is not None:
-        limits.append(max(1, int(quota)))
+        limits.append(max(1, int(quota + 0.5)))
     if wanted is not None:
         limits.append(wanted)
     return min(limits)

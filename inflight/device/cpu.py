@@ -13,7 +13,6 @@ Side effects:
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,13 +35,15 @@ class CpuDevice(Device):
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-compute")
         self._drain = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-drain")
         self._closed = False
-        _keep_freed_memory()
+        host_memory.keep_freed()
 
     def available_memory_bytes(self) -> int:
         return host_memory.available_bytes()
 
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        _c_library_call("malloc_trim", 0)  # otherwise `work` could reuse freed memory, which would not be counted
+        host_memory.call_c_library(
+            "malloc_trim", 0
+        )  # otherwise `work` could reuse freed memory, which would not be counted
         before = host_memory.resident_bytes()
         host_memory.reset_peak()
         work()
@@ -93,24 +94,3 @@ def _use_threads(num_threads: int) -> None:
     """Sets the size of the calling thread's pool."""
     torch.get_num_threads()  # otherwise torch would replace this setting by the process-wide one when the thread first computes
     torch.set_num_threads(num_threads)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_KEPT_BYTES = 1 << 30
-
-
-def _keep_freed_memory() -> None:
-    """Lets a step's activations reuse the memory that the previous step freed, instead of new pages that must be zeroed.
-
-    By default glibc maps and unmaps every large tensor: 88,000 page faults in a prefill of 1,024 tokens of Qwen3-0.6B, 5 % of
-    its time.
-    """
-    _c_library_call("mallopt", _M_MMAP_THRESHOLD, _KEPT_BYTES)
-    _c_library_call("mallopt", _M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
-def _c_library_call(name: str, *arguments: int) -> None:
-    """Calls a function of the C library, if the library has it."""
-    function = getattr(ctypes.CDLL(None), name, None)
-    if function is not None:
-        function(*arguments)

@@ -20,6 +20,7 @@ from typing import Any, Self, Unpack, cast
 from tqdm import tqdm
 
 from inflight.config.engine_args import EngineArgs
+from inflight.engine.core.chrome_trace import chrome_trace
 from inflight.engine.core.step_figures import StepFigures, step_figures
 from inflight.engine.request.input_processor import ChatOptions, RequestOptions
 from inflight.engine.request.prompt import Prompt
@@ -27,7 +28,7 @@ from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
-from inflight.timeline import Event, chrome_trace
+from inflight.timeline import Event
 from inflight.tokenizer.user_tokenizer import UserTokenizer
 
 Message = Mapping[str, Any]  # Any: JSON, checked by the chat template

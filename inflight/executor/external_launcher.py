@@ -33,7 +33,8 @@ from inflight.distributed.launcher import LauncherMeeting
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failed_reply, failure_of
-from inflight.executor.uniproc import RankThread, WorkerFactory
+from inflight.executor.rank_thread import RankThread
+from inflight.executor.uniproc import WorkerFactory
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Frame
 from inflight.interface.messages import (

@@ -83,7 +83,7 @@ class Pending(ABC):
 
 class PendingStep(Pending):
     """A step. Its future waits for all ranks. The result is the output of `output_rank`, with the compute time of the slowest
-    rank."""
+    rank. It says that cores are shared if this is so on any rank."""
 
     def __init__(self, plan: SchedulerOutput, num_ranks: int, output_rank: int, budget: float = math.inf) -> None:
         super().__init__(("step", plan.step_id), num_ranks, output_rank)
@@ -95,7 +95,10 @@ class PendingStep(Pending):
     def result(self) -> ModelRunnerOutput:
         output: ModelRunnerOutput = super().result()
         slowest = max(each.compute_seconds for each in self.values.values())
-        return output if slowest == output.compute_seconds else replace(output, compute_seconds=slowest)
+        shares_cores = any(each.shares_cores for each in self.values.values())
+        if (slowest, shares_cores) == (output.compute_seconds, output.shares_cores):
+            return output
+        return replace(output, compute_seconds=slowest, shares_cores=shares_cores)
 
     @property
     def name(self) -> str:

@@ -33,6 +33,7 @@ class SchedulerStats:
         engine: the number of the replica. The front end sets it.
         hidden_share: which share of the host's work was done while a device computed a step. None if there was no step since
             the last report.
+        shares_cores: other programs used the cores of the compute threads in the last steps.
     """
 
     step_id: int
@@ -51,6 +52,7 @@ class SchedulerStats:
     step_gaps: tuple[float, ...] = ()
     step_time_ratios: tuple[float, ...] = ()
     hidden_share: float | None = None
+    shares_cores: bool = False
     engine: int = 0
 
 

@@ -140,7 +140,8 @@ class ModelRunnerOutput:
     that the next step may compute after the last token of the j-th sampling row. Unused entries are -1.
 
     `compute_seconds` is the time of the step's forward and sample; 0 if it was not measured. Waits for other ranks' data and
-    for masks are not included, except that on a GPU the time includes a wait for late masks.
+    for masks are not included, except that on a GPU the time includes a wait for late masks. `shares_cores`: other programs
+    use the cores of the rank's compute threads.
     """
 
     step_id: int
@@ -152,3 +153,4 @@ class ModelRunnerOutput:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     draft_token_ids: Int32Array = field(default_factory=_empty)  # [num_sampling_rows, num_speculative_tokens] or empty
     compute_seconds: float = 0.0
+    shares_cores: bool = False

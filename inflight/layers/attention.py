@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionBackend, AttentionMetadata, AttentionParams, HeadNorm, Rotation
+from inflight.attention.backend import AttentionBackend, AttentionParams, HeadNorm, Rotation
+from inflight.attention.metadata import AttentionMetadata
 from inflight.interface.kv_cache import KVCacheSpec
 
 

@@ -13,9 +13,10 @@ from inflight.kernels.cpu.gated_delta import CpuGatedDelta
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights, gated_delta
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, fused, head_part
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.recurrent_state import RecurrentState
+from inflight.layers.sharding import OutputPart, fused, head_part
 from inflight.layers.weights import WeightSlot, WeightSlots
 
 

@@ -13,13 +13,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionMetadata, AttentionParams, Rotation
+from inflight.attention.backend import AttentionParams, Rotation
+from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import AttentionSpec
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, head_part
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.norm import RMSNorm
-from inflight.layers.rotary import repeat_order, row_order
+from inflight.layers.sharding import OutputPart, head_part, repeat_order, row_order
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 

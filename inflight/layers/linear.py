@@ -2,92 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.context import LayerContext
-from inflight.layers.linear_method import LinearMethod, PreparedLinear
+from inflight.layers.linear_method import PreparedLinear
+from inflight.layers.sharding import OutputPart, even_part
+from inflight.layers.stored_parts import StoredParts
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
-
-
-@dataclass(frozen=True)
-class OutputPart:
-    """The rows of one projection that this rank holds: `[start, start + size)` of the `total` rows in the checkpoint. The
-    layer's row i of them is the checkpoint's row `start + order[i]`; without an `order`, the rows are in the same order.
-    `source`: the name of the tensor in the checkpoint, if it is not the name of the projection."""
-
-    total: int
-    start: int
-    size: int
-    order: Tensor | None = None
-    source: str | None = None
-
-
-def fused(source: str, parts: Mapping[str, OutputPart]) -> dict[str, OutputPart]:
-    """The same projections, if the checkpoint has one tensor `source` with the rows of all of them, one behind the other."""
-    total, first, found = sum(part.total for part in parts.values()), 0, {}
-    for name, part in parts.items():
-        found[name] = replace(part, total=total, start=first + part.start, source=source)
-        first += part.total
-    return found
-
-
-def even_part(total: int, tp: TensorParallelGroup) -> OutputPart:
-    """This rank's part of `total` rows that are divided evenly among the ranks."""
-    assert total % tp.size == 0, f"{total} rows cannot be divided among {tp.size} ranks"
-    size = total // tp.size
-    return OutputPart(total=total, start=tp.rank * size, size=size)
-
-
-def head_part(num_heads: int, head_dim: int, tp: TensorParallelGroup) -> OutputPart:
-    """This rank's part of the heads. If there are fewer heads than ranks, neighbouring ranks hold copies of the same head."""
-    num_shards = min(num_heads, tp.size)
-    assert num_heads % num_shards == 0 and tp.size % num_shards == 0, f"{num_heads} heads, {tp.size} ranks"
-    size = num_heads // num_shards * head_dim
-    return OutputPart(total=num_heads * head_dim, start=tp.rank * num_shards // tp.size * size, size=size)
-
-
-class StoredParts:
-    """The parts of one weight, as the checkpoint stores them. A layer keeps them until it puts its weight together."""
-
-    def __init__(self, method: LinearMethod, dtype: torch.dtype) -> None:
-        self._method, self._dtype = method, dtype
-        self._parts: dict[int, Tensor | QuantizedWeight] = {}  # by the first row in the whole weight
-
-    @property
-    def num_quantized(self) -> int:
-        return sum(isinstance(part, QuantizedWeight) for part in self._parts.values())
-
-    def accept(self, part: Tensor | QuantizedWeight, *, first_row: int = 0) -> bool:
-        """See `WeightSlot.accept`. Floats are kept only if they need no conversion and `LinearMethod.prepare` copies them."""
-        if isinstance(part, Tensor) and not (
-            self._method.copies_weights and part.dtype == self._dtype and part.stride(1) == 1
-        ):
-            return False
-        self._parts[first_row] = part
-        return True
-
-    def assemble(self, weight: Tensor) -> Sequence[Tensor] | QuantizedWeight:
-        """Returns the whole weight. If all parts were accepted and fit together, the result is one quantized weight, or the
-        floats as they are stored. Otherwise the result is `weight`. The loader has already copied the parts that were not
-        accepted to `weight`, and this method copies the accepted parts."""
-        parts = [part for _, part in sorted(self._parts.items(), key=lambda item: item[0])]
-        if parts and sum(part.shape[0] for part in parts) == len(weight):
-            floats = [part for part in parts if isinstance(part, Tensor)]
-            quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
-            if not quantized:
-                return floats
-            if not floats and (together := concatenate_rows(quantized)) is not None:
-                return together
-        for start, part in self._parts.items():
-            weight[start : start + part.shape[0]] = part if isinstance(part, Tensor) else part.dequantize()
-        return [weight]
 
 
 class Linear(Loadable):

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inflight.kernels.cpu.limits import linear_problem
-from inflight.kernels.cpu.linear import HugePages, PackedHeads, pack_float, pack_integers, quantize_rows
+from inflight.kernels.cpu.linear import HugePages
+from inflight.kernels.cpu.packed_heads import PackedHeads
+from inflight.kernels.cpu.packing import pack_float, pack_integers, quantize_rows
 from inflight.kernels.gate import multiply_gate
 from inflight.kernels.quantized_weight import QuantizedWeight, fitting_group_size
 

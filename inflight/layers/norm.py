@@ -1,4 +1,4 @@
-"""`RMSNorm` over the hidden size, `QKNorm` over every query and key head, and `WholeQKNorm` over all of them together.
+"""`RMSNorm` over the hidden size. qk_norm.py has the norms of queries and keys.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467).
 """
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import OutputPart
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
@@ -35,84 +34,3 @@ class RMSNorm(Loadable):
     def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
         """Adds `x` to `residual` in place and returns the norm of the sum."""
         return self.ops.add_and_rms_norm(x, residual, self.weight, self.eps)
-
-
-class QKNorm(Loadable):
-    """The weights of an RMSNorm over each query and key head: one row of head_dim weights per head. The attention backend
-    computes the norm, before it rotates the heads.
-
-    The checkpoint has one weight for all query heads and, if there are key heads, one for all of these. Their names, `q_norm`
-    and `k_norm`, replace the name of this layer. `order`: the dimensions of a head in the checkpoint, in the order of this
-    layer (None: the same order). `offset` is added to the weights of the checkpoint.
-    """
-
-    def __init__(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        eps: float,
-        context: LayerContext,
-        *,
-        order: Tensor | None = None,
-        offset: float = 0.0,
-    ) -> None:
-        super().__init__()
-        ones = torch.ones(num_heads + num_kv_heads, head_dim, dtype=context.dtype, device=context.device)
-        self.weight = nn.Parameter(ones, False)
-        self.num_heads, self.order, self.offset = num_heads, order, offset
-        self.eps = eps
-
-    def weight_slots(self, prefix: str) -> WeightSlots:
-        weights, block = self.weight.data, prefix.rpartition(".")[0]
-        first_rows = {"q_norm": 0, "k_norm": self.num_heads}
-        for name, weight in [(name, weights[row]) for name, row in first_rows.items() if row < len(weights)]:
-            slot = WeightSlot(
-                shape=tuple(weight.shape), destination=weight, is_scale=True, rows=self.order, offset=self.offset
-            )
-            yield f"{block}.{name}.weight", slot
-
-    def finish_loading(self) -> None:
-        rows = self.weight.data
-        rows[1 : self.num_heads] = rows[0]
-        rows[self.num_heads + 1 :] = rows[self.num_heads : self.num_heads + 1]
-
-
-class WholeQKNorm(Loadable):
-    """An RMSNorm over all query heads of a token together, and one over all its key heads. Their names in the checkpoint are
-    those of `QKNorm`. `query` and `key` are the parts of the projections that this rank holds.
-    """
-
-    def __init__(self, query: OutputPart, key: OutputPart, eps: float, context: LayerContext) -> None:
-        super().__init__()
-        self.parts = {"q_norm": query, "k_norm": key}
-        ones = torch.ones(query.size + key.size, dtype=context.dtype, device=context.device)
-        self.weight = nn.Parameter(ones, False)
-        self.eps, self.tp, self.ops = eps, context.tp, context.ops
-
-    def weight_slots(self, prefix: str) -> WeightSlots:
-        block, offset = prefix.rpartition(".")[0], 0
-        for name, part in self.parts.items():
-            weight = self.weight.data[offset : offset + part.size]
-            slot = WeightSlot(shape=(part.total,), destination=weight, start=part.start, is_scale=True, rows=part.order)
-            yield f"{block}.{name}.weight", slot
-            offset += part.size
-
-    def forward(self, projected: Tensor) -> None:
-        """Norms the queries and keys in `projected`, [num_tokens, queries + keys + values], in place."""
-        sizes = [part.size for part in self.parts.values()]
-        pieces = torch.split(projected[:, : sum(sizes)], sizes, dim=1)
-        weights = torch.split(self.weight, sizes)
-        if self.tp.size == 1:
-            for piece, weight in zip(pieces, weights, strict=True):
-                self.ops.norm_heads(piece.unsqueeze(1), weight.unsqueeze(0), self.eps)  # as if it were one head
-            return
-        wide = [piece.float() for piece in pieces]
-        # If several ranks hold a copy of the same heads, each of them adds only its share of the sum.
-        shares = [part.total / (part.size * self.tp.size) for part in self.parts.values()]
-        squares = [x.square().sum(dim=1) * share for x, share in zip(wide, shares, strict=True)]
-        sums = self.tp.all_reduce(torch.stack(squares, dim=1))  # [num_tokens, 2]
-        totals = torch.tensor([part.total for part in self.parts.values()], dtype=sums.dtype, device=sums.device)
-        scales = (sums / totals + self.eps).rsqrt_()
-        for piece, x, scale, weight in zip(pieces, wide, scales.unbind(1), weights, strict=True):
-            piece.copy_(x.mul_(scale[:, None]).mul_(weight))

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionMetadata, StateMetadata
 from inflight.attention.cpu_paged import CpuStateMetadata
+from inflight.attention.metadata import AttentionMetadata, StateMetadata
 from inflight.kernels.cpu.functions import AttentionStep
 from inflight.kernels.layer_ops import LayerOps
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear

@@ -9,7 +9,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionBackend, StatePlace
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import StatePlace
 from inflight.interface.kv_cache import KVCacheSpec
 
 _ALIGNMENT = 64  # bytes

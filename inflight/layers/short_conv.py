@@ -9,9 +9,10 @@ from inflight.config.architecture import ShortConvSpec
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.short_conv import CpuShortConv, short_conv
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part, fused
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.recurrent_state import RecurrentState
+from inflight.layers.sharding import even_part, fused
 from inflight.layers.weights import WeightSlot, WeightSlots
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from inflight.config.architecture import TokenInputsSpec
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import ColumnParallelLinear, OutputPart
+from inflight.layers.linear import ColumnParallelLinear
 from inflight.layers.norm import RMSNorm
+from inflight.layers.sharding import OutputPart
 from inflight.layers.vocab import VocabParallelEmbedding
 from inflight.layers.weights import Loadable, WeightSlots
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import StoredParts
+from inflight.layers.stored_parts import StoredParts
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 

@@ -68,7 +68,7 @@ def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str, i
 OF_ENGINE = frozenset(
     """
     engine_up num_requests_running num_requests_waiting num_waiting_tokens engine_steps iteration_tokens_total step_gap_seconds
-    step_time_ratio hidden_share num_preemptions kv_cache_usage_perc prefix_cache_queries prefix_cache_hits
+    step_time_ratio hidden_share cores_shared num_preemptions kv_cache_usage_perc prefix_cache_queries prefix_cache_hits
     cache_config_info spec_decode_num_draft_tokens spec_decode_num_accepted_tokens
     """.split()
 )
@@ -99,6 +99,10 @@ INSTRUMENTS = (
         "hidden_share",
         "Share of the engine's CPU work since its last report that was done while a device computed a step; NaN before the "
         "first step.",
+    ),
+    _gauge(
+        "cores_shared",
+        "1 if compute threads had to wait for their cores in the last steps, because of other programs or a quota, else 0.",
     ),
     _counter(
         "num_preemptions",

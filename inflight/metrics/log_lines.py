@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import time
 from collections.abc import Sequence
 
 from inflight.interface.statistics import SchedulerStats
@@ -45,12 +44,13 @@ class StatsLog(EngineObserver):
 
     def _start_interval(self) -> None:
         self._reports = []
-        self._begin = time.monotonic()
-        asyncio.get_running_loop().call_later(self._interval, self._end_interval)
+        loop = asyncio.get_running_loop()
+        self._begin = loop.time()
+        loop.call_later(self._interval, self._end_interval)
 
     def _end_interval(self) -> None:
         assert self._newest is not None
-        line = describe(self._newest, self._reports, time.monotonic() - self._begin)
+        line = describe(self._newest, self._reports, asyncio.get_running_loop().time() - self._begin)
         logger.info("%s", line if self._engine is None else f"engine {self._engine}: {line}")
         if _has_requests(self._newest):
             self._start_interval()
@@ -72,6 +72,8 @@ def describe(newest: SchedulerStats, reports: Sequence[SchedulerStats], seconds:
         f"KV cache {newest.kv_cache_usage:.1%} used",
         f"prefix cache hits {total('prefix_cache_hits') / max(total('prefix_cache_queries'), 1):.1%}",
     ]
+    if newest.shares_cores:
+        parts.append("compute threads wait for cores")
     if num_drafts := total("num_draft_tokens"):
         parts.append(f"drafts accepted {total('num_accepted_tokens') / num_drafts:.1%}")
     return ", ".join(parts)

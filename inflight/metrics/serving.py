@@ -61,6 +61,7 @@ class ServingMetrics(EngineObserver):
             self._observe("step_gap_seconds", gap, engine=engine)
         for ratio in stats.step_time_ratios:
             self._observe("step_time_ratio", ratio, engine=engine)
+        self._set("cores_shared", stats.shares_cores, engine=engine)
         if stats.hidden_share is not None:
             self._set("hidden_share", stats.hidden_share, engine=engine)
 

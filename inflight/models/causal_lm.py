@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionBackend, AttentionMetadata
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.pipeline_stage import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors

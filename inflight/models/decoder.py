@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionMetadata, AttentionParams, Rotation
+from inflight.attention.backend import AttentionParams, Rotation
+from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import HEAD, SIGMOID, WHOLE, AttentionSpec, GatedDeltaSpec, MlpSpec, ModelArchitecture
 from inflight.config.pipeline_stage import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
@@ -19,10 +20,12 @@ from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
 from inflight.layers.gated_delta import GatedDeltaMixer
 from inflight.layers.latent_attention import LatentAttention
-from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, fused, head_part
-from inflight.layers.norm import QKNorm, RMSNorm, WholeQKNorm
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.norm import RMSNorm
+from inflight.layers.qk_norm import QKNorm, WholeQKNorm
 from inflight.layers.recurrent_mixer import RecurrentMixer
-from inflight.layers.rotary import RotaryEmbedding, repeat_order, row_order
+from inflight.layers.rotary import RotaryEmbedding
+from inflight.layers.sharding import OutputPart, even_part, fused, head_part, repeat_order, row_order
 from inflight.layers.short_conv import ShortConvMixer
 from inflight.layers.token_inputs import TokenInput, TokenInputs
 from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionMetadata
 from inflight.attention.cpu_paged import CpuPagedBackend, CpuPagedMetadata, CpuStateMetadata
+from inflight.attention.metadata import AttentionMetadata
 from inflight.distributed.shared_collectives import SharedCollectives
 from inflight.kernels.cpu.functions import AttentionStep
 from inflight.kernels.cpu.layer_ops import CpuLayerOps

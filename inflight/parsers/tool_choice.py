@@ -24,9 +24,10 @@ from typing import Any, Literal, NamedTuple
 
 from inflight.errors import InvalidRequestError
 from inflight.parsers.markup import ToolMarkup
-from inflight.sampling_params import MAX_GRAMMAR_LENGTH, SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
 from inflight.structured_output.references import moved, with_local_references
 from inflight.structured_output.spec import RESPONSE_FORMAT, SchemaPart
+from inflight.structured_outputs_params import MAX_GRAMMAR_LENGTH, StructuredOutputsParams
 from inflight.tokenizer.messages import TOOL, check_objects
 
 ToolChoice = Literal["none", "auto", "required"] | Mapping[str, str]

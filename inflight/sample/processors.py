@@ -17,7 +17,7 @@ The order and the arithmetic are the same as in vLLM and transformers:
 
 `apply` and `logprobs` run torch operations on tensors whose sizes the host knows, so they never wait for a GPU. When a step is
 launched, the host may not know the tokens of the steps before it yet, so `apply` reads the tokens of a sequence on the device.
-If no row of a step needs a change or log-probabilities, `of` returns None.
+If no row of a step needs a change or log-probabilities (`SamplingRows.is_plain`), no processors are made.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ from inflight.sample.rows import (
     LOGPROBS,
     MIN_TOKENS,
     OUTPUT_PENALTY,
-    RANDOM,
     REPETITION,
-    RESTRICTED,
     GrammarMasks,
     IntArray,
     SamplingRows,
@@ -113,8 +111,6 @@ class LogitsProcessors:
             num_prompt_tokens: [num_rows].
             upload: makes a device tensor of an int64 array [n]; called at most once. Nothing reads the tensor before `apply`.
         """
-        if masks is None and not len(rows.having(~(RANDOM | RESTRICTED))):
-            return None
         arrays = _mask_arrays(rows, masks) | _bias_arrays(rows) | _bad_word_arrays(rows, positions)
         arrays |= _stop_arrays(rows, positions - num_prompt_tokens)
         spans = {}

@@ -133,6 +133,11 @@ class SamplingRows:
         return bool(self._union & HISTORY)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether no row needs a change of its logits, or log-probabilities."""
+        return not self._union & ~(RANDOM | RESTRICTED)
+
+    @property
     def _union(self) -> int:
         return int(np.bitwise_or.reduce(self.features, initial=0))
 

@@ -26,20 +26,20 @@ class RequestGrammars:
     """
     Args:
         manager: compiles grammars and makes masks. The caller must close it. None if no request has a grammar.
+
+    Attributes:
+        compiling: request id -> the compilation that the request waits for.
+        unmasked: the ids of the steps in flight that wait for their masks.
     """
 
     def __init__(self, manager: StructuredOutputManager | None) -> None:
         self._manager = manager
         # Any: only the manager uses the futures' results
-        self._compiling: dict[str, Future[Any]] = {}  # request id -> the compilation that the request waits for
+        self.compiling: dict[str, Future[Any]] = {}
         # compilation -> the requests that wait for it; some of them may have been dropped
         self._sharing: dict[Future[Any], list[str]] = {}
         self._compiled: SimpleQueue[Future[Any]] = SimpleQueue()  # ended compilations, put by the compiling threads
-        self._unmasked: set[int] = set()  # ids of steps in flight that wait for their masks
-
-    @property
-    def num_compiling(self) -> int:
-        return len(self._compiling)
+        self.unmasked: set[int] = set()
 
     @property
     def manager(self) -> StructuredOutputManager:
@@ -56,7 +56,7 @@ class RequestGrammars:
             future = self.manager.submit(request.request_id, params, frame=frame, emitted_token_ids=emitted)
         except OverloadedError as error:
             return str(error)
-        self._compiling[request.request_id] = future
+        self.compiling[request.request_id] = future
         if future in self._sharing:
             self._sharing[future].append(request.request_id)
         else:
@@ -68,9 +68,9 @@ class RequestGrammars:
         """Wait until the next grammar is compiled, or with `for_all` until all grammars are compiled, but at most `seconds`.
         Returns at once if no grammar is being compiled."""
         if for_all:
-            wait(self._compiling.values(), seconds)
+            wait(self.compiling.values(), seconds)
             return
-        if self._compiling:
+        if self.compiling:
             with suppress(Empty):
                 self._compiled.put(self._compiled.get(timeout=seconds))
 
@@ -84,38 +84,38 @@ class RequestGrammars:
         while not self._compiled.empty():
             future = self._compiled.get()
             for request_id in self._sharing.pop(future):
-                if self._compiling.get(request_id) is future:
-                    del self._compiling[request_id]
+                if self.compiling.get(request_id) is future:
+                    del self.compiling[request_id]
                     done.append((request_id, self.manager.failure(request_id)))
         return done
 
     def is_compiling(self, request: Request) -> bool:
-        return request.request_id in self._compiling
+        return request.request_id in self.compiling
 
     def drop(self, request: Request) -> None:
         self.manager.drop(request.request_id)
-        self._compiling.pop(request.request_id, None)
+        self.compiling.pop(request.request_id, None)
 
     def check_integrity(self, live: list[Request]) -> None:
         """Assert that there are entries only for live requests. For tests."""
         request_ids = [request.request_id for request in live if request.has_grammar and not request.defers_grammar]
         if self._manager is not None:
             self._manager.check_integrity(request_ids)
-        assert self._compiling.keys() <= set(request_ids)
+        assert self.compiling.keys() <= set(request_ids)
 
     # -- masks ---------------------------------------------------------------------------------------------------
 
     def expect(self, plan: SchedulerOutput) -> None:
         """Remember that a planned step, which has `grammar_rows`, needs masks."""
-        self._unmasked.add(plan.step_id)
+        self.unmasked.add(plan.step_id)
 
     def give_up_masks(self) -> list[tuple[int, GrammarOutput]]:
         """Called when all steps in flight are void (their results will not be used). Returns empty masks for the steps whose
         workers wait for masks."""
         nothing = np.empty(0, dtype=np.int32)
         empty = GrammarOutput(rows=nothing, num_masks=nothing, masks=np.empty((0, 0), dtype=np.int32))
-        given_up = [(step_id, empty) for step_id in sorted(self._unmasked)]
-        self._unmasked.clear()
+        given_up = [(step_id, empty) for step_id in sorted(self.unmasked)]
+        self.unmasked.clear()
         return given_up
 
     def fill(
@@ -133,12 +133,12 @@ class RequestGrammars:
         errors: dict[str, str] = {}
         drawing: set[int] = set()  # `order` of the requests that draw in an earlier step in flight
         for plan, requests in in_flight:
-            if not self._unmasked:
+            if not self.unmasked:
                 break
-            if plan.step_id in self._unmasked and not any(
+            if plan.step_id in self.unmasked and not any(
                 requests[row].order in drawing for row in plan.grammar_rows.tolist()
             ):
-                self._unmasked.remove(plan.step_id)
+                self.unmasked.remove(plan.step_id)
                 filled.append((plan.step_id, self._fill_step(plan, requests, errors)))
             drawing.update(requests[row].order for row in plan.samples.nonzero()[0].tolist())
         return filled, errors

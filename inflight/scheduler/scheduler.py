@@ -121,7 +121,7 @@ class Scheduler:
         request = Request(core, prompt, order=self._num_added, blocks=blocks, max_model_len=self._max_model_len)
         self._num_added += 1
         self._requests[core.request_id] = request
-        if self.suspects.add(request):
+        if (request.num_faults or request.has_grammar) and self.suspects.add(request):
             for other in list(self._running):
                 self._requeue(other)
         request.is_long = self._sharing.leader(request) is None and self._sharing.is_long(request, self.limits)
@@ -167,7 +167,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step. Returns None if nothing can be computed until a step in flight is committed or a grammar is
         compiled."""
-        for request in self.suspects.take_deferred():
+        for request in self.suspects.take_deferred() if self.suspects.deferred else ():
             if problem := self._grammars.add(request):
                 self.fail(request.request_id, problem, ErrorKind.OVERLOAD)
         self._release_compiled()
@@ -198,7 +198,7 @@ class Scheduler:
 
     def _release_compiled(self) -> None:
         """Release requests whose grammar is compiled, so that they can be admitted. End requests whose compilation failed."""
-        for request_id, failure in self._grammars.take_compiled():
+        for request_id, failure in self._grammars.take_compiled() if self._grammars.compiling else ():
             if failure:
                 self.fail(request_id, failure)
             else:
@@ -207,8 +207,7 @@ class Scheduler:
     def _check_progress(self) -> None:
         """Called if nothing can be scheduled. Raises unless a step is in flight or all wait for a grammar or leader."""
         num_free = 0 if self.suspects.alone is not None else len(self._requests) - self._waiting.num_held
-        only_waits = self._grammars.num_compiling > 0 and num_free == 0
-        if self._requests and not only_waits and not self._in_flight:
+        if self._requests and (num_free or not self._grammars.compiling) and not self._in_flight:
             raise EngineError(f"none of {len(self._requests)} requests can be scheduled: a defect of Inflight")
 
     def _schedule_running(self, rows: list[PlannedRow], budget: StepBudget) -> bool:
@@ -384,7 +383,7 @@ class Scheduler:
 
         If a grammar fails or allows no token, its request ends, and `take_failures` returns it.
         """
-        filled, errors = self._grammars.fill(self._in_flight)
+        filled, errors = self._grammars.fill(self._in_flight) if self._grammars.unmasked else ([], {})
         for request_id, reason in errors.items():
             self.fail(request_id, reason)
         return filled
@@ -437,7 +436,8 @@ class Scheduler:
         else:
             self._waiting.remove(request)
         del self._requests[request.request_id]
-        self.suspects.clear(request)
+        if request.num_faults or request.defers_grammar:
+            self.suspects.clear(request)
         self._waiting.release(request.request_id)  # its followers
         if request.has_grammar:
             self._grammars.drop(request)

@@ -30,13 +30,14 @@ class Suspects:
 
     Attributes:
         alone: the only request that may run now; None if all may run.
+        deferred: the requests whose grammars are not compiled yet.
     """
 
     def __init__(self, in_flight: Collection[tuple[object, Sequence[Request]]] = ()) -> None:
         self.alone: Request | None = None
         self._in_flight = in_flight
         self._suspects: list[Request] = []
-        self._deferred: list[Request] = []  # their grammars are not compiled yet
+        self.deferred: list[Request] = []
 
     @property
     def lone(self) -> Request | None:
@@ -51,15 +52,13 @@ class Suspects:
             self._set([*self._suspects, request])
         if self._suspects and request.has_grammar:
             request.defers_grammar = True
-            self._deferred.append(request)
+            self.deferred.append(request)
         return is_suspect
 
     def take_deferred(self) -> list[Request]:
         """Returns the deferred requests whose grammars may be compiled now."""
-        if not self._deferred:
-            return []
-        taken = [each for each in self._deferred if self.alone is None or each is self.lone]
-        self._deferred = [each for each in self._deferred if each not in taken]
+        taken = [each for each in self.deferred if self.alone is None or each is self.lone]
+        self.deferred = [each for each in self.deferred if each not in taken]
         return taken
 
     def note_failed_step(self, requests: Sequence[Request]) -> Request | None:
@@ -81,7 +80,7 @@ class Suspects:
     def clear(self, request: Request) -> None:
         """Note that the request has made progress, or has ended."""
         if request.defers_grammar:
-            self._deferred = [each for each in self._deferred if each is not request]
+            self.deferred = [each for each in self.deferred if each is not request]
         if request.num_faults:
             request.num_faults = 0
             self._set([suspect for suspect in self._suspects if suspect is not request])

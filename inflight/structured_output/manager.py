@@ -30,7 +30,6 @@ import numpy as np
 
 from inflight.errors import InflightError
 from inflight.interface.request import AnswerFrame
-from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.backend import (
     ALL_ALLOWED,
     CompiledGrammar,
@@ -44,6 +43,7 @@ from inflight.structured_output.grammar_cache import GrammarCache
 from inflight.structured_output.request_grammar import RequestGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_output.token_texts import TokenTexts
+from inflight.structured_outputs_params import StructuredOutputsParams
 
 NOTHING_ADMITTED = "it admits no token here"
 # The most that the cache of compiled grammars may hold. If there is more, it evicts the least recently used grammars.

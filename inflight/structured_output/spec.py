@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inflight.sampling_params import JSON_CONSTRAINTS, StructuredOutputsParams
+from inflight.structured_outputs_params import JSON_CONSTRAINTS, StructuredOutputsParams
 
 MAX_WHITESPACE = 64  # characters between two JSON tokens; without this limit some models emit white space forever
 DEFAULT_WHITESPACE = rf"[\x20\x09\x0A\x0D]{{1,{MAX_WHITESPACE}}}"

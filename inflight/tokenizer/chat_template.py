@@ -21,9 +21,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inflight.errors import InvalidRequestError, TokenizerError
+from inflight.tokenizer.folder_tokenizer import read_special_tokens, read_tokenizer_config
 from inflight.tokenizer.messages import TOOL, check_messages, check_objects, check_template_kwargs
 from inflight.tokenizer.template_form import TemplateForm
-from inflight.tokenizer.tokenizer import read_special_tokens, read_tokenizer_config
 
 MAX_RENDERED_CHARS = 2**25
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "

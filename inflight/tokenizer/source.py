@@ -7,6 +7,7 @@ from pathlib import Path
 from inflight.config.gguf_file import read_gguf
 from inflight.hub import resolve_tokenizer_folder
 from inflight.tokenizer.chat_template import ChatTemplate
+from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -18,7 +19,7 @@ def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
         ConfigError: there is no tokenizer, or it cannot be read.
     """
     source = _source(model_folder, tokenizer)
-    return gguf_tokenizer(read_gguf(source)) if source.is_file() else Tokenizer.from_folder(source)
+    return gguf_tokenizer(read_gguf(source)) if source.is_file() else folder_tokenizer(source)
 
 
 def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | None) -> ChatTemplate:

@@ -1,83 +1,172 @@
-"""`CoreBinding`: keeps a rank's only compute thread on its core, and lets it go while another program uses that core.
+"""Whether other programs use the cores of a rank's compute threads, and what the rank does about it.
 
-If a rank has several compute threads, nobody waits for one that the operating system has stopped (kernels/cpu/team.h). If it
-has only one, all other ranks wait for this thread in every sum. On a quiet machine the thread is best on a core of its own:
-otherwise it often wakes on the core of the rank that has woken it. Beside another program it is best unbound: then it continues
-on the core of a rank that sleeps.
+Linux counts how long a thread waits for a core (device/core_waiting.py). So a rank sees by itself whether it has company:
+`CoreWatch` tells it to people, in the log and in the metrics, and `CoreBinding` acts on it.
 
-Linux counts how long a thread was ready to run without getting a core. So a rank sees by itself whether it has company.
+If a rank has several compute threads, nobody waits for one that the operating system has stopped (kernels/cpu/team.h), so
+nothing need be done. If it has only one, all other ranks wait for this thread in every sum. On a quiet machine the thread is
+best on a core of its own: otherwise it often wakes on the core of the rank that has woken it. Beside another program it is best
+unbound: then it continues on the core of a rank that sleeps.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
+
+from inflight.device.core_waiting import SHARED, core_of, idle_seconds, waited_seconds
 
 logger = logging.getLogger(__name__)
 
-WINDOW_SECONDS = 0.02  # so long a share of waiting is measured, at least
-SHARED = 0.1  # a thread that waited for a core for more than this share of its time has company
-CALM_SECONDS = 0.15  # without company for so long, the thread is bound again
+# For the binding: waiting is measured over windows of at least WINDOW_SECONDS. CALM_SECONDS after the last window with company,
+# the thread is bound again.
+WINDOW_SECONDS, CALM_SECONDS = 0.02, 0.15
+IDLE = 0.4  # a core that was idle for this share of a window is free
+# The same for people, who should not read a line for every page that a browser opens.
+TOLD_WINDOW_SECONDS, TOLD_CALM_SECONDS = 0.5, 10.0
 
 
 class CoreSharing:
-    """Decides whether a thread has company. Pure: times are arguments, in seconds. `observe` may be called at any time."""
+    """Decides whether threads have company.
 
-    def __init__(self) -> None:
-        self.is_shared = False
-        self._start: tuple[float, float] | None = None  # of the window: the time, and how long the thread had waited
+    Args:
+        waited_seconds: how long a thread has waited for a core since it began; of several threads, their mean.
+        clock: seconds.
+        window, calm: in seconds. The threads have company from the first window with company on, until `calm` seconds have
+            passed since the last one.
+    """
+
+    def __init__(
+        self, waited_seconds: Callable[[], float], clock: Callable[[], float], *, window: float, calm: float
+    ) -> None:
+        self._waited_seconds, self._clock, self._window, self._calm = waited_seconds, clock, window, calm
+        self._start, self._waited_before = clock(), waited_seconds()  # of the window
         self._last_company = 0.0
+        self.is_shared, self.share = False, 0.0
 
-    def observe(self, now: float, waited: float) -> bool:
-        """`waited`: how long the thread has waited for a core since it began. Returns whether it has company."""
-        if self._start is None:
-            self._start = now, waited
-        start, waited_before = self._start
-        if now - start >= WINDOW_SECONDS:
-            self._start = now, waited
-            if waited - waited_before > SHARED * (now - start):
-                self.is_shared, self._last_company = True, now
-            elif now - self._last_company >= CALM_SECONDS:
-                self.is_shared = False
-        return self.is_shared
+    def has_changed(self) -> bool:
+        """Whether company has come or gone since the last call. May be called at any time; reads a clock in most calls."""
+        now = self._clock()
+        if now - self._start < self._window:
+            return False
+        was_shared, waited = self.is_shared, self._waited_seconds()
+        self.share = (waited - self._waited_before) / (now - self._start)
+        self._start, self._waited_before = now, waited
+        if self.share > SHARED:
+            self.is_shared, self._last_company = True, now
+        elif now - self._last_company >= self._calm:
+            self.is_shared = False
+        return self.is_shared != was_shared
 
 
 class CoreBinding:
-    """Binds a thread of this process to `core`, or lets it use all of `cores`. All calls come from one thread.
-
-    Args:
-        waited_seconds: how long the thread has waited for a core since it began.
-        clock: seconds.
-    """
+    """Binds a thread of this process to `core`, or lets it use all of `cores`. All calls come from one thread. The thread, its
+    waiting and the clock are arguments as in `CoreWatch`."""
 
     def __init__(
         self,
         thread_id: int,
         core: int,
         cores: Sequence[int],
-        waited_seconds: Callable[[], float],
+        waited_seconds: Callable[[int], float] = waited_seconds,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._thread_id, self._core, self._cores = thread_id, core, cores
-        self._waited_seconds, self._clock = waited_seconds, clock
-        self._sharing = CoreSharing()
+        waited = partial(waited_seconds, thread_id)
+        self._sharing = CoreSharing(waited, clock, window=WINDOW_SECONDS, calm=CALM_SECONDS)
 
     def follow(self) -> None:
         """Change the binding if company has come or gone."""
-        was_shared = self._sharing.is_shared
-        if self._sharing.observe(self._clock(), self._waited_seconds()) == was_shared:
+        if self._sharing.has_changed():
+            is_free = self._sharing.is_shared
+            os.sched_setaffinity(self._thread_id, self._cores if is_free else [self._core])
+            logger.debug(
+                "the compute thread of core %d %s", self._core, "may leave it" if is_free else "is bound again"
+            )
+
+
+class LeaderPlace:
+    """Brings the leader of several threads back to its core. The leader, which opens the tasks of a team, may use all cores of
+    its rank; each other thread is bound to a core. If another program computes on the leader's core, Linux moves the leader to
+    the core of another thread. When the program has ended, Linux needs some tenths of a second to move it back: of the two
+    threads, one runs and the other one is bound. All calls come from one thread.
+
+    Args:
+        core: of the leader.
+        cores: of the rank.
+        core_of: where a thread runs.
+        idle_seconds: how long a core has been idle.
+    """
+
+    def __init__(
+        self,
+        leader: int,
+        core: int,
+        cores: Sequence[int],
+        core_of: Callable[[int], int] = core_of,
+        idle_seconds: Callable[[int], float] = idle_seconds,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._leader, self._core, self._cores = leader, core, cores
+        self._core_of, self._idle_seconds, self._clock = core_of, idle_seconds, clock
+        self._last_look, self._idle_before = 0.0, math.inf
+
+    def follow(self) -> None:
+        """Move the leader to its core if it is on another one, and its core is idle."""
+        now = self._clock()
+        if now - self._last_look < WINDOW_SECONDS:
             return
-        os.sched_setaffinity(self._thread_id, [self._core] if was_shared else self._cores)
-        place = "is bound again" if was_shared else "shares it with another program, and may use other cores for now"
-        logger.info("the compute thread of core %d %s", self._core, place)
+        is_away = self._core_of(self._leader) != self._core
+        idle = self._idle_seconds(self._core) if is_away else math.inf
+        if is_away and idle - self._idle_before >= IDLE * (now - self._last_look):
+            os.sched_setaffinity(self._leader, [self._core])
+            os.sched_setaffinity(self._leader, self._cores)
+        self._last_look, self._idle_before = now, idle
 
 
-def waited_seconds(thread_id: int) -> float:
-    """How long a thread of this process was ready to run without getting a core; 0 if the kernel does not count it."""
-    try:
-        return int(Path(f"/proc/self/task/{thread_id}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return 0.0
+class CoreWatch:
+    """Logs when the compute threads of a rank begin or cease to share their cores with other programs. All calls come from one
+    thread.
+
+    Args:
+        thread_ids: the rank's compute threads.
+        binding: changes the binding of the threads, if they may leave their cores.
+        waited_seconds: how long a thread has waited for a core since it began.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        thread_ids: Sequence[int],
+        binding: CoreBinding | LeaderPlace | None = None,
+        waited_seconds: Callable[[int], float] = waited_seconds,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.thread_ids, self._waited_seconds, self._binding = thread_ids, waited_seconds, binding
+        self._sharing = CoreSharing(self._mean_waited, clock, window=TOLD_WINDOW_SECONDS, calm=TOLD_CALM_SECONDS)
+
+    @property
+    def shares_cores(self) -> bool:
+        return self._sharing.is_shared
+
+    def look(self) -> None:
+        """Call this after each step."""
+        if self._binding is not None:
+            self._binding.follow()
+        if self._sharing.has_changed():
+            if self._sharing.is_shared:
+                logger.info(
+                    "compute threads had to wait for their cores for %.0f %% of the time, because of other programs or a quota "
+                    "of processor time: steps take longer",
+                    100 * self._sharing.share,
+                )
+            else:
+                logger.info("the compute threads have their cores for themselves again")
+
+    def _mean_waited(self) -> float:
+        return statistics.fmean(map(self._waited_seconds, self.thread_ids))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight.attention.backend import AttentionMetadata
+from inflight.attention.metadata import AttentionMetadata
 from inflight.interface.request import Int32Array, LogprobsColumns
 from inflight.interface.step import ModelRunnerOutput, NewRequestData, PromptLogprobs, SchedulerOutput
 from inflight.sample.rows import SamplingMetadata, SamplingRows

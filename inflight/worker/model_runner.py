@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.config.engine import EngineConfig
 from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
@@ -88,8 +89,8 @@ class ModelRunner(Runner):
                 sampling_rows=state.take(slots) if self._draws else None,
                 num_prompt_tokens=batch.num_prompt_tokens[slots],
                 new_histories=self._new_histories(plan) if self._draws else (),
-                prompt_logprobs=self._prompt_logprobs.advance(plan, inputs.query_start_loc, batch),
-                message=self._inbox.post(len(slots)),
+                prompt_logprobs=self._advance_prompt_logprobs(plan, inputs),
+                message=self._post(len(slots)),
             )
             if plan.max_draft_tokens.max(initial=-1) >= 0:
                 return model_input
@@ -226,7 +227,9 @@ class ModelRunner(Runner):
         assert rows is not None and metadata is not None
         drafts = inputs.draft_tokens
         self._drawn_tokens.write(inputs.draft_slots, inputs.positions[drafts], inputs.input_ids[drafts])
-        masks = grammar_masks(plan, grammar_output, inputs.draw_start_loc)
+        if grammar_output is None and rows.is_plain:
+            return self._sampler(forward.logits, metadata)
+        masks = None if grammar_output is None else grammar_masks(plan, grammar_output, inputs.draw_start_loc)
         processors = LogitsProcessors.of(
             rows, forward_input.draw_positions, forward_input.num_prompt_tokens, masks, self._device.to_device
         )

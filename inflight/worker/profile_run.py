@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionInputs
 from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import EngineConfig
 from inflight.config.pipeline_stage import PipelineStage

@@ -5,15 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from torch._C._profiler import _ExperimentalConfig
-from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile
 
 from inflight.errors import InvalidRequestError
-
-
-def is_profiling() -> bool:
-    """Whether any torch profiler records in this process."""
-    return bool(autograd_profiler._is_profiler_enabled)
 
 
 class RankProfiler:

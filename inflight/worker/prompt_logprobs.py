@@ -55,34 +55,37 @@ def joined(pieces: Sequence[LogprobsTensors]) -> LogprobsColumns:
 
 class PromptLogprobsProgress:
     """Remembers for each slot which prompt tokens already have log-probabilities. Only the thread that prepares steps uses
-    it."""
+    it.
+
+    Attributes:
+        wanted: slot -> (log-probabilities per token, number of prompt positions done).
+    """
 
     def __init__(self) -> None:
-        # slot -> (log-probabilities per token, number of prompt positions done)
-        self._wanted: dict[int, tuple[int, int]] = {}
+        self.wanted: dict[int, tuple[int, int]] = {}
 
     def add(self, data: NewRequestData) -> None:
-        self._wanted.pop(data.slot, None)
+        self.wanted.pop(data.slot, None)
         wanted = data.sampling.params.prompt_logprobs
         if wanted is not None:
-            self._wanted[data.slot] = (wanted, data.num_prompt_logprobs_done)
+            self.wanted[data.slot] = (wanted, data.num_prompt_logprobs_done)
 
     def advance(
         self, plan: SchedulerOutput, query_start_loc: Int32Array, batch: InputBatch
     ) -> tuple[PromptLogprobsSpan, ...]:
         """The prompt tokens whose log-probabilities this step computes. Each token is returned once."""
         spans = []
-        for row, slot in enumerate(plan.slots.tolist()) if self._wanted else ():
-            if slot not in self._wanted:
+        for row, slot in enumerate(plan.slots.tolist()):
+            if slot not in self.wanted:
                 continue
-            wanted, done = self._wanted[slot]
+            wanted, done = self.wanted[slot]
             computed = int(plan.num_computed_tokens[row])
             # the hidden state at position p gives the probabilities of the token at p + 1
             start = max(done, computed + 1)
             stop = min(computed + int(plan.num_scheduled_tokens[row]) + 1, int(batch.num_prompt_tokens[slot]))
             if stop <= start:
                 continue
-            self._wanted[slot] = (wanted, stop)
+            self.wanted[slot] = (wanted, stop)
             first_token = int(query_start_loc[row]) + start - 1 - computed
             targets = batch.token_ids[slot, start:stop].copy()
             spans.append(PromptLogprobsSpan(row, start, first_token, targets, wanted))

@@ -12,6 +12,7 @@ prepares may be several steps ahead. A step's forward may run before the sample 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from concurrent.futures import Future
 from dataclasses import astuple
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ from inflight.timeline import Timeline
 from inflight.worker.input_batch import InputBatch, StepInputs
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profile_run import cache_spec, run_largest_step
-from inflight.worker.prompt_logprobs import PromptLogprobsProgress
+from inflight.worker.prompt_logprobs import PromptLogprobsProgress, PromptLogprobsSpan
 from inflight.worker.token_inbox import TokenInbox
 
 
@@ -146,8 +147,20 @@ class Runner(ABC):
         if self._stage.is_last:
             for data in plan.new_requests:
                 self._sampling_state.add(data.slot, data.sampling)
-                self._prompt_logprobs.add(data)
+                if data.sampling.params.prompt_logprobs is not None or self._prompt_logprobs.wanted:
+                    self._prompt_logprobs.add(data)
         return self._batch, self._batch.step_inputs(plan)
+
+    def _advance_prompt_logprobs(self, plan: SchedulerOutput, inputs: StepInputs) -> tuple[PromptLogprobsSpan, ...]:
+        """The prompt tokens whose log-probabilities this step computes."""
+        if not self._prompt_logprobs.wanted:
+            return ()
+        assert self._batch is not None
+        return self._prompt_logprobs.advance(plan, inputs.query_start_loc, self._batch)
+
+    def _post(self, num_rows: int) -> Future[Tensor] | None:
+        """Begin to receive the tokens that the last stage draws for `num_rows` rows; None if this rank gets none."""
+        return self._inbox.post(num_rows) if num_rows and self._pipeline.receiver is not None else None
 
     def receive_tokens(self, step: PreparedStep) -> None:
         """Wait until the last stage has sent the drawn tokens that are inputs of this step. It runs in the thread that

@@ -6,7 +6,10 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from functools import partial
+
+import torch
 
 from inflight.config.cpu_binding import AUTO, cores_of_rank
 from inflight.config.engine import EngineConfig
@@ -18,24 +21,40 @@ from inflight.distributed.world import LoneWorld, World
 from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 from inflight.kernels.cpu.library import bind_threads, load_kernels
-from inflight.worker.core_sharing import CoreBinding, waited_seconds
+from inflight.worker.core_sharing import CoreBinding, CoreWatch, LeaderPlace
 
 logger = logging.getLogger(__name__)
 
+ELEMENTS_OF_A_THREAD = 1 << 15  # torch starts one thread more for each so many elements of a tensor
 
-def start_threads(config: EngineConfig, place: Place, device: Device) -> CoreBinding | None:
-    """Set the number of compute threads, and on a CPU bind them to the rank's cores. If the rank has one thread and was not
-    told its core, the result may change the thread's binding.
+
+def start_threads(config: EngineConfig, place: Place, device: Device) -> CoreWatch | None:
+    """Set the number of compute threads. On a CPU, start them, bind them to the rank's cores, and return their watch. If the
+    rank was not told its cores, the watch may change the binding.
 
     Raises:
         ConfigError: the configuration names cores, but the C++ library that binds threads is not installed, or the operating
             system refuses to bind the threads.
     """
-    options = config.device
-    device.set_num_threads(options.num_threads)
-    if options.kind != "cpu":
+    device.set_num_threads(config.device.num_threads)
+    if config.device.kind != "cpu":
         return None
-    usable = sorted(os.sched_getaffinity(0))
+    before, usable = _thread_ids(), sorted(os.sched_getaffinity(0))
+    cores = _bind_threads(config, place, device, usable)
+    compute_thread = device.submit(partial(_start_pool, config.device.num_threads)).result()
+    helpers = sorted(_thread_ids() - before)
+    binding: CoreBinding | LeaderPlace | None = None
+    if cores is not None and config.device.threads_bind == AUTO:
+        alone = len(cores) == 1
+        binding = (
+            CoreBinding(compute_thread, cores[0], usable) if alone else LeaderPlace(compute_thread, cores[0], cores)
+        )
+    return CoreWatch([compute_thread, *helpers], binding)
+
+
+def _bind_threads(config: EngineConfig, place: Place, device: Device, usable: Sequence[int]) -> Sequence[int] | None:
+    """Returns the core of each compute thread; None if they are not bound."""
+    options = config.device
     cores = cores_of_rank(
         options.threads_bind,
         usable=usable,
@@ -54,14 +73,22 @@ def start_threads(config: EngineConfig, place: Place, device: Device) -> CoreBin
             # the compute thread may be bound to the first core already
             device.submit(partial(os.sched_setaffinity, 0, cores)).result()
             return None
-        if options.threads_bind == AUTO and len(cores) == 1:
-            thread_id = device.submit(threading.get_native_id).result()
-            return CoreBinding(thread_id, cores[0], usable, partial(waited_seconds, thread_id))
-    elif cores is not None and options.threads_bind != AUTO:
+        return cores
+    if cores is not None and options.threads_bind != AUTO:
         raise ConfigError(
             f"cpu_threads_bind={options.threads_bind!r} needs the C++ kernels, which are not installed: give 'off' or 'auto'"
         )
     return None
+
+
+def _start_pool(num_threads: int) -> int:
+    """Let torch compute with all threads of the calling thread's pool. Returns the id of the calling thread."""
+    torch.zeros(num_threads * ELEMENTS_OF_A_THREAD, dtype=torch.float32, device="cpu").add_(1)
+    return threading.get_native_id()
+
+
+def _thread_ids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}
 
 
 def join_world(config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None, device: Device) -> World:

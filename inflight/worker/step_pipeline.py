@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 from torch.profiler import record_function
 
 from inflight.config.engine import EngineConfig
@@ -33,9 +34,8 @@ from inflight.distributed.world import World
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import WorkerBase
 from inflight.timeline import Timeline
-from inflight.worker.core_sharing import CoreBinding
+from inflight.worker.core_sharing import CoreWatch
 from inflight.worker.pipeline import Pipeline
-from inflight.worker.profiling import is_profiling
 from inflight.worker.runner import PreparedStep, Runner
 from inflight.worker.stage_order import StagedStep, StageOrder
 
@@ -56,10 +56,10 @@ class _Step:
 class StepPipeline(WorkerBase):
     """The part of a worker that each step uses.
 
-    A concrete worker sets `_core_binding`, `_world`, `_pipeline` and `_runner`.
+    A concrete worker sets `_core_watch`, `_world`, `_pipeline` and `_runner`.
     """
 
-    _core_binding: CoreBinding | None
+    _core_watch: CoreWatch | None
     _world: World
     _pipeline: Pipeline
 
@@ -134,7 +134,7 @@ class StepPipeline(WorkerBase):
         step_id, link = step.model_input.plan.step_id, self._pipeline.link
         try:
             self._raise_if_failed(step_id)
-            with record_function(f"step {step_id}") if is_profiling() else nullcontext():
+            with record_function(f"step {step_id}") if profiler._is_profiler_enabled else nullcontext():
                 received = None if self._stage.is_first or link is None else link.receive(step_id)
                 self.runner.receive_tokens(step.model_input)
                 step.started_at = time.perf_counter()
@@ -184,9 +184,11 @@ class StepPipeline(WorkerBase):
         except BaseException as error:
             step.future.set_exception(error)
         else:
-            step.future.set_result(replace(output, compute_seconds=self._compute_seconds(step)))
-        if self._core_binding is not None:
-            self._core_binding.follow()
+            seconds, watch = self._compute_seconds(step), self._core_watch
+            shares_cores = watch is not None and watch.shares_cores
+            step.future.set_result(replace(output, compute_seconds=seconds, shares_cores=shares_cores))
+        if self._core_watch is not None:
+            self._core_watch.look()
 
     def _compute_seconds(self, step: _Step) -> float:
         """How long the step computed. Call this when the step has just ended.

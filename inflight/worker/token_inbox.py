@@ -25,10 +25,10 @@ class TokenInbox:
         self._receiver, self._apply = receiver, apply
         self._expected: deque[tuple[int, Int32Array, Int32Array, Future[Tensor]]] = deque()
 
-    def post(self, num_rows: int) -> Future[Tensor] | None:
-        """Begin to receive the message of the next step. `num_rows`: how many rows of the step draw. Returns None if there is
-        no receiver, or no row draws."""
-        return self._receiver.post(num_rows) if self._receiver is not None and num_rows else None
+    def post(self, num_rows: int) -> Future[Tensor]:
+        """Begin to receive the message of the next step. `num_rows`: how many rows of the step draw, at least one."""
+        assert self._receiver is not None
+        return self._receiver.post(num_rows)
 
     def expect(self, step_id: int, slots: Int32Array, positions: Int32Array, message: Future[Tensor]) -> None:
         """Add a step that draws tokens. `positions[i]` is the position of the first token that it draws for `slots[i]`. Call

@@ -54,7 +54,7 @@ class Worker(StepPipeline):
     def __init__(self, config: EngineConfig, place: Place, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
         device = get_device(config.device.kind, place.device_index)
         super().__init__(config, place.rank, device)
-        self._core_binding = start_threads(config, place, self._device)
+        self._core_watch = start_threads(config, place, self._device)
         self._memory = MemoryBudget(config, place, self._device)
         self._available_bytes: int | None = None
         self._has_warmed_up = False  # whether a step without requests has run
@@ -226,6 +226,6 @@ def _runner_class(device: Device, config: EngineConfig) -> Callable[..., Runner]
     is_fallback = config.model.architecture.implementation == TRANSFORMERS
     if not isinstance(device, Accelerator) or config.speculative is not None or is_fallback:
         return ModelRunner
-    from inflight.worker.graph_model_runner import GraphModelRunner  # needs triton
+    from inflight.worker.gpu.graph_model_runner import GraphModelRunner  # needs triton
 
     return GraphModelRunner

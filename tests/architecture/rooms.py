@@ -19,15 +19,18 @@ class Room(NamedTuple):
 _TABLE = """
   0     errors
   0     envs               errors
+  0     list_checks        errors
   0     setting
+  0     setting_text
   0     sockets
   0     timeline           errors
   0     utils              errors envs timeline
 
   1     hub
-  1     sampling_params
+  1     structured_outputs_params
+  1     sampling_params    structured_outputs_params
   1     config             hub sampling_params
-  1     interface          sampling_params config
+  1     interface          sampling_params config structured_outputs_params
   1     outputs            sampling_params interface
 
   2a    tokenizer

@@ -54,7 +54,7 @@ CIRCLES = {
     # a kernel for the processor and one for the GPU, each in a file that only its machine loads
     frozenset({"kernels/token_masks.py", "kernels/triton/token_masks.py"}),
     # a part that its whole makes, and whose type it names
-    frozenset({"tokenizer/incremental.py", "tokenizer/tokenizer.py"}),
+    frozenset({"tokenizer/tokenizer.py", "tokenizer/window_decoder.py"}),
     frozenset({"structured_output/spec.py", "structured_output/structural_tag.py"}),
     frozenset({"entrypoints/serve/engine_start.py", "entrypoints/serve/server.py"}),
 }

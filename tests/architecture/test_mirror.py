@@ -1,29 +1,103 @@
-"""`tests/unit/` mirrors `inflight/`: a folder there is a room here."""
+"""`tests/unit/` mirrors `inflight/`, both ways: each folder there is a folder here, and each file here has a test there.
+
+A file has a test if a file of tests has its name, or if a test of its room imports it. A part of such a file, which that file
+imports, is tested with it. The few others are in `ELSEWHERE`, with the test that runs them.
+"""
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
+
+import pytest
 
 from tests.architecture.source import PACKAGE, ROOT, Package, write_package
 
+# a pattern of files -> the test that runs them, below tests/
+ELSEWHERE = {
+    # programs, which tests start by their names
+    "__main__.py": "unit/entrypoints/cli/test_standard_streams.py",
+    "entrypoints/serve/check.py": "unit/entrypoints/serve/test_options.py",
+    "entrypoints/serve/command.py": "e2e/test_serve_command.py",
+    "executor/worker_main.py": "unit/executor/test_multiproc_start.py",
+    "processes/child.py": "unit/processes/test_child_process.py",
+    "executor/ray_*.py": "e2e/test_ray.py",
+    # found by the name of a model's type, or of a format
+    "config/families/*.py": "unit/config/test_families.py",
+    "parsers/argument*.py": "unit/parsers/test_output_parser.py",
+    # the whole of an API, by its clients
+    "entrypoints/llm.py": "e2e/test_llm.py",
+    "entrypoints/anthropic/routes.py": "e2e/test_anthropic_messages.py",
+    "entrypoints/ollama/routes.py": "e2e/test_ollama.py",
+    "entrypoints/openai/app.py": "e2e/test_openai_client.py",
+    "entrypoints/responses_api/routes.py": "e2e/test_responses.py",
+    "tokenizer/user_tokenizer.py": "e2e/test_llm.py",
+    # called by other rooms' code
+    "kernels/triton/attention_tile.py": "unit/attention/test_triton_paged.py",
+    "models/transformers_fallback/states.py": "e2e/test_transformers_fallback.py",
+}
+
 
 def mirror_problems(package: Package, unit: Path) -> list[str]:
-    folders = sorted(path.name for path in unit.iterdir() if path.is_dir()) if unit.is_dir() else []
-    return [
-        f"tests/unit/{name} is about no room of {PACKAGE}/"
-        for name in folders
-        if name != "__pycache__" and name not in package.rooms
+    tests = Package(unit, "tests.unit")
+    tests.by_module |= package.by_module  # so that `from inflight.engine.core import step_loop` names a module
+    folders = {Path(file.path).parent.as_posix() for file in package.files} | package.rooms
+    found = [
+        f"tests/unit/{folder} is about no folder of {PACKAGE}/"
+        for folder in sorted({Path(test.path).parent.as_posix() for test in tests.files})
+        if folder not in {".", *folders}
+    ]
+    names = {Path(test.path).name for test in tests.files}
+    imported = {(test.path.partition("/")[0], each.module) for test in tests.files for each in tests.imports(test)}
+    tested = {
+        file.module
+        for file in package.files
+        if f"test_{Path(file.path).name}" in names or (file.room, file.module) in imported
+    }
+    parts = {each.module for file in package.files if file.module in tested for each in package.imports(file)}
+    return found + [
+        f"{file.path} has no test in tests/unit/"
+        for file in package.files
+        if not file.is_package
+        and file.module not in tested | parts
+        and not any(fnmatch(file.path, e) for e in ELSEWHERE)
     ]
 
 
-def test_every_folder_of_unit_tests_is_a_room() -> None:
+def test_folders_and_files_have_their_tests() -> None:
     assert mirror_problems(Package(ROOT / PACKAGE), ROOT / "tests" / "unit") == []
+    for pattern, test in ELSEWHERE.items():
+        assert list((ROOT / PACKAGE).glob(pattern)) and (ROOT / "tests" / test).is_file(), pattern
 
 
-def test_a_folder_without_a_room_is_found(tmp_path: Path) -> None:
-    package = write_package(tmp_path, {"hub.py": "", "engine/core/engine_core.py": ""})
-    for name in ("hub", "engine", "__pycache__"):
-        (tmp_path / "unit" / name).mkdir(parents=True)
-    assert mirror_problems(package, tmp_path / "unit") == []
-    (tmp_path / "unit" / "scheduler").mkdir()
-    assert mirror_problems(package, tmp_path / "unit") == ["tests/unit/scheduler is about no room of inflight/"]
+FILES = {
+    "hub.py": "",
+    "engine/__init__.py": "",
+    "engine/core/loop.py": "import inflight.engine.core.clock",
+    "engine/core/clock.py": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("tests", "problems"),
+    [
+        ({"test_hub.py": "", "engine/core/test_loop.py": ""}, []),
+        ({"test_hub.py": "", "engine/core/test_all.py": "from inflight.engine.core import loop"}, []),
+        ({"test_hub.py": "", "engine/core/test_clock.py": ""}, ["engine/core/loop.py has no test in tests/unit/"]),
+        (
+            {"test_hub.py": "", "test_engine.py": "import inflight.engine.core.loop"},
+            ["engine/core/clock.py has no test in tests/unit/", "engine/core/loop.py has no test in tests/unit/"],
+        ),
+        (
+            {"test_hub.py": "", "engine/start/test_loop.py": ""},
+            ["tests/unit/engine/start is about no folder of inflight/"],
+        ),
+    ],
+)
+def test_what_is_found(tmp_path: Path, tests: dict[str, str], problems: list[str]) -> None:
+    package = write_package(tmp_path, FILES)
+    for name, text in tests.items():
+        path = tmp_path / "unit" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert mirror_problems(package, tmp_path / "unit") == problems

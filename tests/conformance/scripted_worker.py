@@ -40,7 +40,7 @@ from inflight.interface.messages import RpcReply
 from inflight.interface.start_up import Ready
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
-from tests.deaf import deafen
+from tests.support.deaf import deafen
 
 MAX_HOLD_SECONDS = 10.0
 

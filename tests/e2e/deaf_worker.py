@@ -9,7 +9,7 @@ from inflight.config.engine import EngineConfig
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.worker.worker import Worker
-from tests.deaf import deafen
+from tests.support.deaf import deafen
 
 STEPS_BEFORE_CUT = 5
 

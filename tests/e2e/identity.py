@@ -24,8 +24,8 @@ from inflight.sample.seeds import derive_seed, draw_keys
 from inflight.structured_output.backend import num_mask_words
 from inflight.structured_output.selector import create_backend
 from inflight.structured_output.spec import GrammarSpec
-from tests.erratic_times import ErraticTimes, limit_times
-from tests.model_zoo import reference_model
+from tests.support.erratic_times import ErraticTimes, limit_times
+from tests.support.model_zoo import reference_model
 
 MARGIN = 1e-4
 MAX_STEPS = 2000  # of one example; more is an engine that does not end

@@ -21,7 +21,6 @@ from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.protocol import bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.template_process import TemplateProcesses
 from inflight.metrics.serving import ServingMetrics
 
 MODEL = "inflight-demo"
@@ -62,9 +61,8 @@ def running_server(
         # On a busy machine a stream may be silent for long. Without comments its text is the same even then.
         names = (MODEL, "another-name")
         chosen = settings or ServerSettings(served_model_names=names, access_log="off", stream_keep_alive_interval=None)
-        templates = TemplateProcesses(chosen.template_timeout) if chosen.enable_request_chat_template else None
         try:
-            built = cast("ASGIApp", build_app(engine, chosen, metrics=metrics, templates=templates))
+            built = cast("ASGIApp", build_app(engine, chosen, metrics=metrics))
             app = cast("Any", wrap(built, chosen, metrics.http_request))
             http = bounded_protocol(chosen)
             config = uvicorn.Config(
@@ -80,8 +78,6 @@ def running_server(
             await server.serve(sockets=[listener])
             listener.close()
         finally:
-            if templates is not None:
-                await templates.close()
             await engine.close()
 
     def run() -> None:

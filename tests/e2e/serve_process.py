@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.fault_server import descendants
 from benchmarks.free_port import free_port
 from inflight import envs
-from tests.python_process import PythonProcess
+from tests.support.python_process import PythonProcess
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "tested"

@@ -21,8 +21,8 @@ import torch
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.scheduler.request import Request
 from inflight.scheduler.scheduler import Scheduler
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 NUM_BATCHINGS = 20 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 3
 NUM_PROMPTS, MAX_PROMPT, MAX_TOKENS = 32, 300, 16

@@ -27,8 +27,8 @@ from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
 from inflight.model_loader.loader import load_model
-from tests.full_context_attention import FullContextAttention, run_prompt
-from tests.model_zoo import FAMILY_CONFIGS, draw_weights
+from tests.support.full_context_attention import FullContextAttention, run_prompt
+from tests.support.model_zoo import FAMILY_CONFIGS, draw_weights
 
 NUM_TOKENS = 40
 TOLERANCE = 1e-4  # largest difference over largest logit

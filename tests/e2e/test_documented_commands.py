@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from inflight.processes.fork_server import current_fork_server
-from tests.documented_commands import (
+from tests.support.documented_commands import (
     LANGUAGES,
     PAGES,
     ROOT,
@@ -38,8 +38,8 @@ from tests.documented_commands import (
     serves,
     write_embedded_gguf,
 )
-from tests.python_commands import python_commands
-from tests.python_process import shared_imports
+from tests.support.python_commands import python_commands
+from tests.support.python_process import shared_imports
 
 # Repositories of the hub that the pages name; each holds the embedded model, as safetensors or in the GGUF files named.
 HUB = {"Qwen/Qwen3-0.6B": [], "Qwen/Qwen3-0.6B-GGUF": ["Qwen3-0.6B-Q8_0.gguf"]}

@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 
 from inflight import LLM
 from tests.e2e import external_launcher_script
-from tests.model_zoo import VOCAB_SIZE, write_model
+from tests.support.model_zoo import VOCAB_SIZE, write_model
 
 SCRIPT = external_launcher_script.__file__
 MAX_SECONDS = 300.0

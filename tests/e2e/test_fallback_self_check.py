@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 from transformers import Gemma3nTextConfig
 
 from inflight.errors import UnsupportedModelError
-from inflight.layers.linear import ColumnParallelLinear, StoredParts
+from inflight.layers.linear import ColumnParallelLinear
+from inflight.layers.stored_parts import StoredParts
 from tests.e2e.greedy_truth import Comparison
 from tests.e2e.test_transformers_fallback import GREEDY, SMALL, prompts, start
-from tests.model_zoo import FALLBACK_CONFIGS, VOCAB_SIZE, reference_model, write_model
+from tests.support.model_zoo import FALLBACK_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
 # A Llama whose layers also mix each token with the tokens before it, by a convolution that keeps no state.
 MIXER = """

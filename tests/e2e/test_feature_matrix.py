@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from inflight import AsyncLLM, RequestOutput, SamplingParams
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.request.request_state import RequestOutputKind
-from inflight.sampling_params import StructuredOutputsParams
-from tests.covering_array import Row, covering_array
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.e2e.identity import MARGIN, PLAIN, Engines, Event, Features, compare, reference_scores, run_example
-from tests.fakes_tokenizer import save_folder, trained
-from tests.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.covering_array import Row, covering_array
+from tests.support.fakes_tokenizer import save_folder, trained
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 # the first example of hypothesis is always the plainest
 NUM_EXAMPLES = 60 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 3

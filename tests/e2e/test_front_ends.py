@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from benchmarks.mock_executor import NAME
-from tests.certificates import make_certificate, needs_openssl
 from tests.e2e.serve_process import MODEL, ServeProcess, Stream, assert_nothing_left, events_of, serving, tree_of
-from tests.python_process import environment_of
+from tests.support.certificates import make_certificate, needs_openssl
+from tests.support.python_process import environment_of
 
 TITLES = {"engine", "front end 0", "front end 1"}
 LONG = 1500  # tokens, 5 ms each

@@ -12,9 +12,9 @@ import pytest
 
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.errors import OutOfMemoryError, StepError
-from inflight.worker.graph_model_runner import GraphModelRunner
-from tests.fake_gpu import COPY_OUT_FIRST, FakeGpu, install
-from tests.model_zoo import FAMILY_CONFIGS, write_model
+from inflight.worker.gpu.graph_model_runner import GraphModelRunner
+from tests.support.fake_gpu import COPY_OUT_FIRST, FakeGpu, install
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 BASE = [5 + i % 40 for i in range(20)]
 REQUESTS: list[tuple[list[int], dict[str, Any]]] = [

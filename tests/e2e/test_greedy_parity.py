@@ -13,7 +13,7 @@ from inflight import LLM, SamplingParams
 from inflight.engine.start.kv_cache_sizing import blocks_per_sequence
 from tests.conftest import FULL
 from tests.e2e.greedy_truth import Comparison
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
 CASES = [(family, index) for family, configs in FAMILY_CONFIGS.items() for index in range(len(configs))]
 PROMPT_LENGTHS = (1, 2, 15, 16, 17, 48, 130, 333, 700)

@@ -28,9 +28,9 @@ import pytest
 import torch
 
 from inflight import LLM, SamplingParams
-from inflight.sampling_params import StructuredOutputsParams
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.e2e.text_model import text_config, with_tokenizer
-from tests.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.support.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, write_model
 from tests.unit.structured_output.grammar_case import PERSON
 
 Result = list[

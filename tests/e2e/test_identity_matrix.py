@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.e2e.identity import Engines, Event, Features, run_example
-from tests.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.support.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 NUM_EXAMPLES = 1000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 28
 MAX_TOKENS = 12

@@ -23,9 +23,9 @@ import pytest
 import inflight
 from inflight import LLM, SamplingParams
 from inflight.outputs import RequestOutput
-from inflight.sampling_params import StructuredOutputsParams
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.e2e.text_model import text_config, with_tokenizer
-from tests.model_zoo import write_model
+from tests.support.model_zoo import write_model
 from tests.unit.structured_output.grammar_case import PERSON
 
 NUM_MOMENTS = 500 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 8

@@ -11,8 +11,8 @@ import pytest
 from inflight import LLM, SamplingParams
 from inflight.errors import ConfigError
 from tests.e2e.identity import PLAIN, Engines, Features
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="the C++ kernels are not here")
 

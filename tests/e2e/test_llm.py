@@ -22,8 +22,8 @@ from inflight.errors import (
     UnsupportedModelError,
 )
 from inflight.interface.step import SchedulerOutput
-from tests.fakes_tokenizer import byte_tokenizer
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.support.fakes_tokenizer import byte_tokenizer
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 MAX_MODEL_LEN = 128
 PROMPT = [5, 9, 14, 20, 33, 41]

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionInputs
 from inflight.attention.selector import get_backend
 from inflight.attention.triton_paged import TritonPagedBackend
 from inflight.config.engine import ModelConfig
@@ -21,8 +22,8 @@ from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
-from tests.full_context_attention import FullContextAttention, run_prompt
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
+from tests.support.full_context_attention import FullContextAttention, run_prompt
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
 BLOCK_SIZE = 16
 NUM_TOKENS = 61  # longer than every window in the zoo, and past the context that the scaled rotary kinds start from

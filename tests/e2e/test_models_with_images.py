@@ -19,7 +19,7 @@ from transformers import (
 
 from inflight import LLM, SamplingParams
 from inflight.errors import CheckpointError
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE
 
 _SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "patch_size": 4}
 

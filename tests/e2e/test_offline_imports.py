@@ -44,7 +44,7 @@ import inflight.attention.triton_paged
 import inflight.device.cuda
 import inflight.kernels.triton.layer_ops
 import inflight.layers.gpu_linear
-import inflight.worker.graph_model_runner
+import inflight.worker.gpu.graph_model_runner
 """
 )
 

@@ -17,7 +17,7 @@ from inflight.entrypoints.openai.protocol import ChatCompletionRequest, Completi
 from inflight.entrypoints.openai.strict_model import EFFECT, StrictModel
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.hub import EMBEDDED_MODEL
-from inflight.tokenizer.tokenizer import Tokenizer
+from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from tests.e2e.openai_server import MODEL, demo_args, running_server
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -53,7 +53,7 @@ COMMON: dict[str, tuple[dict[str, Any], Any]] = {
     "bad_words": ({}, ["7"]),
     "allowed_token_ids": ({}, [20, 21, 2]),
     "stop": ({}, "+"),
-    "stop_token_ids": ({}, Tokenizer.from_folder(EMBEDDED_MODEL).encode(" +", False)),
+    "stop_token_ids": ({}, folder_tokenizer(EMBEDDED_MODEL).encode(" +", False)),
     "ignore_eos": ({}, True),
     "min_tokens": ({}, 12),
     "include_stop_str_in_output": ({"stop": "+"}, True),
@@ -84,7 +84,6 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
         "tools": ({}, TOOLS),
         "add_generation_prompt": ({}, False),
         "continue_final_message": ({"messages": OPENED}, True),
-        "chat_template": ({}, "{{ messages[0].content }}"),
         "chat_template_kwargs": ({}, {"mood": "sad"}),
         "documents": ({}, [{"title": "T", "text": "x"}]),
         "add_special_tokens": ({}, True),
@@ -135,9 +134,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     make_tokenizer_add_a_token(folder / "tokenizer.json")
     name_fim_tokens(folder / "tokenizer.json")
     args = demo_args(model=str(folder), chat_template=TEMPLATE, scheduling_policy="priority")
-    settings = ServerSettings(
-        served_model_names=(MODEL, "another-name"), enable_request_chat_template=True, tool_call_parser="hermes"
-    )
+    settings = ServerSettings(served_model_names=(MODEL, "another-name"), tool_call_parser="hermes")
     with running_server(args, settings) as running, httpx.Client(base_url=running.url, timeout=60) as made:
         yield made
 

@@ -11,9 +11,9 @@ from inflight import LLM, SamplingParams
 from inflight.config.gguf_file import read_gguf
 from inflight.errors import ConfigError, TokenizerError
 from inflight.tokenizer.gguf_tokenizer import gguf_tokenizer
-from tests.gguf_files import Number
-from tests.gguf_models import write_pair
-from tests.quantized_checkpoints import gptq
+from tests.support.gguf_files import Number
+from tests.support.gguf_models import write_pair
+from tests.support.quantized_checkpoints import gptq
 from tests.unit.model_loader import test_packed_checkpoint as packed
 
 PROMPT = [5, 9, 14, 7, 3]

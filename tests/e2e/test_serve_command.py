@@ -19,8 +19,8 @@ from inflight.entrypoints.serve.asgi import PROBES
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.metrics.serving import ServingMetrics
-from tests.certificates import make_certificate, needs_openssl
 from tests.e2e.serve_process import MODEL, assert_nothing_left, events_of, serving, shared_memory_of, tree_of
+from tests.support.certificates import make_certificate, needs_openssl
 from tests.unit.engine.serving.serving import mock_engine
 
 KEY = "a-key-of-the-test"

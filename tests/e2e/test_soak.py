@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.soak import MAX_GROWTH, Soak, draw_requests, growth_bytes
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.llm_engine import LLMEngine
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 NUM_REQUESTS = 10_000 if FULL else 120

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from inflight import LLM, SamplingParams
 from tests.e2e.greedy_truth import Comparison
-from tests.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
+from tests.support.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 PROMPTS = [[5, 9, 14, 7, 3], [11, 12]]

@@ -16,7 +16,7 @@ from inflight.errors import InvalidRequestError
 from inflight.interface.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.selector import create_output_parser, detect_parsers
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
-from inflight.sampling_params import StructuredOutputsParams
+from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.chat_template import ChatTemplate
 from scripts.demo.evaluate import held_out_samples
 from scripts.demo.tasks import Sample, is_correct

@@ -19,13 +19,13 @@ import pytest
 
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.errors import InvalidRequestError
-from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.llguidance_backend import LLGuidanceBackend
 from inflight.structured_output.selector import create_backend
 from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.e2e.text_model import EOS_ID, text_config, with_tokenizer
-from tests.model_zoo import write_model
-from tests.schema_generator import generate_schemas
+from tests.support.model_zoo import write_model
+from tests.support.schema_generator import generate_schemas
 from tests.unit.structured_output.grammar_case import BACKENDS, PERSON, cases_for, follows, tokenizer
 
 NUM_SCHEMAS = 500 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 40

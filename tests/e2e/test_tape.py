@@ -12,8 +12,8 @@ import torch
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.kernels.cpu.tape import Recorder, Tape
 from inflight.models.taped_layers import TapedLayers
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 

@@ -10,7 +10,7 @@ import pytest
 
 from inflight import LLM, SamplingParams
 from inflight.errors import EngineClosedError
-from tests.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 

@@ -27,7 +27,7 @@ from inflight import LLM, SamplingParams
 from inflight.errors import CheckpointError, ConfigError, UnsupportedModelError
 from inflight.models.transformers_fallback.attention import Mask
 from tests.e2e.greedy_truth import Comparison
-from tests.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
+from tests.support.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
 MAX_MODEL_LEN = 200
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)

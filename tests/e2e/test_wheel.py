@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from inflight.kernels.cpu.library import INSTRUCTION_SETS
-from tests.documented_commands import ROOT, blocks_of, commands_of
 from tests.e2e.serve_process import ServeProcess, serving
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.documented_commands import ROOT, blocks_of, commands_of
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 
 SHIPPED = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 SECONDS = 600  # where no library fits the sources, the kernels are compiled

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from inflight import LLM, SamplingParams
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
-from tests.model_zoo import FAMILY_CONFIGS, write_model
-from tests.python_process import run_python
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.python_process import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [[5, 6, 7] * 40, [9], list(range(3, 60))]

@@ -16,7 +16,8 @@ from typing import IO
 import httpx
 
 from benchmarks.fault_server import descendants
-from tests.python_process import PythonProcess
+from tests.support.python_process import PythonProcess
+from tests.support.waits import wait_until
 
 _COMMAND = "import sys; from inflight.entrypoints.cli.main import main; sys.exit(main())"
 _BASELINE = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -34,10 +35,18 @@ class WatchedServer:
     @property
     def engine_pid(self) -> int:
         """Of the one process below that runs the engine core."""
-        below = descendants(self.popen.pid)[1:]
-        engines = [pid for pid in below if b"engine.core_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        assert len(engines) == 1, below
-        return engines[0]
+
+        def engines() -> list[int]:
+            lines.clear()
+            for pid in descendants(self.popen.pid)[1:]:
+                with contextlib.suppress(OSError):  # it has just ended
+                    lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes()
+            return [pid for pid, line in lines.items() if b"engine.process.core_process" in line]
+
+        lines: dict[int, bytes] = {}
+        # Once, while four test runs shared two cores, the only process below had another command line.
+        (engine,) = wait_until(lambda: found if len(found := engines()) == 1 else [], lambda: lines)
+        return engine
 
     @property
     def address(self) -> tuple[str, int]:

@@ -13,7 +13,7 @@ import torch
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.errors import ConfigError
 from tests.e2e.greedy_truth import Comparison
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
 pytestmark = pytest.mark.gpu
 

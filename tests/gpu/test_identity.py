@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from tests.e2e.identity import PLAIN, Engines, Event, Features, run_example
 from tests.e2e.test_identity_matrix import EVENTS
-from tests.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 pytestmark = pytest.mark.gpu
 

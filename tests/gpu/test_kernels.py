@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionInputs, AttentionParams
+from inflight.attention.backend import AttentionParams
+from inflight.attention.metadata import AttentionInputs
 from inflight.attention.triton_paged import TritonPagedBackend
 from inflight.config.architecture import SILU
 from inflight.device.base import TORCH_DTYPES
@@ -19,7 +20,7 @@ from inflight.kernels.triton.rotary_kv import rotary_kv
 from inflight.layers.gpu_linear import GpuLinear
 from inflight.sample.device_sampler import DeviceSampler
 from inflight.sampling_params import SamplingParams
-from tests import kernel_reference as reference
+from tests.support import kernel_reference as reference
 from tests.unit.sample.batch import Row, tokens_of
 from tests.unit.sample.device_batch import columns_of, is_close_call, positions_of
 

@@ -17,9 +17,9 @@ from benchmarks.gpu.driving import Driver
 from benchmarks.gpu.sizes import random_prompts
 from benchmarks.gpu.trace import Trace, record
 from inflight import LLM, SamplingParams
-from inflight.sampling_params import StructuredOutputsParams
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.e2e.greedy_truth import Comparison
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
 pytestmark = pytest.mark.gpu
 

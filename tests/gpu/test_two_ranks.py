@@ -20,8 +20,8 @@ from inflight.config.ranks import RankLayout
 from inflight.distributed.process_world import ProcessWorld
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.sockets import listen
-from tests.listening import listening_hosts
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.support.listening import listening_hosts
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 ROOT = Path(__file__).parents[2]
 LAYOUTS = {"tp2": RankLayout(2, 1), "pp2": RankLayout(1, 2)}

@@ -15,9 +15,9 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "path"
 
-# The most that the path may have. These numbers may only fall, and the aim is 8,000 lines. Where there are no C++ kernels, the
-# path is about 1,000 lines shorter.
-MOST = {"lines": 12_280, "code": 8_160, "ran": 3_850}
+# The most that the path may have. These numbers may only fall; `code` is the promise of at most 8,000 lines. Where there are no
+# C++ kernels, the path is about 1,000 lines shorter.
+MOST = {"lines": 10_500, "code": 6_970, "ran": 3_750}
 
 # What a plain prompt does not need, and so should not enter
 BESIDE = {
@@ -54,8 +54,6 @@ BESIDE = {
     "log-probabilities": ["sample/logprobs.py", "worker/prompt_logprobs.py"],
     "traces": ["engine/core/step_figures.py"],
 }
-# Files of these that a plain prompt does enter. They may only become fewer.
-STILL_ENTERED = {"scheduler/grammars.py", "scheduler/suspects.py", "worker/prompt_logprobs.py", "worker/token_inbox.py"}
 
 
 def _load_script() -> ModuleType:
@@ -100,7 +98,7 @@ def test_the_path_leads_from_the_prompt_to_the_token(files: dict[str, dict[str, 
 
 def test_a_plain_prompt_enters_nothing_that_is_beside_the_path(files: dict[str, dict[str, int]]) -> None:
     patterns = [pattern for listed in BESIDE.values() for pattern in listed]
-    assert {path for path in files if any(fnmatch(path, each) for each in patterns)} == STILL_ENTERED
+    assert [path for path in files if any(fnmatch(path, each) for each in patterns)] == []
 
 
 def test_every_pattern_is_of_a_file() -> None:

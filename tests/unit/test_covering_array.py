@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.covering_array import Row, covering_array
+from tests.support.covering_array import Row, covering_array
 
 
 def combinations_of(rows: Sequence[Row], strength: int) -> set[frozenset[tuple[str, Hashable]]]:

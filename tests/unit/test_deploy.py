@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from inflight.entrypoints.serve.asgi import PROBES
-from tests.documented_commands import ROOT
+from tests.support.documented_commands import ROOT
 
 DEPLOY = ROOT / "deploy"
 COMMANDS = Path(sys.executable).parent

@@ -1,4 +1,4 @@
-"""`tests.python_commands`: a command behaves as the program it stands for, and ends with it."""
+"""`tests.support.python_commands`: a command behaves as the program it stands for, and ends with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.python_commands import python_commands
+from tests.support.python_commands import python_commands
 
 SECONDS = 300.0
 

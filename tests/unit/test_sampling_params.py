@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from inflight.errors import InvalidRequestError
 from inflight.sampling_params import (
     MAX_BAD_WORDS,
-    MAX_CHOICES,
-    MAX_GRAMMAR_LENGTH,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_N,
@@ -25,8 +23,8 @@ from inflight.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
-    StructuredOutputsParams,
 )
+from inflight.structured_outputs_params import MAX_CHOICES, MAX_GRAMMAR_LENGTH, StructuredOutputsParams
 
 NO_INTEGERS = [1.0, 1.5, "1", True, None, [1]]
 NO_NUMBERS = [math.nan, math.inf, -math.inf, "1", True, None, [1.0], 10**400, 1j]

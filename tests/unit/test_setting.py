@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from inflight.setting import check_values, parse_json_object, setting, settings_of, unknown_name
+from inflight.setting import check_values, setting, settings_of, unknown_name
+from inflight.setting_text import parse_json_object
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from inflight.timeline import Event, Timeline, chrome_trace
+from inflight.engine.core.chrome_trace import chrome_trace
+from inflight.timeline import Event, Timeline
 
 
 def test_the_ring_keeps_the_last_events_in_order() -> None:

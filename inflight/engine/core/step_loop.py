@@ -193,7 +193,7 @@ class StepLoop:
             output = future.result()
         start = time.perf_counter_ns()
         self._outputs += self.scheduler.update_from_output(plan, output)
-        self._records.committed(plan.step_id, start, self.scheduler.limits.last_step)
+        self._records.committed(plan.step_id, start, self.scheduler.limits.last_step, output)
         self._in_flight.popleft()  # not earlier: if an interrupt ends the wait, the step must still be in `_in_flight`
         self._send_masks()
 

@@ -32,6 +32,7 @@ class StepRecords:
         self._ratios: deque[float] = deque(maxlen=MAX_GAPS)
         self._step_tokens: deque[int] = deque(maxlen=MAX_GAPS)
         self._newest_step = -1  # the id of the step that was committed last
+        self._shares_cores = False  # in this step
         self._reported = StepCounters()
         self._idle_since_ns: int | None = None  # when the last request ended; None while steps are submitted
         self.note_idleness()
@@ -51,10 +52,12 @@ class StepRecords:
         self._step_tokens.append(plan.num_tokens)
         self._clock.submitted(future, after_idleness=was_idle)
 
-    def committed(self, step_id: int, start_ns: int, last_step: tuple[float, float] | None) -> None:
+    def committed(
+        self, step_id: int, start_ns: int, last_step: tuple[float, float] | None, output: ModelRunnerOutput
+    ) -> None:
         """Record the commit of a step. The commit began at `start_ns`. `last_step`: the predicted and the measured seconds of
         the step; None if nothing was predicted."""
-        self._newest_step = step_id
+        self._newest_step, self._shares_cores = step_id, output.shares_cores
         details = None
         if last_step is not None:
             predicted, measured = last_step
@@ -97,4 +100,5 @@ class StepRecords:
             step_gaps=gaps,
             step_time_ratios=ratios,
             hidden_share=hidden_share,
+            shares_cores=self._shares_cores,
         )

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from inflight.engine.request.input_processor import ProcessedRequest
-from inflight.engine.request.request_state import Completion, RequestOutputKind, RequestState, logprobs_dicts
+from inflight.engine.request.request_state import Completion, RequestOutputKind, RequestState
+from inflight.engine.request.token_logprobs import logprobs_dicts
 from inflight.errors import ErrorKind, InvalidRequestError
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.metrics.observer import EngineObserver, Observers

@@ -17,8 +17,9 @@ from inflight.entrypoints.cli.rows import Row
 from inflight.entrypoints.cli.terminal import InterruptFlag
 from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
 from inflight.outputs import Logprob, RequestOutput
-from inflight.sampling_params import MAX_SEED, SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import MAX_SEED, SamplingParams
 from inflight.setting import unknown_name
+from inflight.structured_outputs_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from inflight.engine.request.prompt import Prompt

@@ -17,8 +17,9 @@ from inflight.entrypoints.cli.conversation import Conversation, EngineConversati
 from inflight.entrypoints.cli.layered import source_of
 from inflight.entrypoints.cli.terminal import TextStream
 from inflight.errors import InvalidRequestError
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
 from inflight.setting import settings_of
+from inflight.structured_outputs_params import StructuredOutputsParams
 
 HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer"
 

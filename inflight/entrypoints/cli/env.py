@@ -22,6 +22,8 @@ from inflight.config.control_groups import cpu_quota
 from inflight.config.cuda_driver import CudaFacts, read_cuda_facts, to_version
 from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
+from inflight.device.core_glance import share_of_waiting
+from inflight.device.core_waiting import SHARED
 from inflight.entrypoints.cli.command import command
 from inflight.errors import ConfigError
 from inflight.hub import EMBEDDED_MODEL
@@ -44,6 +46,7 @@ CPU_FLAGS = (
     *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512_fp16"),
     *("avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve"),
 )
+GLANCE_SECONDS = 0.05  # so long it is measured whether other programs use the cores
 _VARIABLES = ("INFLIGHT_", "VLLM_EXECUTE_MODEL_TIMEOUT", "OMP_", "MKL_", "KMP_", "HF_", "CUDA_VISIBLE_DEVICES")
 _SECRETS = ("TOKEN", "API_KEY")  # if the name of a variable contains one of these, its value is not shown
 
@@ -114,8 +117,19 @@ def _cpu(cpuinfo: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cores for this process": len(os.sched_getaffinity(0)),
         "quota of processor time, in cores": cpu_quota() or "none",
+        "shared with other programs": _sharing(),
         "flags": [flag for flag in CPU_FLAGS if flag in flags],
     }
+
+
+def _sharing() -> str | None:
+    num_threads = detect_machine("cpu").num_cores
+    share = share_of_waiting(num_threads, GLANCE_SECONDS)
+    if share is None:
+        return None
+    threads = "one thread" if num_threads == 1 else f"{num_threads} threads"
+    measured = f"{threads} waited for a core for {share:.0%} of {GLANCE_SECONDS * 1e3:.0f} ms"
+    return f"{'yes' if share > SHARED else 'no'}: {measured}"
 
 
 def _memory(meminfo: str) -> dict[str, Any]:

@@ -27,7 +27,6 @@ SAME = {
     "--sse-keep-alive-interval": "--stream-keep-alive-interval",
     "--enable-log-requests": "--log-requests",
     "--disable-log-stats": "--log-stats-interval=0",
-    "--trust-request-chat-template": "--enable-request-chat-template",
     "--allowed-origins[]": "--allowed-origin",
     "--allowed-methods[]": "--allowed-method",
     "--allowed-headers[]": "--allowed-header",
@@ -109,6 +108,8 @@ NO_EFFECT = {
         --enable-mm-embeds --disable-chunked-mm-input --trust-request-mm-kwargs
         --allowed-local-media-path= --allowed-media-domains+
         --mm-device-do-normalize --mm-encoder-only --mm-*= --video-*=""",
+    "a request cannot bring a chat template, --chat-template sets the server's": """
+        --trust-request-chat-template --enable-request-chat-template --template-timeout=""",
     "no model that is served needs this": """
         --mamba-*= --enable-mamba-cache-stochastic-rounding
         --enable-mamba-shared-prefix-checkpoint --use-replayssm --replayssm-buffer-len= --allow-deprecated-quantization

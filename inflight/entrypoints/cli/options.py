@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import typer
 
 from inflight.bench_serve.options import OPTION
-from inflight.setting import Setting, parse_json_object, settings_of
+from inflight.setting import Setting, settings_of
+from inflight.setting_text import parse_json_object
 
 NO_BOUND = "none"
 

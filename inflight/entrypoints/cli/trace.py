@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inflight.config.engine_args import EngineArgs
+from inflight.engine.core.chrome_trace import chrome_trace
 from inflight.entrypoints.cli.bench import WorkloadOptions, start_for
 from inflight.entrypoints.cli.command import Verbose, command
 from inflight.entrypoints.cli.workloads import WARM_UP, run
-from inflight.timeline import chrome_trace
 
 if TYPE_CHECKING:
     from inflight.engine.core.step_figures import RankFigures, Spread, StepFigures

@@ -15,21 +15,14 @@ from inflight.entrypoints.openai.strict_json import JsonRoute
 from inflight.entrypoints.openai.utility_routes import add_model_routes, add_operation_routes, add_token_routes
 from inflight.entrypoints.responses_api.routes import add_response_routes
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.template_process import TemplateProcesses
 from inflight.metrics.log_lines import RequestLog
 from inflight.metrics.serving import ServingMetrics
 
 
 def build_app(
-    engine: AsyncLLM,
-    settings: ServerSettings,
-    *,
-    metrics: ServingMetrics,
-    templates: TemplateProcesses | None = None,
-    request_log: RequestLog | None = None,
+    engine: AsyncLLM, settings: ServerSettings, *, metrics: ServingMetrics, request_log: RequestLog | None = None
 ) -> FastAPI:
-    """The caller must start and close `engine` and `templates`. If `templates` is None, a request must not contain a chat
-    template.
+    """The caller must start and close `engine`.
 
     Raises:
         ConfigError: the settings name a parser that does not exist.
@@ -45,7 +38,7 @@ def build_app(
     )
     app.router.route_class = JsonRoute
     app.state.request_timeout = settings.request_timeout
-    server = ApiServer(engine, settings, metrics, templates, request_log)
+    server = ApiServer(engine, settings, metrics, request_log)
     add_error_handlers(app)
     add_generation_routes(app, server)
     add_messages_routes(app, server)

@@ -19,7 +19,8 @@ from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import Opening, answer_frame, find_opening
 from inflight.parsers.selector import call_beginnings, create_output_parser, reasoning_markup
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
-from inflight.sampling_params import JSON_CONSTRAINTS, SamplingParams
+from inflight.sampling_params import SamplingParams
+from inflight.structured_outputs_params import JSON_CONSTRAINTS
 
 _REASONING_TAIL = 16  # tokens at the end of the prompt: a tag in them may switch the reasoning on or off
 
@@ -34,7 +35,6 @@ async def validate_chat(
 
     Raises:
         ApiError, InvalidRequestError: the request is wrong.
-        TokenizerError: the request's own chat template is wrong.
     """
     model = server.check_model(body.model)
     body.check_stream()

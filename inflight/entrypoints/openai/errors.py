@@ -33,7 +33,7 @@ from inflight.errors import (
     RequestTimeoutError,
     TokenizerError,
 )
-from inflight.sampling_params import CONSTRAINTS
+from inflight.structured_outputs_params import CONSTRAINTS
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, (InvalidRequestError, TokenizerError)):
-        # A TokenizerError means here that a chat template is missing or is not valid Jinja.
+        # A TokenizerError means here that the model has no chat template.
         code = "context_length_exceeded" if isinstance(error, ContextLengthExceededError) else None
         return ApiError(400, str(error), param=error.param if isinstance(error, FieldError) else field, code=code)
     if isinstance(error, OverloadedError):
@@ -184,7 +184,7 @@ def named_field(error: Exception, body: BaseModel) -> str | None:
     if isinstance(error, ContextLengthExceededError):
         return prompt_field
     if isinstance(error, TokenizerError):
-        return "chat_template" if _has(body, "chat_template") else None
+        return None
     match = _PATH.match(str(error))
     if match is None:
         return None

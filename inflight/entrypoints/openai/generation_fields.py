@@ -17,16 +17,14 @@ from inflight.entrypoints.openai.validated import Presentation
 from inflight.entrypoints.serve.settings import REQUEST_ID_PATTERN
 from inflight.sampling_params import (
     MAX_BAD_WORDS,
-    MAX_CHOICES,
-    MAX_GRAMMAR_LENGTH,
     MAX_LOGIT_BIAS,
     MAX_STOP_STRING_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
-    StructuredOutputsParams,
 )
 from inflight.setting import settings_of
+from inflight.structured_outputs_params import MAX_CHOICES, MAX_GRAMMAR_LENGTH, StructuredOutputsParams
 
 MAX_INT = 2**31 - 1
 MAX_PRIORITY = 2**31 - 1

@@ -12,7 +12,6 @@ from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_ef
 from inflight.sampling_params import MAX_N
 
 MAX_PROMPTS = 256  # per completion request
-MAX_TEMPLATE_LENGTH = 2**18
 MAX_DOCUMENTS = 1024
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
@@ -33,9 +32,7 @@ class ChatTemplateFields(StrictModel):
         None, description="Begin a message of the assistant; true if left out, except with continue_final_message."
     )
     continue_final_message: bool | None = Field(None, description="Continue the last message, and begin no new one.")
-    chat_template: str | None = Field(
-        None, max_length=MAX_TEMPLATE_LENGTH, description="Jinja; only with --enable-request-chat-template."
-    )
+    chat_template: Annotated[None, neutral("Not supported: --chat-template sets the server's.")] = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
     documents: list[dict[str, Any]] | None = Field(
         None,

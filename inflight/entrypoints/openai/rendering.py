@@ -23,11 +23,14 @@ async def render_messages(
     """Returns the prompt's token ids. `body` must have messages. `tools` is the result of `plain_tools`.
 
     Raises:
-        InvalidRequestError: the template refuses the messages, the request has a chat template and the server does not allow
-            this, or the engine has no tokenizer.
-        TokenizerError: the request's own template is not valid Jinja, or needs too much time or memory.
+        InvalidRequestError: the template refuses the messages, or the engine has no tokenizer.
     """
-    engine, chat_template = server.engine, body.chat_template
+    engine, template = server.engine, server.engine.chat_template
+    if template is None:
+        raise FieldError(
+            "messages",
+            "messages need a tokenizer, but the engine runs without one: send a prompt of token ids to /v1/completions",
+        )
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt
     arguments: dict[str, Any] = {  # Any: JSON
@@ -40,19 +43,8 @@ async def render_messages(
             **(chat_template_kwargs or {}),
         },
     }
-    template, templates = engine.chat_template, server.templates
-    special_tokens = {} if engine.tokenizer is None else engine.tokenizer.special_tokens
 
     async def render(plain: list[dict[str, Any]]) -> str:
-        if chat_template is not None:
-            if templates is None:
-                raise FieldError("chat_template", "this server does not allow chat_template in requests: leave it out")
-            return await templates.render(chat_template, special_tokens, messages=plain, **arguments)
-        if template is None:
-            raise FieldError(
-                "messages",
-                "messages need a tokenizer, but the engine runs without one: send a prompt of token ids to /v1/completions",
-            )
         return await asyncio.to_thread(lambda: template.render(plain, **arguments))
 
     text = await _render_calls(render, await asyncio.to_thread(template_messages, body.messages or ()))

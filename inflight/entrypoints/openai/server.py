@@ -17,7 +17,6 @@ from inflight.engine.serving.output_stream import OutputStream
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.strict_model import IgnoredFields
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.template_process import TemplateProcesses
 from inflight.errors import InvalidRequestError, RequestTimeoutError
 from inflight.metrics.log_lines import RequestLog
 from inflight.metrics.serving import ServingMetrics
@@ -32,7 +31,6 @@ class ApiServer:
     Attributes:
         model_names: all names of the one model. The answer to a request without a model name has the first of these names.
         request_log: writes a line when a request begins or ends; None if requests are not logged.
-        templates: renders chat templates that requests contain; None if requests must not contain any.
         parsers: the parsers of tool calls and reasoning that the settings or the chat template choose.
         ignored_fields: removes and reports unknown fields.
         fingerprint: a text for clients. It changes when the version, the model or the dtype changes, because then the answers
@@ -40,17 +38,11 @@ class ApiServer:
     """
 
     def __init__(
-        self,
-        engine: AsyncLLM,
-        settings: ServerSettings,
-        metrics: ServingMetrics,
-        templates: TemplateProcesses | None = None,
-        request_log: RequestLog | None = None,
+        self, engine: AsyncLLM, settings: ServerSettings, metrics: ServingMetrics, request_log: RequestLog | None = None
     ) -> None:
         self.engine = engine
         self.metrics = metrics
         self.request_log = request_log
-        self.templates = templates
         self.settings = settings
         self.model_names = settings.served_model_names or (engine.model.name,)
         self.created = int(time.time())

@@ -18,7 +18,6 @@ from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.server import StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.template_process import TemplateProcesses
 from inflight.metrics.log_lines import RequestLog, StatsLog
 from inflight.metrics.observer import EngineObserver
 from inflight.metrics.serving import ServingMetrics
@@ -35,7 +34,6 @@ class ServedModel:
     app: ASGIApp
     metrics: ServingMetrics
     tracing: RequestTracing | None = None
-    templates: TemplateProcesses | None = None
 
     @property
     def description(self) -> str:
@@ -43,8 +41,6 @@ class ServedModel:
         return f"{self.name}, max_model_len {model.max_model_len}, {model.num_kv_cache_tokens} KV tokens"
 
     async def close(self) -> None:
-        if self.templates is not None:
-            await self.templates.close()
         await self.engine.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
@@ -90,15 +86,12 @@ async def start(
     clock.mark("engine")
     for index, num_tokens in enumerate(engine.num_kv_cache_tokens):
         metrics.kv_cache_made(engine.model.block_size, num_tokens // engine.model.block_size, index)
-    templates = TemplateProcesses(settings.template_timeout) if settings.enable_request_chat_template else None
     try:
-        app: ASGIApp = (await app_module).build_app(
-            engine, settings, metrics=metrics, templates=templates, request_log=request_log
-        )
+        app: ASGIApp = (await app_module).build_app(engine, settings, metrics=metrics, request_log=request_log)
     except BaseException:
         await engine.close()
         raise
     gc.collect()
     gc.freeze()  # otherwise a garbage collection scans all modules and the model, which delays every stream
     clock.mark("app")
-    return ServedModel(name, engine, app, metrics, tracing, templates)
+    return ServedModel(name, engine, app, metrics, tracing)

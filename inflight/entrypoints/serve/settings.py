@@ -12,7 +12,8 @@ from typing import Any
 from inflight import envs
 from inflight.entrypoints.serve.api_keys import key_problems
 from inflight.errors import ConfigError
-from inflight.setting import check_values, parse_bytes, setting
+from inflight.setting import check_values, setting
+from inflight.setting_text import parse_bytes
 
 _server = partial(setting, group="Server")
 _access = partial(setting, group="Access")
@@ -138,7 +139,6 @@ class ServerSettings:
     write_timeout: float = _limit(
         60.0, "Time after which the connection of a client that reads nothing is closed.", **_SECONDS
     )
-    template_timeout: float = _limit(1.0, "Processor time for the chat template that a request contains.", **_SECONDS)
     max_connections: int = _limit(
         4096, "Open connections of each front end. A further one gets status 503.", bounds=(1, 2**20)
     )
@@ -173,9 +173,6 @@ class ServerSettings:
     reasoning_parser: str = _answer("auto", "How the model marks its thinking.", metavar="auto|none|NAME")
     default_chat_template_kwargs: Mapping[str, Any] | None = _answer(  # Any: JSON
         None, "Variables of the chat template, if the request does not set them: '{\"enable_thinking\": false}'."
-    )
-    enable_request_chat_template: bool = _answer(
-        False, "Let requests bring a chat template of their own (it runs in a sandbox)."
     )
     strict_fields: bool = _answer(
         False, "Refuse requests with unknown fields. Default: ignore the fields, and name them in the answer's header."

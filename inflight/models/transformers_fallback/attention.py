@@ -24,8 +24,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from inflight.attention.backend import AttentionBackend, AttentionMetadata, AttentionParams
+from inflight.attention.backend import AttentionBackend, AttentionParams
 from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.attention.metadata import AttentionMetadata
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.errors import UnsupportedModelError
 from inflight.kernels.cpu.limits import BLOCK_SIZE_MULTIPLE, HEAD_DIM_MULTIPLE

@@ -27,7 +27,8 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import UnsupportedModelError
 from inflight.hub import read_config as read_json_config
 from inflight.layers.context import LayerContext
-from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.sharding import even_part
 from inflight.layers.vocab import LogitsHead
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, HeadAdapter, replace_module
 from inflight.models.transformers_fallback.attention import NAME

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from inflight.attention.backend import AttentionMetadata
+from inflight.attention.metadata import AttentionMetadata
 from inflight.config.engine import ModelConfig
 from inflight.config.pipeline_stage import PipelineStage
 from inflight.config.unknown_family import native_refusal

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionInputs
+from inflight.attention.metadata import AttentionInputs
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.errors import UnsupportedModelError
 from inflight.models.transformers_fallback.adapters import Adapter

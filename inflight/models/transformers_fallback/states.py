@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from inflight.attention.backend import AttentionBackend, AttentionMetadata, StateMetadata
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionMetadata, StateMetadata
 from inflight.layers.recurrent_state import RecurrentState
 
 # Kinds of layers whose state is not keys and values.

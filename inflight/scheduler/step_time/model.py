@@ -9,6 +9,9 @@
 - **Slowdown** is the state of the machine at the moment: another process may use a core. It is fitted to the last few steps.
   The costs are fitted to measured times divided by the slowdown, so another process hardly changes them. After each step the
   slowdown moves a little toward 1. So if the machine stays slow, the costs rise and the slowdown falls.
+- **Held slowdown**: prompts fill a step as if the machine were as slow as it was at its slowest in the last steps. It rises
+  with the slowdown, and falls slowly. A program that pauses often goes on soon, and the first steps beside it, which are
+  planned already, take longer than the limit by the factor by which the slowdown rises. The costs are not fitted with it.
 - **Spread** is the mean relative error of the predictions. Prompts fill a step only up to limit / (1 + spread), so that most
   steps keep the limit although the predictions are not exact.
 """
@@ -28,6 +31,7 @@ NOISE = 0.1  # expected relative error of a measured time
 UNCERTAINTY = 0.5
 PACE = 0.5  # the share of its distance to the last step's slowdown that the slowdown moves, in logarithms
 RETURN = 0.01  # the share of its distance to 1 that the slowdown moves then, in logarithms
+HOLD_PACE = 0.1  # the share of its distance to the slowdown that the held slowdown falls with each step, in logarithms
 SPREAD_PACE, MAX_SPREAD = 0.05, 0.25
 # measured / predicted is limited to [1 / MAX_SURPRISE, MAX_SURPRISE], so that one strange step changes little
 MAX_SURPRISE = 3.0
@@ -47,7 +51,7 @@ class StepTimeModel:
         self._fitted = np.ones(len(costs))
         self._covariance = np.eye(len(costs)) * UNCERTAINTY**2
         self._costs = costs
-        self.slowdown = 1.0
+        self.slowdown = self._held_slowdown = 1.0
         self._spread = 0.0
 
     @classmethod
@@ -72,7 +76,7 @@ class StepTimeModel:
         `seconds`. `context`: how many tokens of the prompt are computed. `most`: the most tokens that may be added."""
         *_, pair_cost, context_cost = self._costs
         allowed = (
-            seconds / (1 + self._spread) / self.slowdown
+            seconds / (1 + self._spread) / self._held_slowdown
             - self._unhindered_seconds(load)
             + self._token_seconds(load.num_tokens)
         )
@@ -106,6 +110,8 @@ class StepTimeModel:
         self._spread += SPREAD_PACE * (error - self._spread)
         moved = (self.slowdown * surprise**PACE) ** (1 - RETURN)
         self.slowdown = min(max(moved, MIN_SLOWDOWN), MAX_SLOWDOWN)
+        held = self._held_slowdown
+        self._held_slowdown = max(self.slowdown, held * (self.slowdown / held) ** HOLD_PACE)
         return predicted
 
     def _fit(self, shares: np.ndarray[Any, np.dtype[np.float64]], error: float) -> None:

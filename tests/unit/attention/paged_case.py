@@ -1,7 +1,7 @@
 """A drawn world for attention backends: sequences that grow step by step in a shuffled, poisoned arena.
 
-Keys and values come from float64 sequences kept here; the truth is `tests/kernel_reference.py` over caches laid out from
-them, so that nothing the backend writes or reads can reach it.
+Keys and values come from float64 sequences kept here; the truth is `tests/support/kernel_reference.py` over caches laid out
+from them, so that nothing the backend writes or reads can reach it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionParams
+from inflight.attention.backend import AttentionBackend, AttentionParams
+from inflight.attention.metadata import AttentionInputs
 from inflight.interface.kv_cache import KVCacheSpec
-from tests import kernel_reference as reference
+from tests.support import kernel_reference as reference
 
 
 @dataclass(frozen=True, kw_only=True)

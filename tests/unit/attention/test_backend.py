@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inflight.attention.backend import AttentionInputs, StateMetadata, StatePiece, StatePlace
+from inflight.attention.metadata import AttentionInputs, StateMetadata, StatePiece, StatePlace
 
 BLOCK_SIZE = 4
 

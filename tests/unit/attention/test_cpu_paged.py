@@ -13,16 +13,17 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from inflight.attention.backend import AttentionInputs, AttentionParams
+from inflight.attention.backend import AttentionParams
 from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.attention.metadata import AttentionInputs
 from inflight.attention.selector import get_backend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.device.cpu import CpuDevice
 from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
 from tests.conftest import FULL
-from tests.covering_array import covering_array
-from tests.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
+from tests.support.covering_array import covering_array
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
 from tests.unit.attention.paged_case import Case, World, cases
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="the C++ kernels are not here")

@@ -12,7 +12,7 @@ import torch
 
 from inflight.kernels.triton import attention_decode, attention_mixed
 from tests.conftest import FULL_GPU
-from tests.triton_aot import MAX_SHARED_BYTES, KernelCase, resources
+from tests.support.triton_aot import MAX_SHARED_BYTES, KernelCase, resources
 
 BLOCK_SIZE = 16
 STRIDES = {"block_stride": "i32", "table_stride": "i32"}

@@ -21,9 +21,9 @@ from inflight.errors import ConfigError
 from inflight.kernels.layer_ops import TorchLayerOps
 from inflight.kernels.triton.attention_decode import DecodeScratch, Splits, attention_decode, max_partials, num_splits
 from inflight.kernels.triton.attention_mixed import attention_mixed
-from inflight.layers.norm import QKNorm
+from inflight.layers.qk_norm import QKNorm
 from tests.conftest import FULL_GPU
-from tests.covering_array import covering_array
+from tests.support.covering_array import covering_array
 from tests.unit.attention.paged_case import Case, World
 from tests.unit.layers.contexts import layer_context
 

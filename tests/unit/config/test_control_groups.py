@@ -79,7 +79,16 @@ def test_cpu_quota(tmp_path: Path, files: dict[str, str], expected: float | None
 
 @pytest.mark.parametrize(
     ("quota", "omp", "expected"),
-    [(None, "", 64), (4.0, "", 4), (2.5, "", 2), (0.5, "", 1), (128.0, "", 64), (4.0, "3", 3), (4.0, "8", 4)],
+    [
+        (None, "", 64),
+        (4.0, "", 4),
+        (2.4, "", 2),
+        (2.5, "", 3),
+        (0.2, "", 1),
+        (128.0, "", 64),
+        (4.0, "3", 3),
+        (4.0, "8", 4),
+    ],
 )
 def test_threads_follow_the_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, omp: str, expected: int

@@ -29,7 +29,7 @@ from inflight.config.families import FAMILIES
 from inflight.config.families.family import Family
 from inflight.config.parse_architecture import is_known_family, parse_architecture
 from inflight.errors import UnsupportedModelError
-from tests.model_zoo import FAMILY_CONFIGS
+from tests.support.model_zoo import FAMILY_CONFIGS
 
 BASE: dict[str, Any] = {
     "vocab_size": 200,
@@ -305,6 +305,11 @@ def test_granite_divides_the_residual_stream() -> None:
 
 def test_smollm3_leaves_the_rotary_embedding_out_of_every_fourth_layer() -> None:
     assert [layer.mixer.rope is None for layer in parse("smollm3").layers] == [False, False, False, True]
+
+
+def test_smollm3_has_windows_only_if_it_uses_them() -> None:
+    assert windows(parse("smollm3", sliding_window=8)) == [None] * 4
+    assert windows(parse("smollm3", sliding_window=8, use_sliding_window=True)) == [None, None, None, 8]
 
 
 def test_glm_rotates_half_of_each_head() -> None:

@@ -18,8 +18,8 @@ from inflight.config.overrides import merge_overrides
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.unknown_family import describe_model
 from inflight.errors import ConfigError, UnsupportedModelError
-from tests.gguf_files import Number, floats, write_gguf
-from tests.gguf_models import CONFIGS, metadata_of, write_pair
+from tests.support.gguf_files import Number, floats, write_gguf
+from tests.support.gguf_models import CONFIGS, metadata_of, write_pair
 
 
 @pytest.mark.parametrize("architecture", sorted(CONFIGS))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inflight.config.gguf_file import GgufStrings, read_gguf
 from inflight.errors import CheckpointError
-from tests.gguf_files import Number, floats, gguf_bytes, quantized
+from tests.support.gguf_files import Number, floats, gguf_bytes, quantized
 
 METADATA = {
     "general.architecture": "llama",

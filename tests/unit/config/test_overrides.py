@@ -16,7 +16,7 @@ from inflight.config.overrides import ineffective_overrides, merge_overrides
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.unknown_family import describe_model
 from inflight.models.transformers_fallback.build import read_config
-from tests.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS
+from tests.support.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64, "factor": 8.0}

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from inflight.config.gguf_config import read_model_config
 from inflight.config.unknown_family import describe_model
-from tests.model_zoo import FAMILY_CONFIGS
+from tests.support.model_zoo import FAMILY_CONFIGS
 
 CONFIG = {
     name: value for name, value in FAMILY_CONFIGS["llama"][0].to_dict().items() if name not in ("dtype", "torch_dtype")

@@ -17,8 +17,8 @@ from inflight.config.overrides import merge_overrides
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.safetensors_file import model_name
 from inflight.config.stored_head import resolve_head
-from tests.gguf_models import write_pair
-from tests.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.gguf_models import write_pair
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 TIED = FAMILY_CONFIGS["qwen3"][1]

@@ -10,7 +10,7 @@ import pytest
 from inflight.config.architecture import INFLIGHT, TRANSFORMERS
 from inflight.config.unknown_family import describe_model, native_refusal
 from inflight.errors import UnsupportedModelError
-from tests.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE
+from tests.support.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE
 
 
 @pytest.mark.parametrize("family", FALLBACK_CONFIGS)

@@ -19,8 +19,8 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError, OutOfMemoryError
 from inflight.layers.context import make_context
 from inflight.models.decoder import DecoderForCausalLM
-from tests.full_context_attention import FullContextAttention
-from tests.model_zoo import FAMILY_CONFIGS
+from tests.support.full_context_attention import FullContextAttention
+from tests.support.model_zoo import FAMILY_CONFIGS
 
 ARCHITECTURES = [parse_architecture(config.to_dict()) for configs in FAMILY_CONFIGS.values() for config in configs]
 GIB = 2**30

@@ -16,7 +16,7 @@ from inflight.device.base import ARENA_ALIGNMENT, Device
 from inflight.device.cpu import CpuDevice
 from inflight.device.selector import get_device
 from inflight.errors import ConfigError, OutOfMemoryError
-from tests.fake_device import FakeDevice
+from tests.support.fake_device import FakeDevice
 
 MIB = 1 << 20
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from inflight.device.accelerator import Accelerator, Event, Stream
 from inflight.distributed.channel import Channel
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from tests.fake_device import FakeDevice
+from tests.support.fake_device import FakeDevice
 
 
 class NotYet(BaseException):

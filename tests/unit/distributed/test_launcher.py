@@ -17,7 +17,7 @@ from inflight.distributed.store import reach_store, serve_store
 from inflight.envs import LaunchedRank
 from inflight.errors import ConfigError
 from inflight.sockets import listen
-from tests.listening import listening_hosts
+from tests.support.listening import listening_hosts
 
 
 class Launch:

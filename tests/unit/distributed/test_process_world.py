@@ -34,8 +34,8 @@ from inflight.errors import LostPeerError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.sockets import listen
 from inflight.timeline import Timeline
-from tests.listening import listening_hosts
-from tests.python_process import PythonProcess
+from tests.support.listening import listening_hosts
+from tests.support.python_process import PythonProcess
 
 TOKEN = bytes(range(100, 100 + TOKEN_BYTES))
 CPU = torch.device("cpu")

@@ -11,7 +11,8 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.outputs import CompletionOutput, Logprob, RequestOutput
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
+from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.timeline import Event
 
 Answer = Callable[[str], str]

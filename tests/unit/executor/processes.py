@@ -15,7 +15,7 @@ from benchmarks.fault_server import descendants
 from inflight.executor.multiproc import MultiprocExecutor
 from tests.architecture.source import ROOT
 from tests.conformance.configs import engine_config
-from tests.python_process import PythonProcess
+from tests.support.python_process import PythonProcess
 
 SCRIPTED = "tests.conformance.scripted_worker:ScriptedWorker"
 

@@ -16,7 +16,7 @@ from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.rank_process import WorkerProcess
 from inflight.processes.child_process import wait_for_end
 from tests.conformance.configs import engine_config
-from tests.python_process import environment_of
+from tests.support.python_process import environment_of
 from tests.unit.executor.processes import pids_of, scripted_executor
 
 

@@ -18,8 +18,8 @@ from inflight.errors import RankError, WorkerDiedError
 from inflight.executor import multiproc
 from inflight.executor.multiproc import MultiprocExecutor
 from tests.conformance.configs import engine_config
+from tests.support.waits import wait_until
 from tests.unit.executor.processes import SCRIPTED, children, pids_of
-from tests.waits import wait_until
 
 
 def executor_of(num_ranks: int = 2, *, name: str = "scripted", **fields: Any) -> MultiprocExecutor:

@@ -247,12 +247,14 @@ def test_the_longest_time_of_the_steps_in_flight(table: ReplyTable) -> None:
 
 
 def test_the_result_of_a_step_has_the_time_of_the_slowest_rank(table: ReplyTable) -> None:
-    for step_id, times in enumerate([(1.0, 3.0), (3.0, 1.0)]):
+    for step_id, times in enumerate([(1.0, 3.0), (3.0, 1.0), (3.0, 3.0)]):
         step = add_step(table, step_id)
         for rank, seconds in enumerate(times):
-            tokens = ModelRunnerOutput(step_id=step_id, compute_seconds=seconds)
+            shares_cores = step_id == 2 and rank == 1
+            tokens = ModelRunnerOutput(step_id=step_id, compute_seconds=seconds, shares_cores=shares_cores)
             table.deliver(StepReply(epoch=0, step_id=step_id, rank=rank, output=tokens))
         assert step.future.result(timeout=0).compute_seconds == 3.0
+        assert step.future.result(timeout=0).shares_cores == (step_id == 2), "true if it is so on any rank"
 
 
 def test_the_values_of_a_call_are_in_the_order_of_the_ranks(table: ReplyTable) -> None:

@@ -34,7 +34,7 @@ from inflight.interface.worker import Rendezvous, WorkerBase
 from inflight.sockets import listen
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
-from tests.waits import wait_until
+from tests.support.waits import wait_until
 
 WAITS = "waiting for a command"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from inflight.kernels.cpu.gated_delta import CpuGatedDelta
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights, delta_rule, gated_delta
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.unit.kernels.recurrent_case import BLOCK_SIZE, Sequences, assert_close, check_drafts, drawn
 
 SHAPES = [

@@ -1,4 +1,4 @@
-"""The C++ kernels touch no memory but their own. `tests/kernel_calls.py` calls all kernels of an instruction set."""
+"""The C++ kernels touch no memory but their own. `cpu/kernel_calls.py` calls all kernels of an instruction set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from inflight.kernels.cpu import library
 from inflight.kernels.cpu.compile_flags import COMMON_FLAGS, INSTRUCTION_SET_FLAGS, source_files
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 ROOT = Path(__file__).parents[3]
@@ -24,10 +24,10 @@ SANITIZE = ["-O0", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefin
 
 
 class Calls:
-    """What `tests/kernel_calls.py` has printed, for each of its processes."""
+    """What `tests/unit/kernels/cpu/kernel_calls.py` has printed, for each of its processes."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
-        command = [sys.executable, "-m", "tests.kernel_calls", *arguments]
+        command = [sys.executable, "-m", "tests.unit.kernels.cpu.kernel_calls", *arguments]
         given = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, check=False)
         self.lines, self.errors = done.stdout.splitlines(), done.stderr

@@ -14,7 +14,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from inflight.config.architecture import GELU_TANH, SILU
-from tests import kernel_reference as reference
+from tests.support import kernel_reference as reference
 
 
 @pytest.fixture

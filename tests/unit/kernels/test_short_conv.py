@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.short_conv import CpuShortConv, short_conv
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.unit.kernels.recurrent_case import Sequences, assert_close, check_drafts, drawn
 
 

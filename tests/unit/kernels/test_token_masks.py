@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inflight.kernels import token_masks
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.token_masks import apply_token_masks, cpu_apply_token_masks, torch_apply_token_masks
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 
 fixed = hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], deadline=None)
 ApplyTokenMasks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]

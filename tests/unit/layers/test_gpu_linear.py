@@ -22,8 +22,8 @@ from inflight.layers.context import select_linear_method
 from inflight.layers.gpu_linear import GpuLinear
 from inflight.layers.linear_method import LinearChoice
 from inflight.layers.linear_tuner import GpuWeight, TunedLinear, tune
-from tests.kernel_reference import multiply_gate
-from tests.triton_inputs import DEVICE, IS_INTERPRETED, drawn
+from tests.support.kernel_reference import multiply_gate
+from tests.support.triton_inputs import DEVICE, IS_INTERPRETED, drawn
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter: exp(-gate) overflows
 FLOAT = torch.float32

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inflight.layers.latent_attention import LatentAttention
-from tests.full_context_attention import bind_caches
+from tests.support.full_context_attention import bind_caches
 from tests.unit.layers.zoo_layers import HIDDEN_SIZE, assert_equal, both_models, drawn
 
 NUM_TOKENS = 37

@@ -16,10 +16,11 @@ from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.layer_ops import TorchLayerOps
 from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
 from inflight.layers.context import make_context, select_layer_ops, select_linear_method
-from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, head_part
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.linear_method import KernelLinear, PlainLinear
+from inflight.layers.sharding import OutputPart, even_part, head_part
 from inflight.layers.weights import WeightSlot
-from tests.kernel_reference import multiply_gate
+from tests.support.kernel_reference import multiply_gate
 from tests.unit.layers.contexts import layer_context
 
 CPU = torch.device("cpu")

@@ -13,9 +13,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from inflight.config.ranks import RankLayout
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.thread_world import ThreadWorlds
-from inflight.layers.linear import head_part
-from inflight.layers.norm import QKNorm, RMSNorm, WholeQKNorm
-from inflight.layers.rotary import Rotation, repeat_order
+from inflight.layers.norm import RMSNorm
+from inflight.layers.qk_norm import QKNorm, WholeQKNorm
+from inflight.layers.rotary import Rotation
+from inflight.layers.sharding import head_part, repeat_order
 from tests.unit.layers.contexts import layer_context
 
 

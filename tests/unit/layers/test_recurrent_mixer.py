@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionInputs, StateMetadata, StatePlace
 from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.attention.metadata import AttentionInputs, StateMetadata, StatePlace
 from inflight.config.architecture import GatedDeltaSpec
 from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
@@ -19,7 +19,7 @@ from inflight.kernels.cpu.library import load_kernels
 from inflight.layers.gated_delta import GatedDeltaMixer
 from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.recurrent_state import RecurrentState
-from tests.model_zoo import FAMILY_CONFIGS
+from tests.support.model_zoo import FAMILY_CONFIGS
 from tests.unit.layers.contexts import layer_context
 from tests.unit.layers.zoo_layers import HIDDEN_SIZE, assert_equal, both_models, drawn
 

@@ -12,7 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from inflight.config.architecture import RopeConfig
 from inflight.config.parse_architecture import parse_architecture
-from inflight.layers.rotary import RotaryEmbedding, inverse_frequencies, repeat_order, row_order
+from inflight.layers.rope_frequencies import inverse_frequencies
+from inflight.layers.rotary import RotaryEmbedding
+from inflight.layers.sharding import repeat_order, row_order
 from tests.unit.layers.contexts import layer_context
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tests.model_zoo import VOCAB_SIZE
+from tests.support.model_zoo import VOCAB_SIZE
 from tests.unit.layers.zoo_layers import HIDDEN_SIZE, assert_equal, both_models, drawn
 
 NUM_TOKENS = 12

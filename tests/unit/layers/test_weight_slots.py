@@ -14,8 +14,8 @@ from inflight.config.pipeline_stage import PipelineStage
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.context import make_context
 from inflight.models.decoder import DecoderForCausalLM
-from tests.full_context_attention import FullContextAttention
-from tests.model_zoo import FAMILY_CONFIGS
+from tests.support.full_context_attention import FullContextAttention
+from tests.support.model_zoo import FAMILY_CONFIGS
 
 # words in the names of tensors that every rank reads as a whole: they are small, or all heads share their results
 SHARED = (

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from inflight.models.decoder import DecoderForCausalLM
-from tests.full_context_attention import load
-from tests.model_zoo import FAMILY_CONFIGS, reference_model, write_model
+from tests.support.full_context_attention import load
+from tests.support.model_zoo import FAMILY_CONFIGS, reference_model, write_model
 
 HIDDEN_SIZE = 64
 

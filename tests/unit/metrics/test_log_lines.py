@@ -10,7 +10,9 @@ import pytest
 
 from inflight.interface.statistics import SchedulerStats
 from inflight.metrics.log_lines import RequestLog, StatsLog, describe
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
+from inflight.structured_outputs_params import StructuredOutputsParams
+from tests.support.virtual_time import VirtualTimeLoop
 from tests.unit.metrics.observed import finished, stats
 
 IDLE = SchedulerStats(step_id=9, num_running=0, num_waiting=0, num_waiting_tokens=0, kv_cache_usage=0.0)
@@ -46,7 +48,8 @@ def test_a_line_each_interval_while_there_is_work_and_one_when_idle(caplog: pyte
         await asyncio.sleep(0.15)
         assert len(caplog.messages) == 1 and "idle" in caplog.messages[0], "a request of one step is work, too"
 
-    asyncio.run(test())
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(test())
 
 
 def test_each_of_several_engines_has_its_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,7 +60,8 @@ def test_each_of_several_engines_has_its_lines(caplog: pytest.LogCaptureFixture)
         await asyncio.sleep(0.1)
         assert sorted(message[:10] for message in caplog.messages) == ["engine 0: ", "engine 2: "]
 
-    asyncio.run(test())
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(test())
 
 
 def test_what_a_line_says() -> None:
@@ -68,6 +72,7 @@ def test_what_a_line_says() -> None:
     assert describe(reports[0], reports[:1], 10.0) == (
         "3 requests run, 2 wait, 6.0 prompt tokens/s, 0.0 output tokens/s, KV cache 25.0% used, prefix cache hits 40.0%"
     )
+    assert describe(dataclasses.replace(IDLE, shares_cores=True), [], 1.0).endswith(", compute threads wait for cores")
     line = describe(IDLE, reports, 2.0)
     assert line.startswith("the engine is idle now, 60.0 prompt tokens/s, 25.0 output tokens/s")
     assert line.endswith("drafts accepted 75.0%")

@@ -17,7 +17,7 @@ from inflight.interface.statistics import FAULT_CAUSES, FaultStatus
 from inflight.metrics.instruments import INSTRUMENTS, PREFIX
 from inflight.metrics.serving import ServingMetrics
 from inflight.sampling_params import SamplingParams
-from tests.python_process import run_python
+from tests.support.python_process import run_python
 from tests.unit.metrics.observed import finished, observe_one_request, scrape, stats
 
 # what dashboards and autoscalers made for vLLM ask for
@@ -108,8 +108,12 @@ def test_what_the_engine_says() -> None:
     metrics = ServingMetrics("m")
     assert math.isnan(Scraped(metrics)("hidden_share"))
     metrics.stats_changed(stats(step_id=7))
-    metrics.stats_changed(dataclasses.replace(stats(step_id=12), num_draft_tokens=30, num_accepted_tokens=20))
+    assert Scraped(metrics)("cores_shared") == 0
+    metrics.stats_changed(
+        dataclasses.replace(stats(step_id=12), num_draft_tokens=30, num_accepted_tokens=20, shares_cores=True)
+    )
     value = Scraped(metrics)
+    assert value("cores_shared") == 1
     assert value("num_requests_running") == 3
     assert value("num_requests_waiting") == 2
     assert value("num_waiting_tokens") == 900

@@ -23,9 +23,9 @@ from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.gguf_source import GgufSource, model_name
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
-from tests.full_context_attention import FullContextAttention, run_prompt
-from tests.gguf_files import QUANTIZED, Number, Stored, floats, quantized, write_gguf
-from tests.gguf_models import CONFIGS, TYPES, deinterleave, metadata_of, write_pair
+from tests.support.full_context_attention import FullContextAttention, run_prompt
+from tests.support.gguf_files import QUANTIZED, Number, Stored, floats, quantized, write_gguf
+from tests.support.gguf_models import CONFIGS, TYPES, deinterleave, metadata_of, write_pair
 
 PROMPT = torch.arange(9)
 ALL = slice(None)

@@ -20,8 +20,8 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
-from tests.full_context_attention import FullContextAttention, run_prompt
-from tests.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.full_context_attention import FullContextAttention, run_prompt
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 PROMPT = torch.arange(9)
 DOWN = "model.layers.1.mlp.down_proj.weight"

@@ -25,10 +25,10 @@ from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.weights import WeightSlot, WeightSlots
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint
-from tests.full_context_attention import load, run_prompt
-from tests.gpu_layers import use_gpu_layers
-from tests.model_zoo import write_model
-from tests.quantized_checkpoints import Drawn, awq, draw, gptq, int_quantized, pack_quantized
+from tests.support.full_context_attention import load, run_prompt
+from tests.support.gpu_layers import use_gpu_layers
+from tests.support.model_zoo import write_model
+from tests.support.quantized_checkpoints import Drawn, awq, draw, gptq, int_quantized, pack_quantized
 
 PROMPT = torch.arange(9)
 MODULE = "model.layers.0.mlp.up_proj"

@@ -13,9 +13,9 @@ from torch import Tensor
 from inflight import LLM
 from inflight.config.engine import QuantizationConfig
 from inflight.errors import ConfigError
-from tests.full_context_attention import load, run_prompt
-from tests.instruction_sets import INSTRUCTION_SETS_HERE
-from tests.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.full_context_attention import load, run_prompt
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 PROMPT = torch.arange(40)
 needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from inflight.models.decoder import DecoderForCausalLM
-from tests.full_context_attention import bind_caches, load, run_prompt
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
+from tests.support.full_context_attention import bind_caches, load, run_prompt
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
 NUM_TOKENS = 37  # longer than the windows
 

@@ -12,9 +12,9 @@ from inflight.errors import ConfigError
 from inflight.layers.linear import Linear
 from inflight.layers.vocab import LogitsHead
 from inflight.layers.weights import Loadable
-from tests.full_context_attention import load, run_prompt
-from tests.gpu_layers import use_gpu_layers
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.support.full_context_attention import load, run_prompt
+from tests.support.gpu_layers import use_gpu_layers
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 PROMPT = torch.arange(12)
 # family -> one whose layers call the same functions

@@ -23,8 +23,8 @@ from inflight.errors import CheckpointError
 from inflight.model_loader.checkpoint import open_file
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
-from tests.full_context_attention import FullContextAttention, bind_caches, run_prompt
-from tests.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.full_context_attention import FullContextAttention, bind_caches, run_prompt
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 PROMPT = torch.arange(3, 40)
 ALONE = TensorParallelGroup()

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionInputs
 from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.attention.metadata import AttentionInputs
 from inflight.attention.selector import get_backend
 from inflight.config.engine import ModelConfig
 from inflight.config.parse_architecture import parse_architecture
@@ -31,8 +31,8 @@ from inflight.kernels.cpu.tape import Recorder, Tape
 from inflight.layers.attention import Attention
 from inflight.model_loader.loader import load_model
 from inflight.models.decoder import DecoderForCausalLM
-from tests.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 from tests.unit.distributed.test_collectives import exchanges
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")

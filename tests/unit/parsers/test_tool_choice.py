@@ -16,9 +16,10 @@ from inflight.interface.events import ContentDelta, ToolArgumentsDelta, ToolCall
 from inflight.parsers.markup import MARKUPS, ToolMarkup
 from inflight.parsers.selector import create_output_parser
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_output.structural_tag import StructuralTag, parse_structural_tag
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.unit.parsers.parser_cases import parse
 from tests.unit.structured_output.grammar_case import BACKENDS, POINT, backend, text_of, tokenizer, walk
 

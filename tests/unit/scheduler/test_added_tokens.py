@@ -12,7 +12,7 @@ from inflight.engine.process.outbox import merge_outputs
 from inflight.interface.request import EngineCoreRequest, FinishReason, LogprobsColumns, ResolvedSampling
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import RequestBlocks
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
 from inflight.scheduler.added_tokens import (
     MAX_FORCED_TOKENS,
     AddedTokens,
@@ -24,6 +24,7 @@ from inflight.scheduler.added_tokens import (
     take_back_rejected,
 )
 from inflight.scheduler.request import Request, RequestStatus
+from inflight.structured_outputs_params import StructuredOutputsParams
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 2])

@@ -10,10 +10,11 @@ import numpy as np
 
 from inflight.interface.request import EngineCoreRequest, ResolvedSampling
 from inflight.kv_cache.manager import RequestBlocks
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.request import Request
 from inflight.structured_output.manager import StructuredOutputManager
+from inflight.structured_outputs_params import StructuredOutputsParams
 
 
 class Manager:
@@ -51,13 +52,13 @@ def test_requests_that_share_a_grammar_go_on_together() -> None:
     grammars, manager = make()
     for request_id, regex in (("a", "x"), ("b", "y"), ("c", "x")):
         grammars.add(request(request_id, regex))
-    assert (grammars.take_compiled(), grammars.num_compiling) == ([], 3)
+    assert (grammars.take_compiled(), len(grammars.compiling)) == ([], 3)
     manager.futures["x"].set_result("")
-    assert (grammars.take_compiled(), grammars.num_compiling) == ([("a", ""), ("c", "")], 1)
+    assert (grammars.take_compiled(), len(grammars.compiling)) == ([("a", ""), ("c", "")], 1)
     grammars.add(request("d", "x"))  # it has been compiled before
     manager.futures["y"].set_result("no such grammar")
     assert sorted(grammars.take_compiled()) == [("b", "no such grammar"), ("d", "")]
-    assert (grammars.take_compiled(), grammars.num_compiling) == ([], 0)
+    assert (grammars.take_compiled(), len(grammars.compiling)) == ([], 0)
 
 
 def test_a_dropped_request_is_not_told_and_its_id_may_come_again() -> None:
@@ -67,7 +68,7 @@ def test_a_dropped_request_is_not_told_and_its_id_may_come_again() -> None:
     grammars.drop(first)
     grammars.add(request("a", "y"))
     manager.futures["x"].set_result("")
-    assert (grammars.take_compiled(), grammars.num_compiling) == ([], 1)
+    assert (grammars.take_compiled(), len(grammars.compiling)) == ([], 1)
     manager.futures["y"].set_result("")
     assert grammars.take_compiled() == [("a", "")]
 

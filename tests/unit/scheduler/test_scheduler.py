@@ -17,9 +17,9 @@ from inflight.scheduler.request import NO_SLOT
 from inflight.structured_output import grammar_cache
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
-from tests.mock_engine import MAX_MODEL_LEN, VOCAB_SIZE, MockEngine
-from tests.mock_worker import mock_generate
-from tests.toy_grammar import ToyBackend
+from tests.support.mock_engine import MAX_MODEL_LEN, VOCAB_SIZE, MockEngine
+from tests.support.mock_worker import mock_generate
+from tests.support.toy_grammar import ToyBackend
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.block_hash import BlockHasher
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.scheduler import Scheduler
-from tests.erratic_times import ErraticTimes
-from tests.mock_engine import MAX_MODEL_LEN, MockEngine
+from tests.support.erratic_times import ErraticTimes
+from tests.support.mock_engine import MAX_MODEL_LEN, MockEngine
 
 
 def some_engine(rng: random.Random) -> MockEngine:

@@ -15,13 +15,14 @@ import jsonschema
 import numpy as np
 import pytest
 
-from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.backend import GrammarBackend, GrammarMatcher, num_mask_words
 from inflight.structured_output.llguidance_backend import LLGuidanceBackend
 from inflight.structured_output.selector import create_backend
 from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_outputs_params import StructuredOutputsParams
+from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
-from tests.fakes_tokenizer import BOS, EOS, USER, trained
+from tests.support.fakes_tokenizer import BOS, EOS, USER, trained
 
 MODEL = Path(__file__).resolve().parents[3] / "inflight" / "demo" / "model"
 TOKENIZERS = ("embedded", "byte_level", "byte_fallback")
@@ -34,7 +35,7 @@ BACKENDS = ("llguidance", XGRAMMAR)
 @functools.cache
 def tokenizer(kind: str) -> Tokenizer:
     if kind == "embedded":
-        return Tokenizer.from_folder(MODEL)
+        return folder_tokenizer(MODEL)
     return Tokenizer(trained(kind), {"bos_token": BOS, "eos_token": EOS}, [USER])
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from inflight.errors import InvalidRequestError
-from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.backend import ALL_ALLOWED, MaskJob, num_mask_words, single_token_id
 from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.conftest import FULL
-from tests.schema_generator import generate_schemas
+from tests.support.schema_generator import generate_schemas
 from tests.unit.structured_output.grammar_case import (
     BACKENDS,
     CASES,

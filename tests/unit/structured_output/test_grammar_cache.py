@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from inflight.errors import InvalidRequestError, OverloadedError
-from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output import grammar_cache
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.grammar_cache import LONG_TEXT, GrammarCache
 from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.unit.structured_output.grammar_case import backend, walk
 from tests.unit.structured_output.slow_backend import SlowBackend
 

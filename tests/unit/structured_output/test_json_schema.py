@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.json_schema import ASSERTIONS, MAX_DEPTH, SchemaSupport, relax_schema, subschemas
 from inflight.structured_output.spec import SchemaPart
-from tests.schema_generator import FORMATS, generate_schemas
+from tests.support.schema_generator import FORMATS, generate_schemas
 
 SUPPORT = SchemaSupport(
     ASSERTIONS - {"not", "uniqueItems"}, frozenset({"date"}), {"pattern": frozenset({"minLength", "maxLength"})}

@@ -14,12 +14,12 @@ import pytest
 import tokenizers
 
 from inflight.errors import ConfigError, InvalidRequestError
-from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.backend import GrammarBackend, GrammarMatcher, MaskJob, num_mask_words
 from inflight.structured_output.selector import create_backend
 from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.tokenizer import Tokenizer
-from tests.fakes_tokenizer import trained
+from tests.support.fakes_tokenizer import trained
 from tests.unit.structured_output.grammar_case import POINT, allowed_ids, backend, mask_of, tokenizer, walk
 
 GRAMMAR = backend("llguidance", "embedded")

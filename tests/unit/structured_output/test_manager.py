@@ -12,11 +12,11 @@ import pytest
 
 from inflight.errors import ConfigError, OverloadedError
 from inflight.interface.request import AnswerFrame
-from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output import grammar_cache
 from inflight.structured_output.backend import TOO_COMPLEX, CompiledGrammar, GrammarBackend
 from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
 from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.unit.structured_output.grammar_case import allowed_ids, backend, mask_of, tokenizer
 from tests.unit.structured_output.slow_backend import SlowBackend
 

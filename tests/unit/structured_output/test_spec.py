@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from inflight.errors import InvalidRequestError
-from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_output.structural_tag import StructuralTag, Tag, parse_structural_tag
+from inflight.structured_outputs_params import StructuredOutputsParams
 
 
 def spec(**constraint: Any) -> GrammarSpec:

@@ -11,7 +11,7 @@ import pytest
 
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.tokenizer.chat_template import ChatTemplate
-from tests.fakes_tokenizer import BOS, EOS, save_folder
+from tests.support.fakes_tokenizer import BOS, EOS, save_folder
 
 CHATML = """
 {%- for message in messages %}

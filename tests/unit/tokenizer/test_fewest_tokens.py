@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from inflight.tokenizer.fewest_tokens import FewestTokens
-from tests.fakes_tokenizer import train_byte_fallback, train_byte_level
+from tests.support.fakes_tokenizer import train_byte_fallback, train_byte_level
 
 _BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 

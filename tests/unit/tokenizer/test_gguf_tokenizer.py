@@ -19,7 +19,7 @@ from inflight.config.gguf_file import GgufFile, read_gguf
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
-from tests.gguf_files import Number, write_gguf
+from tests.support.gguf_files import Number, write_gguf
 
 # The patterns of the models' own tokenizer.json. None: the pre-tokenizer ByteLevel with its own pattern. "digits": the
 # pre-tokenizer Digits before it, with each digit alone.

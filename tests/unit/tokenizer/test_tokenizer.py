@@ -11,8 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.errors import InvalidRequestError, TokenizerError
+from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
-from tests.fakes_tokenizer import BOS, BYTE_VOCAB_SIZE, EOS, EOS_ID, USER, USER_ID, byte_tokenizer, save_folder, trained
+from tests.support.fakes_tokenizer import (
+    BOS,
+    BYTE_VOCAB_SIZE,
+    EOS,
+    EOS_ID,
+    USER,
+    USER_ID,
+    byte_tokenizer,
+    save_folder,
+    trained,
+)
 
 KINDS = ["byte_level", "byte_fallback", "word_piece", "metaspace"]
 TEXTS = [
@@ -40,7 +51,7 @@ def test_equals_transformers(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(folder)
-    ours = Tokenizer.from_folder(folder)
+    ours = folder_tokenizer(folder)
     for text in TEXTS:
         for add in (True, False):
             ids = ours.encode(text, add_special_tokens=add)
@@ -68,7 +79,7 @@ def test_tokens_that_only_the_config_lists_equal_transformers(tmp_path: Path, ki
     from transformers import AutoTokenizer
 
     save_folder(tmp_path, kind)
-    first = Tokenizer.from_folder(tmp_path).vocab_size
+    first = folder_tokenizer(tmp_path).vocab_size
     listed = {
         first + 1: token("<|im_end|>", special=True),
         first: token("<|im_start|>", special=True, lstrip=True),
@@ -77,7 +88,7 @@ def test_tokens_that_only_the_config_lists_equal_transformers(tmp_path: Path, ki
         trained(kind).token_to_id(USER): token(USER, rstrip=True),  # other flags than in tokenizer.json
     }
     save_folder(tmp_path, kind, added_tokens_decoder={str(i): entry for i, entry in listed.items()})
-    ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    ours, theirs = folder_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     for text in ("a  <|im_start|>user\n<|im_end|>", "<tool>  b Word Words<|im_end|>", f"x {USER}  y"):
         ids = ours.encode(text)
         assert ids == theirs.encode(text)
@@ -92,7 +103,7 @@ def test_tokens_that_only_the_config_lists_equal_transformers(tmp_path: Path, ki
 def test_a_listed_id_that_cannot_be_given_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_folder(tmp_path, "byte_level", added_tokens_decoder={"9999": token("<new>")})
     with caplog.at_level("WARNING"):
-        tokenizer = Tokenizer.from_folder(tmp_path)
+        tokenizer = folder_tokenizer(tmp_path)
     assert tokenizer.encode("<new>")[-1] == tokenizer.vocab_size - 1
     [record] = caplog.records
     assert "'<new>'" in record.getMessage()
@@ -102,7 +113,7 @@ def test_a_listed_id_that_cannot_be_given_is_told(tmp_path: Path, caplog: pytest
 def test_a_malformed_list_of_tokens(tmp_path: Path, listed: object) -> None:
     save_folder(tmp_path, "byte_level", added_tokens_decoder=listed)
     with pytest.raises(TokenizerError, match="added_tokens_decoder in"):
-        Tokenizer.from_folder(tmp_path)
+        folder_tokenizer(tmp_path)
 
 
 @given(st.text(), st.booleans())
@@ -129,13 +140,13 @@ def test_truncation_and_padding_in_the_file_are_off(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     text = "Once upon a time there was a park"
-    assert Tokenizer.from_folder(tmp_path).encode(text) == trained("byte_level").encode(text).ids
+    assert folder_tokenizer(tmp_path).encode(text) == trained("byte_level").encode(text).ids
 
 
 def test_special_tokens_as_objects_and_from_the_map(tmp_path: Path) -> None:
     save_folder(tmp_path, "byte_level", bos_token={"content": BOS, "lstrip": False}, eos_token=None)
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": USER, "pad_token": "[absent]"}))
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokenizer = folder_tokenizer(tmp_path)
     assert tokenizer.special_tokens == {"bos_token": BOS, "eos_token": USER, "pad_token": "[absent]"}
     assert tokenizer.eos_token_id == trained("byte_level").token_to_id(USER)
     assert tokenizer.vocab_size == trained("byte_level").get_vocab_size()  # the absent token was not added
@@ -147,20 +158,20 @@ def test_a_named_token_is_special_even_if_not_flagged(tmp_path: Path) -> None:
     for token in state["added_tokens"]:
         token["special"] = False
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokenizer = folder_tokenizer(tmp_path)
     assert len(tokenizer.all_special_ids) == 3
     assert tokenizer.decode(tokenizer.encode(f"a{EOS}b")) == "ab"
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer=\.\.\..*skip_tokenizer_init=True"):
-        Tokenizer.from_folder(tmp_path)
+        folder_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"")
     with pytest.raises(TokenizerError, match=r"tokenizer\.model alone cannot be read"):
-        Tokenizer.from_folder(tmp_path)
+        folder_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match="cannot be read"):
-        Tokenizer.from_folder(tmp_path)
+        folder_tokenizer(tmp_path)
 
 
 def test_a_lone_surrogate_is_the_users_mistake() -> None:

@@ -17,8 +17,8 @@ from inflight.config.resolve import resolve
 from inflight.engine.start.kv_cache_sizing import make_kv_cache_configs
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.worker.worker import Worker
-from tests.fake_gpu import GPUS
-from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.support.fake_gpu import GPUS
+from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 from tests.unit.worker.plan_ahead import Job, PlanAhead
 
 BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS = 4, 64, 400

@@ -21,7 +21,7 @@ from inflight.distributed.world import World
 from inflight.errors import ConfigError
 from inflight.timeline import Timeline
 from inflight.worker.pipeline import Pipeline
-from tests.fake_device import FakeDevice
+from tests.support.fake_device import FakeDevice
 from tests.unit.distributed.fake_streams import FakeAccelerator, FakeDeviceChannel, run
 
 

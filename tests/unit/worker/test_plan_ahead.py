@@ -13,7 +13,7 @@ import pytest
 from inflight.interface.request import ResolvedSampling
 from inflight.sampling_params import SamplingParams
 from tests.conftest import FULL
-from tests.model_zoo import VOCAB_SIZE
+from tests.support.model_zoo import VOCAB_SIZE
 from tests.unit.worker.driven import MAX_MODEL_LEN, Driven, make_executor, planner, write_small_model
 from tests.unit.worker.plan_ahead import Job, PlanAhead
 

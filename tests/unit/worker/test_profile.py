@@ -9,7 +9,7 @@ import pytest
 
 from inflight import LLM, SamplingParams
 from inflight.errors import StepError
-from tests.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 
 @pytest.mark.parametrize("size", [1, 2])

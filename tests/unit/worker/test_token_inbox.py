@@ -24,9 +24,8 @@ class FirstStage:
         self.inbox = TokenInbox(receiver, self.drawn.apply)
 
     def expect(self, step_id: int, slots: list[int]) -> None:
-        message = self.inbox.post(len(slots))
-        if message is not None:
-            self.inbox.expect(step_id, ints(*slots), ints(*slots), message)
+        if slots:
+            self.inbox.expect(step_id, ints(*slots), ints(*slots), self.inbox.post(len(slots)))
 
     def filled(self, slots: list[int], step_id: int) -> list[int]:
         input_ids = torch.zeros(len(slots), dtype=torch.int32)

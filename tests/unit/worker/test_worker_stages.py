@@ -12,9 +12,9 @@ import pytest
 from inflight.errors import EngineClosedError, StepError
 from inflight.interface.request import ResolvedSampling
 from inflight.sampling_params import SamplingParams
+from tests.support.waits import wait_until
 from tests.unit.worker.driven import Driven, make_executor, planner, workers_of, write_small_model
 from tests.unit.worker.plan_ahead import Job, PlanAhead
-from tests.waits import wait_until
 
 
 @pytest.fixture(scope="module")

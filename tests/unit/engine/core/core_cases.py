@@ -8,7 +8,7 @@ import pytest
 
 from inflight.errors import EngineDeadError, StepError
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from tests.mock_engine import MockEngine
+from tests.support.mock_engine import MockEngine
 
 
 def step(engine: MockEngine) -> None:

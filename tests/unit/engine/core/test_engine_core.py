@@ -9,6 +9,8 @@ import os
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,11 +22,11 @@ from inflight.interface.step import ModelRunnerOutput
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.timeline import Event
-from tests.erratic_times import ErraticTimes
-from tests.mock_engine import MAX_MODEL_LEN, MockEngine
-from tests.shrink_budget import ShrinkBudget
-from tests.toy_grammar import ToyBackend
+from tests.support.erratic_times import ErraticTimes
+from tests.support.mock_engine import MAX_MODEL_LEN, MockEngine
+from tests.support.toy_grammar import ToyBackend
 from tests.unit.engine.core.core_cases import step
+from tests.unit.engine.core.shrink_budget import ShrinkBudget
 
 ScheduleEvent = tuple[str, list[int], int, int]  # kind, prompt, max_tokens, number
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
@@ -167,6 +169,17 @@ def test_time_without_requests_is_on_the_timeline(depth: int) -> None:
     for event in idle()[1:]:
         others = [other for other in engine.core.timeline.events() if other.phase == "plan"]
         assert all(other.end_ns <= event.start_ns or other.start_ns >= event.end_ns for other in others)
+
+
+@pytest.mark.parametrize("shares_cores", [True, False])
+def test_the_statistics_say_whether_the_newest_step_shared_its_cores(shares_cores: bool) -> None:
+    engine, shares = MockEngine(), iter([not shares_cores, shares_cores])
+    worker: Any = engine.worker
+    execute_model = worker.execute_model
+    worker.execute_model = lambda plan: replace(execute_model(plan), shares_cores=next(shares))
+    engine.add("a", [1, 2, 3], max_tokens=2)
+    engine.run()
+    assert engine.core.take_stats().shares_cores == shares_cores
 
 
 def test_a_call_commits_the_steps_in_flight_and_loses_nothing() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from inflight.errors import RankError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.interface.request import FinishReason
-from tests.mock_engine import VOCAB_SIZE, MockEngine
+from tests.support.mock_engine import VOCAB_SIZE, MockEngine
 from tests.unit.engine.core.core_cases import assert_dead, fail_on
 
 

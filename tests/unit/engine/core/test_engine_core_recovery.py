@@ -10,7 +10,7 @@ from inflight.executor.recovery import RecoveryResult
 from inflight.interface.request import MAX_FAULTS, FinishReason
 from inflight.interface.statistics import FaultStatus
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from tests.mock_engine import MockEngine
+from tests.support.mock_engine import MockEngine
 from tests.unit.engine.core.core_cases import assert_dead, fail_on
 
 
@@ -180,7 +180,7 @@ def test_a_request_that_was_in_flight_during_lost_engines_runs_alone_first() -> 
         if engine.scheduler.suspects.lone is not None and in_flight:
             seen.append(in_flight)
             assert in_flight == {engine.scheduler.suspects.lone.request_id}
-            assert engine.scheduler._grammars.num_compiling <= 1
+            assert len(engine.scheduler._grammars.compiling) <= 1
     assert {name for names in seen for name in names} == {"c0", "c1", "c2"}
     engine.run()
 

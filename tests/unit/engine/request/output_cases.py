@@ -20,7 +20,7 @@ from inflight.interface.request import (
 )
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
-from tests.fakes_tokenizer import BYTE_VOCAB_SIZE
+from tests.support.fakes_tokenizer import BYTE_VOCAB_SIZE
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 

@@ -14,7 +14,7 @@ from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.selector import create_output_parser
 from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.stop_strings import StopStrings
-from tests.fakes_tokenizer import EOS, EOS_ID, byte_tokenizer
+from tests.support.fakes_tokenizer import EOS, EOS_ID, byte_tokenizer
 
 
 def make(parser: OutputParser | None = None, **params: Any) -> Detokenizer:

@@ -16,9 +16,10 @@ from inflight.engine.request.input_processor import InputProcessor, ProcessedReq
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.interface.request import AnswerFrame
 from inflight.sample.seeds import derive_seed
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
+from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.tokenizer import Tokenizer
-from tests.fakes_tokenizer import BYTE_VOCAB_SIZE, EOS_ID, byte_tokenizer, trained
+from tests.support.fakes_tokenizer import BYTE_VOCAB_SIZE, EOS_ID, byte_tokenizer, trained
 
 MAX_MODEL_LEN = 40
 

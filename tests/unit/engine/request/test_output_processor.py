@@ -15,7 +15,7 @@ from inflight.interface.request import FinishReason
 from inflight.interface.statistics import SchedulerStats
 from inflight.metrics.observer import EngineObserver, FinishedRequest
 from inflight.outputs import RequestOutput
-from tests.fakes_tokenizer import BYTE_VOCAB_SIZE, EOS, EOS_ID, byte_tokenizer
+from tests.support.fakes_tokenizer import BYTE_VOCAB_SIZE, EOS, EOS_ID, byte_tokenizer
 from tests.unit.engine.request.output_cases import (
     CUMULATIVE,
     DELTA,

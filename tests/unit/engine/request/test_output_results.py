@@ -9,7 +9,7 @@ from inflight.engine.request.output_processor import OutputProcessor
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
 from inflight.outputs import Logprob
-from tests.fakes_tokenizer import byte_tokenizer
+from tests.support.fakes_tokenizer import byte_tokenizer
 from tests.unit.engine.request.output_cases import CUMULATIVE, DELTA, FINAL_ONLY, Processor, columns, output, request
 
 

@@ -15,7 +15,7 @@ from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import EngineOutputs, EngineReady
-from tests.fakes_tokenizer import byte_tokenizer
+from tests.support.fakes_tokenizer import byte_tokenizer
 
 
 class RecordingClient(EngineClient):

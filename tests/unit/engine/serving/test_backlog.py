@@ -14,7 +14,7 @@ from inflight.engine.serving import backlog as backlog_module
 from inflight.engine.serving.backlog import SLICE_LOGPROBS, SLICE_OUTPUTS, Backlog
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.outputs import RequestOutput
-from tests.fakes_tokenizer import byte_tokenizer
+from tests.support.fakes_tokenizer import byte_tokenizer
 from tests.unit.engine.request.output_cases import columns, output, request, without_times
 from tests.unit.engine.serving.lone_front_end import RecordingClient
 

@@ -16,7 +16,7 @@ from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.scheduler.step_time.load import StepLoad
 from inflight.scheduler.step_time.model import StepTimeModel
 from tests.conformance.configs import engine_config
-from tests.mock_engine import MAX_MODEL_LEN, MockEngine
+from tests.support.mock_engine import MAX_MODEL_LEN, MockEngine
 
 
 class Measured:

@@ -58,9 +58,7 @@ class Engine:
 def server(**parsers: Any) -> Any:
     found = SimpleNamespace(**{"tool": None, "reasoning": None, "markup": None, **parsers})
     settings = ServerSettings()
-    return SimpleNamespace(
-        engine=Engine(), parsers=found, settings=settings, templates=None, check_model=lambda name: name or "first"
-    )
+    return SimpleNamespace(engine=Engine(), parsers=found, settings=settings, check_model=lambda name: name or "first")
 
 
 def request(**more: Any) -> ChatCompletionRequest:
@@ -225,19 +223,6 @@ def test_a_call_may_come_instead_of_json_if_no_grammar_knows_its_markup() -> Non
 
     assert calls(**JSON) == ("<tool_call>",)
     assert calls(**JSON, tool_choice="none") == calls(structured_outputs={"choice": ["a"]}) == calls() == ()
-
-
-def test_a_request_with_a_template_of_its_own_may_think() -> None:
-    async def render(template: str, special_tokens: object, **variables: Any) -> str:
-        return "prompt"
-
-    here = server(reasoning="qwen3")
-    here.templates = SimpleNamespace(render=render)
-    found = validated(here, chat_template="{{ messages }}", **JSON)
-    assert found.answer_frame == OPTIONAL
-    assert found.prompts[0].token_ids == list(map(ord, "prompt"))
-    with pytest.raises(FieldError, match="does not allow chat_template"):
-        validated(server(), chat_template="{{ messages }}")
 
 
 def test_the_variables_of_the_template() -> None:

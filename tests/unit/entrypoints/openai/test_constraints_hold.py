@@ -32,6 +32,7 @@ from inflight.structured_output.backend import GrammarBackend
 from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
 from inflight.structured_output.selector import create_backend
 from inflight.tokenizer.chat_template import ChatTemplate
+from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 from tests.conftest import FULL
 from tests.unit.parsers.test_selector import END, QWEN_CALLS, TEMPLATES, TURN
@@ -46,7 +47,7 @@ MISTRAL = ["[THINK]", "[/THINK]"]
 @functools.cache
 def tokenizer(kind: str) -> Tokenizer:
     """That of the embedded model, with tags as tokens or as text."""
-    state = json.loads(Tokenizer.from_folder(MODEL).to_json())
+    state = json.loads(folder_tokenizer(MODEL).to_json())
     backend = tokenizers.Tokenizer.from_str(json.dumps(state))
     backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in (TAGS if kind == "tags" else [])])
     backend.add_special_tokens(
@@ -222,7 +223,6 @@ def server(kind: str, model: str) -> Any:
         engine=Engine(kind, template),
         parsers=resolve_parsers(tool_parser, reasoning_parser, template),
         settings=ServerSettings(),
-        templates=None,
         check_model=lambda name: name or "first",
     )
 

@@ -204,5 +204,3 @@ def test_errors_of_one_field() -> None:
     body = ChatCompletionRequest.model_validate({"messages": HELLO})
     assert named_field(ContextLengthExceededError("x"), body) == "messages"
     assert named_field(TokenizerError("messages: x"), body) is None
-    body.chat_template = "{% x"
-    assert named_field(TokenizerError("x"), body) == "chat_template"

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import CompletionRequest
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
+from inflight.structured_outputs_params import StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 STRUCTURES = [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}]

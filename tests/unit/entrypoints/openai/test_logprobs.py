@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inflight.entrypoints.openai.logprobs import LOWEST, CompletionLogprobs, chat_logprobs, prompt_logprobs
 from inflight.outputs import Logprob
-from tests.fakes_tokenizer import byte_tokenizer
+from tests.support.fakes_tokenizer import byte_tokenizer
 from tests.unit.entrypoints.openai.outputs import row
 
 ROW = {7: Logprob(-3.0, 3, "é"), 5: Logprob(-1.0, 1, "a"), 6: Logprob(float("-inf"), 2, "b")}  # the drawn token first

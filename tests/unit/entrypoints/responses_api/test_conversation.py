@@ -122,6 +122,8 @@ def test_fields_have_their_names_of_a_chat() -> None:
     assert (found.reasoning_effort, found.max_tokens, found.temperature) == ("none", 3, 0.5)
     assert (found.stream, found.parallel_tool_calls, found.logprobs) == (True, False, None)
     assert chat(text={"verbosity": "low"}).response_format is None
+    any_object = chat(text={"format": {"type": "json_object"}}).response_format
+    assert any_object is not None and any_object.model_dump(exclude_none=True) == {"type": "json_object"}
 
 
 @pytest.mark.parametrize(

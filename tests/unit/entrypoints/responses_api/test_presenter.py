@@ -144,6 +144,7 @@ def test_every_member_is_there() -> None:
     assert (response["object"], response["id"], response["status"]) == ("response", "resp-1", "completed")
     assert (response["store"], response["background"], response["truncation"]) == (False, False, "disabled")
     assert (response["temperature"], response["metadata"]) == (0.5, {"a": "b"})
+    assert response["top_logprobs"] == 0
     assert (response["reasoning"], response["text"]) == (
         {"effort": "low", "summary": None}, {"format": {"type": "text"}},
     )  # fmt: skip

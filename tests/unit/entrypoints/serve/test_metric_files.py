@@ -13,7 +13,7 @@ import pytest
 
 from inflight.entrypoints.serve.metric_files import KINDS, PREFIX, metric_files
 from inflight.errors import ConfigError
-from tests.python_process import run_python
+from tests.support.python_process import run_python
 
 FRONT_END = """
 import json, sys

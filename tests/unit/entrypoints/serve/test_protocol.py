@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from inflight.entrypoints.serve.asgi import ASGIApp, Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.protocol import MAX_PIPELINED_BYTES, MAX_PIPELINED_REQUESTS, bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
-from tests.virtual_time import VirtualTimeLoop
+from tests.support.virtual_time import VirtualTimeLoop
 
 SECONDS = 300.0
 GET = b"GET /next HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -17,7 +17,7 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.entrypoints.serve.tls import make_ssl_context, reload_certificate
 from inflight.errors import ConfigError
-from tests.certificates import make_certificate, needs_openssl
+from tests.support.certificates import make_certificate, needs_openssl
 
 
 def test_keys_of_the_file_are_replaced_and_other_keys_stay(tmp_path: Path) -> None:

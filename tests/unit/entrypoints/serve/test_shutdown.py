@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.python_process import PythonProcess
+from tests.support.python_process import PythonProcess
 
 SCRIPT = Path(__file__).with_name("stand_in.py")
 SECONDS = 300.0

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from inflight.config.architecture import GELU_TANH, SILU
 from inflight.kernels.layer_ops import TorchLayerOps
 from inflight.kernels.triton.layer_ops import LARGEST, TritonLayerOps, multiply_gate, quantize_rows_fp8
-from tests import kernel_reference as reference
-from tests.triton_inputs import DEVICE, IS_INTERPRETED, ROUNDING, assert_close, drawn, padding_of, strided
+from tests.support import kernel_reference as reference
+from tests.support.triton_inputs import DEVICE, IS_INTERPRETED, ROUNDING, assert_close, drawn, padding_of, strided
 
 OPS = TritonLayerOps()
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])

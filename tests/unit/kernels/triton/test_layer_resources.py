@@ -8,7 +8,7 @@ from inflight.kernels.triton.layer_ops import BLOCK, LARGEST, num_warps
 from inflight.kernels.triton.linear import FP8_TILES, TILES
 from inflight.kernels.triton.weight_only import TILES as WEIGHT_ONLY_TILES
 from tests.conftest import FULL_GPU
-from tests.triton_aot import MAX_SHARED_BYTES, KernelCase, resources
+from tests.support.triton_aot import MAX_SHARED_BYTES, KernelCase, resources
 
 ROWS = (16, 64) if FULL_GPU else (64,)  # of which most needs most
 POINTERS = {

@@ -14,7 +14,7 @@ from inflight.sample.device_sampler import BLOCK_SIZE, GROUP_SIZE, SEARCH_BLOCK_
 from inflight.sample.noise import log_exponential as cpu_log_exponential
 from inflight.sample.noise import noise_words, token_hashes
 from inflight.sample.seeds import draw_keys, seed_words
-from tests.triton_aot import MAX_SHARED_BYTES, KernelCase, resources
+from tests.support.triton_aot import MAX_SHARED_BYTES, KernelCase, resources
 from tests.unit.sample.device_batch import DEVICE
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight.kernels.triton.step_state import BLOCK, advance, apply_entries
-from tests.triton_aot import KernelCase, resources
-from tests.triton_inputs import DEVICE
+from tests.support.triton_aot import KernelCase, resources
+from tests.support.triton_inputs import DEVICE
 
 
 @settings(max_examples=10)

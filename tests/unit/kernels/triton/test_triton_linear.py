@@ -23,8 +23,8 @@ from inflight.kernels.triton.weight_only import (
     weight_only_linear,
 )
 from tests.conftest import FULL_GPU
-from tests.kernel_reference import multiply_gate
-from tests.triton_inputs import DEVICE, assert_close, drawn, padding_of, strided
+from tests.support.kernel_reference import multiply_gate
+from tests.support.triton_inputs import DEVICE, assert_close, drawn, padding_of, strided
 
 SMALL = TileConfig(block_n=32, block_k=32, num_splits=1, num_warps=4, num_stages=2)
 GATES = st.sampled_from([None, SILU, GELU_TANH])

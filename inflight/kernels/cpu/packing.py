@@ -1,0 +1,110 @@
+"""Packs weights for the C++ kernels of linear layers: floats, and integers of any source; and quantizes floats."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from inflight.kernels.cpu.functions import DTYPES, LinearWeight
+from inflight.kernels.cpu.limits import linear_problem, require, require_supported
+from inflight.kernels.cpu.linear import HugePages, PackedLinear
+from inflight.kernels.gate import GATE_CODES
+from inflight.kernels.quantized_weight import QuantizedWeight
+
+
+def pack_float(
+    kernels: ctypes.CDLL, memory: HugePages, parts: Sequence[Tensor], bias: Tensor | None, *, gate: str | None
+) -> PackedLinear:
+    """Packs a weight of floats. `parts`: see `PackedLinear`; all are float32 or all are bfloat16. `gate`: if it is
+    given, the result is gate(first half of the output features) * second half."""
+    in_features = parts[0].shape[1]
+    described = LinearWeight(
+        in_features=in_features,
+        out_features=sum(len(part) for part in parts),
+        group_size=in_features,
+        scale=1.0,
+        bits=8 * parts[0].itemsize,
+        gate=GATE_CODES[gate],
+    )
+    return PackedLinear(kernels, described, memory, bias, parts)
+
+
+def pack_integers(
+    kernels: ctypes.CDLL, memory: HugePages, weight: QuantizedWeight, bias: Tensor | None, *, gate: str | None
+) -> PackedLinear:
+    """Packs integers. The kernels store the scales and offsets of groups in float16. To fit, they are divided by a power of
+    two."""
+    out_features, in_features = weight.shape
+    scales = weight.scales
+    values, offsets = _with_zero_in_the_middle(weight)
+    largest = max(float(tensor.abs().max()) for tensor in (scales, offsets) if tensor is not None and tensor.numel())
+    exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
+    described = LinearWeight(
+        in_features=in_features,
+        out_features=out_features,
+        group_size=weight.group_size,
+        scale=2.0**exponent,
+        bits=weight.bits,
+        has_offsets=offsets is not None,
+        gate=GATE_CODES[gate],
+    )
+    scaled = [None if tensor is None else (tensor * 2.0**-exponent).contiguous() for tensor in (scales, offsets)]
+    return PackedLinear(kernels, described, memory, bias, [values], *scaled)
+
+
+def _with_zero_in_the_middle(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None]:
+    """Returns values and offsets. The kernel needs no offsets if the zero point of all groups is 2 ** (bits - 1). If all groups
+    share another zero point, all values are shifted so that the zero point becomes 2 ** (bits - 1), unless a shifted value
+    would be outside of [0, 2 ** bits)."""
+    values, scales, offsets = weight.values, weight.scales, weight.offsets
+    if offsets is None:
+        return values, None
+    at = int(scales.abs().argmax())
+    ratio = float(offsets.flatten()[at]) / (float(scales.flatten()[at]) or 1.0)
+    zero_point = round(ratio) if abs(ratio) < 2**weight.bits else 0
+    if not torch.equal(offsets, scales * zero_point):
+        return values, offsets
+    shift = 2 ** (weight.bits - 1) - zero_point
+    lowest, highest = (int(each) for each in values.aminmax())
+    if shift == 0 or lowest + shift < 0 or highest + shift >= 2**weight.bits:
+        return values, None if shift == 0 else offsets
+    return values + shift % 256, None
+
+
+def quantize_rows(kernels: ctypes.CDLL, parts: Sequence[Tensor], *, bits: int, group_size: int) -> QuantizedWeight:
+    """Quantizes a weight. `parts`, stacked along the rows, are [out_features, in_features].
+
+    The method is that of `quantize_rows` in kernels/quantized_weight.py. 8 bits: one scale per row, symmetric. 4 bits: one
+    scale and one offset per group of `group_size` weights in a row.
+    """
+    out_features, in_features = sum(len(part) for part in parts), parts[0].shape[1]
+    group_size = in_features if bits == 8 else group_size
+    require_supported(linear_problem(in_features, group_size=group_size, bits=bits))
+    for part in parts:
+        fits = bits <= 8 and part.stride(1) == 1 and part.shape[1] == in_features and part.dtype in DTYPES
+        require(fits, "quantize_rows needs 8 or 4 bits, and parts of one width in float32 or bfloat16", bits, part)
+    shape = out_features, in_features // group_size
+    values = torch.empty(out_features, in_features, dtype=torch.int8 if bits == 8 else torch.uint8, device="cpu")
+    scales = torch.empty(shape, dtype=torch.float32, device="cpu")
+    offsets = None if bits == 8 else torch.empty(shape, dtype=torch.float32, device="cpu")
+    first = 0
+    for part in parts:
+        held = slice(first, first + len(part))
+        kernels.inflight_quantize_weight(
+            part.data_ptr(),
+            part.stride(0),
+            DTYPES[part.dtype],
+            len(part),
+            in_features,
+            group_size,
+            bits,
+            values[held].data_ptr(),
+            scales[held].data_ptr(),
+            None if offsets is None else offsets[held].data_ptr(),
+        )
+        first = held.stop
+    return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)

@@ -1,0 +1,127 @@
+"""Which library is loaded, and what happens where there is none."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from inflight import LLM, SamplingParams
+from inflight.errors import ConfigError
+from inflight.kernels.cpu import library
+from inflight.kernels.layer_ops import TorchLayerOps
+from inflight.layers.context import select_layer_ops
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+
+needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="the C++ kernels are not here")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_load", library._load.__wrapped__)
+    monkeypatch.delenv("INFLIGHT_CPU_KERNELS", raising=False)
+    monkeypatch.delenv("INFLIGHT_REQUIRE_KERNELS", raising=False)
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """As where no compiler was found."""
+    monkeypatch.setattr(library, "_FOLDER", folder)
+
+
+@needs_kernels
+def test_the_best_instruction_set_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = library.load_kernels()
+    assert loaded is not None
+    assert f"_{INSTRUCTION_SETS_HERE[0]}." in loaded._name
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
+def test_one_can_be_forced(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", name)
+    loaded = library.load_kernels()
+    assert loaded is not None
+    assert f"_{name}." in loaded._name
+
+
+def test_off_is_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
+    assert library.load_kernels() is None
+    assert isinstance(select_layer_ops(torch.device("cpu"), torch.bfloat16), TorchLayerOps)
+
+
+@pytest.mark.parametrize("wanted", ["avx1024", "AVX2"])
+def test_an_unknown_name_is_an_error(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", wanted)
+    with pytest.raises(ConfigError, match=wanted):
+        library.load_kernels()
+
+
+@needs_kernels
+def test_a_processor_without_avx2(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(library, "_processor_flags", lambda: frozenset({"sse2"}))
+    assert library.load_kernels() is None
+    assert "no AVX2" in caplog.text
+
+
+def test_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hide(monkeypatch, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert library.load_kernels() is None
+    assert len(caplog.records) == 1
+    monkeypatch.setenv("INFLIGHT_REQUIRE_KERNELS", "1")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        library.load_kernels()
+
+
+@needs_kernels
+def test_sources_that_hide_an_installed_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Started in the clone: the folder is the cause, not a compiler."""
+    name = f"_{INSTRUCTION_SETS_HERE[0]}.so"
+    built = tmp_path / "installed" / "inflight" / "kernels" / "cpu" / name
+    built.parent.mkdir(parents=True)
+    built.write_bytes((library._FOLDER / name).read_bytes())
+    (tmp_path / "installed" / "inflight_llm-0.1.0.dist-info").mkdir()
+    sources = tmp_path / "clone" / "inflight" / "kernels" / "cpu"
+    sources.mkdir(parents=True)
+    hide(monkeypatch, sources)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "clone"), str(tmp_path / "installed")])
+    with pytest.raises(library.KernelsUnavailableError) as caught:
+        library.open_kernels("auto")
+    assert str(tmp_path / "clone" / "inflight") in str(caught.value) and "start in another folder" in str(caught.value)
+    built.unlink()
+    with pytest.raises(library.KernelsUnavailableError, match="install a C\\+\\+ compiler"):
+        library.open_kernels("auto")
+
+
+@needs_kernels
+@pytest.mark.parametrize(("file", "text"), [("attention.cpp", "// changed\n"), ("compile_flags.py", "# changed\n")])
+def test_a_stale_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, text: str) -> None:
+    for path in library._FOLDER.iterdir():
+        if path.suffix in (".so", ".cpp", ".h") or path.name == "compile_flags.py":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    hide(monkeypatch, tmp_path)
+    assert library.load_kernels() is not None
+    with (tmp_path / file).open("a") as changed:
+        changed.write(text)
+    monkeypatch.setenv("INFLIGHT_REQUIRE_KERNELS", "1")
+    with pytest.raises(ConfigError, match="other sources or with other flags"):
+        library.load_kernels()
+
+
+def test_without_kernels_a_model_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = write_model(FAMILY_CONFIGS["qwen3"][0], tmp_path / "model", seed=0)
+    prompts = [[5, 6, 7] * 40, [9], list(range(3, 60))]
+
+    def tokens() -> list[list[int]]:
+        with LLM(str(folder), skip_tokenizer_init=True, dtype="float32", kv_cache_memory_bytes=1 << 24) as llm:
+            greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+            return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, greedy, use_tqdm=False)]
+
+    with_kernels = tokens()
+    hide(monkeypatch, tmp_path / "nothing")
+    assert tokens() == with_kernels
