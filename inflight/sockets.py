@@ -1,4 +1,5 @@
-"""`listen`: opens a TCP socket on which ranks listen, at one address of the machine. `unreachable`: tries such addresses."""
+"""`listen`: opens a TCP socket on which ranks listen, at one address of the machine. `unreachable`: tries such addresses.
+`listen_locally`, `connect_locally`: the same for Unix sockets without a file, which end with the machine's processes."""
 
 from __future__ import annotations
 
@@ -22,6 +23,27 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+
+
+def listen_locally(name: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"\0{name}")
+    listening.listen(_BACKLOG)
+    return listening
+
+
+def connect_locally(name: str) -> socket.socket:
+    """
+    Raises:
+        OSError: nobody listens.
+    """
+    connected = socket.socket(socket.AF_UNIX)
+    try:
+        connected.connect(f"\0{name}")
+    except BaseException:
+        connected.close()
+        raise
+    return connected
 
 
 def unreachable(

@@ -116,10 +116,10 @@ class SchedulerConfig:
 class ParallelConfig:
     """How many ranks there are, who runs them, and how many layers each pipeline stage has.
 
-    The backend is "uni" (ranks are threads of one process), "mp" (the engine starts a process for each rank),
-    "external_launcher" (torchrun starts a process for each rank, and each process has an engine) or the name of an `Executor`
-    class. With "mp" the ranks are split evenly over `nnodes` machines, in the order of the ranks. If there are several nodes,
-    node 0 listens on `master_addr`:`master_port`.
+    The backend is "uni" (ranks are threads of one process), "mp" (the engine starts a process for each rank), "ray" (the same,
+    on the machines that Ray chooses), "external_launcher" (torchrun starts a process for each rank, and each process has an
+    engine) or the name of an `Executor` class. With "mp" the ranks are split evenly over `nnodes` machines, in the
+    order of the ranks. If there are several nodes, node 0 listens on `master_addr`:`master_port`.
 
     There are `data_parallel_size` replicas of the engine on this machine. Each has a configuration with its own
     `data_parallel_rank`. They share the machine's cores, its memory and its GPUs. `routes_by_prefix`: requests go to replicas
@@ -129,7 +129,7 @@ class ParallelConfig:
     tensor_parallel_size: int
     pipeline_parallel_size: int
     pipeline_layer_partition: tuple[int, ...]  # [pipeline_parallel_size]
-    distributed_executor_backend: str  # "uni" | "mp" | "external_launcher" | "package.module:ClassName"
+    distributed_executor_backend: str  # "uni" | "mp" | "ray" | "external_launcher" | "package.module:ClassName"
     nnodes: int = 1
     master_addr: str = "127.0.0.1"
     master_port: int = 29501

@@ -23,7 +23,7 @@ from inflight.interface.framing import MAX_FRAME_BYTES
 from inflight.interface.start_up import Hello, Refused, Welcome
 from inflight.processes.io_thread import IoThread
 from inflight.processes.streams import BlockingStream, Stream, use_heartbeats
-from inflight.sockets import listen
+from inflight.sockets import connect_locally, listen, listen_locally
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class Listener:
 
     Args:
         address: where it listens. Port 0 means any free port.
+        local_name: if not "", it also listens at the Unix socket of this name, for ranks of this machine.
         token: the token of all ranks that have none of their own.
         max_silence_seconds: a link that is silent for longer is closed.
         on_join: called for each rank that connects, with the rank and its stream.
@@ -54,6 +55,7 @@ class Listener:
         self,
         io: IoThread,
         address: tuple[str, int],
+        local_name: str,
         parallel: ParallelConfig,
         token: str,
         max_silence_seconds: float,
@@ -67,22 +69,24 @@ class Listener:
         self._max_silence_seconds = max_silence_seconds
         self._on_join = on_join
         self._strangers: dict[Stream, asyncio.TimerHandle] = {}  # the oldest first; the timer drops it
-        self._socket = _listen(*address)
-        self._socket.setblocking(False)
-
-    @property
-    def port(self) -> int:
-        return int(self._socket.getsockname()[1])
+        self._sockets = [_listen(*address)]
+        if local_name:
+            self._sockets.append(listen_locally(local_name))
+        host, port = self._sockets[0].getsockname()[:2]
+        self.address = str(host), int(port)
 
     def start(self) -> None:
-        self._io.loop.add_reader(self._socket, self._accept)
+        for listening in self._sockets:
+            listening.setblocking(False)
+            self._io.loop.add_reader(listening, self._accept, listening)
 
     def close(self) -> None:
         """Stop accepting connections. Idempotent."""
-        if self._socket.fileno() >= 0:
+        for listening in self._sockets:
             if not self._io.loop.is_closed():
-                self._io.loop.remove_reader(self._socket)
-            self._socket.close()
+                self._io.loop.remove_reader(listening)
+            listening.close()
+        self._sockets.clear()
         for stream in self._strangers:
             stream.close()
         self._strangers.clear()
@@ -97,19 +101,20 @@ class Listener:
         """The expected ranks that have not joined yet."""
         return set(self._missing)
 
-    def _accept(self) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         try:
-            connected, (host, *_) = self._socket.accept()
+            connected, peer = listening.accept()
         except OSError as error:  # the peer has already left, or this process has no free descriptor
             logger.warning("a connection could not be accepted: %s", error)
             return
         if len(self._strangers) >= MAX_STRANGERS:
             self._dismiss(next(iter(self._strangers)), "a stranger", "too many connections have sent no Hello")
         use_heartbeats(connected, self._max_silence_seconds)
+        host = str(peer[0]) if peer else "this machine"
         stream = Stream(self._io, connected, allowed=(Hello,), max_frame_bytes=MAX_HELLO_BYTES)
-        stream.on_message = partial(self._greet, stream, str(host))
-        stream.on_end = partial(self._dismiss, stream, str(host))
-        no_hello = partial(self._dismiss, stream, str(host), f"it sent no Hello within {MAX_HELLO_SECONDS:g} s")
+        stream.on_message = partial(self._greet, stream, host)
+        stream.on_end = partial(self._dismiss, stream, host)
+        no_hello = partial(self._dismiss, stream, host, f"it sent no Hello within {MAX_HELLO_SECONDS:g} s")
         self._strangers[stream] = self._io.loop.call_later(MAX_HELLO_SECONDS, no_hello)
 
     def _dismiss(self, stream: Stream, host: str, reason: str) -> None:
@@ -161,23 +166,27 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float) -> socket.socket:
+def connect(address: tuple[str, int] | str, hello: Hello, *, max_seconds: float) -> socket.socket:
     """Connect to node 0 as the rank of `hello`, and wait if node 0 is not started yet. Returns the connected socket.
+    `address`: a host and a port, or the name of a Unix socket.
 
     Raises:
         ConfigError: node 0 refused the rank; the message contains the reason.
         EngineError: node 0 did not answer within `max_seconds`.
     """
-    host, port = address
+    name = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
     end = time.monotonic() + max_seconds
     while True:
         try:
-            connected = socket.create_connection(address, timeout=CONNECT_SECONDS)
+            if isinstance(address, str):
+                connected = connect_locally(address)
+            else:
+                connected = socket.create_connection(address, timeout=CONNECT_SECONDS)
             break
         except OSError as error:
             if time.monotonic() + RETRY_SECONDS > end:
                 raise EngineError(
-                    f"node 0 did not answer on {host}:{port} within {max_seconds:g} s: {error}; check that it runs there"
+                    f"node 0 did not answer on {name} within {max_seconds:g} s: {error}; check that it runs there"
                 ) from error
         time.sleep(RETRY_SECONDS)
     stream = BlockingStream(connected, read_ahead=False)  # later messages are for the worker process
@@ -187,13 +196,11 @@ def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float) -> so
         answer = stream.receive()
     except (OSError, CodecError) as error:
         stream.close()
-        raise EngineError(f"the program that answers on {host}:{port} is not node 0 of Inflight: {error}") from error
+        raise EngineError(f"the program that answers on {name} is not node 0 of Inflight: {error}") from error
     if isinstance(answer, Welcome):
         use_heartbeats(connected, answer.max_silence_seconds)
         return connected
     stream.close()
     if isinstance(answer, Refused):
-        raise ConfigError(f"node 0 ({host}:{port}) refused rank {hello.rank}: {answer.reason}")
-    raise EngineError(
-        f"node 0 ({host}:{port}) closed the connection of rank {hello.rank}; the log of node 0 may say why"
-    )
+        raise ConfigError(f"node 0 ({name}) refused rank {hello.rank}: {answer.reason}")
+    raise EngineError(f"node 0 ({name}) closed the connection of rank {hello.rank}; the log of node 0 may say why")

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import secrets
 import signal
-import socket
 import threading
 import time
 from collections import deque
@@ -57,7 +56,7 @@ from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.processes.child_process import SIGKILL_SECONDS, stop_processes, wait_for_end
 from inflight.processes.io_thread import IoThread
 from inflight.processes.ping_watch import PING_SECONDS, PingWatch
-from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, REPLACED_LINK_SILENCE_SECONDS, Stream
+from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, REPLACED_LINK_SILENCE_SECONDS, Stream, with_stream
 
 logger = logging.getLogger(__name__)
 
@@ -122,10 +121,10 @@ class MultiprocExecutor(Executor):
         elif self._listener is not None:
             self._io.run(self._listener.close)
 
-    def _new_listener(self, address: tuple[str, int], token: str) -> Listener:
+    def _new_listener(self, address: tuple[str, int], token: str, local_name: str = "") -> Listener:
         silence = REPLACED_LINK_SILENCE_SECONDS if self.config.fault_tolerance.enabled else MAX_LINK_SILENCE_SECONDS
         max_silence = min(silence, self._step_budget)
-        return Listener(self._io, address, self.config.parallel, token, max_silence, self._begin)
+        return Listener(self._io, address, local_name, self.config.parallel, token, max_silence, self._begin)
 
     def _launch_ranks(self) -> None:
         """Start the processes of this machine, and listen for those of other machines."""
@@ -156,14 +155,8 @@ class MultiprocExecutor(Executor):
         self._begin(rank, stream)
 
     def _new_process(self, title: str) -> tuple[WorkerProcess, Stream]:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = WorkerProcess(title, theirs.fileno(), is_one_node=self.config.parallel.nnodes == 1)
-            except BaseException:
-                ours.close()
-                raise
-        return process, Stream(self._io, ours)
+        is_one_node = self.config.parallel.nnodes == 1
+        return with_stream(self._io, lambda fd: WorkerProcess(title, fd, is_one_node=is_one_node))
 
     def _begin(self, rank: int, stream: Stream) -> None:
         """Called when the stream to a rank is open. Sends the rank what it needs to construct its worker."""
@@ -177,13 +170,14 @@ class MultiprocExecutor(Executor):
             title=worker_title(parallel.layout, rank),
             worker_class=self._worker_class,
             epoch=self.meeting.epoch,
-            host=self._host if state.process is not None else "",
+            host=self._host(rank),
         )
         stream.send(encode(start_up).buffers())
 
-    @property
-    def _host(self) -> str:
-        """The address at which ranks of this machine listen for other ranks."""
+    def _host(self, rank: int) -> str:
+        """Returns the address at which the rank listens for other ranks, as in `StartUp`."""
+        if rank not in self.local_ranks:
+            return ""
         return self.config.parallel.master_addr if self.config.parallel.nnodes > 1 else "127.0.0.1"
 
     def _rendezvous(self, addresses: tuple[tuple[str, int], ...]) -> Rendezvous | None:

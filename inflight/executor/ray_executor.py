@@ -12,26 +12,26 @@ import importlib.util
 import logging
 import secrets
 import signal
-import socket
 import sys
-from itertools import count
+from dataclasses import replace
 
 from inflight.config.engine import EngineConfig
-from inflight.config.ranks import Place
+from inflight.config.ranks import places_on
 from inflight.errors import ConfigError
 from inflight.executor.join import Listener
 from inflight.executor.multiproc import WORKER_CLASS, MultiprocExecutor
 from inflight.executor.rank_process import WorkerProcess, worker_title
 from inflight.interface.codec import Message, encode
-from inflight.interface.start_up import NotPlaced, PlaceRanks, RanksPlaced, StartRank, StartUpFailed
+from inflight.interface.start_up import PlaceRanks, RanksPlaced, Refused, StartRank, StartUpFailed
 from inflight.interface.worker import TOKEN_BYTES
 from inflight.processes.child_process import SIGKILL_SECONDS, ChildProcess, wait_for_end
-from inflight.processes.streams import Stream
+from inflight.processes.streams import Stream, with_stream
 
 logger = logging.getLogger(__name__)
 
 TITLE = "inflight: ray"
 MODULE = "inflight.executor.ray_placement"
+QUIET = {"RAY_SCHEDULER_EVENTS": "0"}  # Ray prints no hints about its autoscaler
 MAX_PLACEMENT_SECONDS = 15.0  # how long to wait for room
 MAX_ANSWER_SECONDS = 25.0  # the same, with the time that Ray takes to start
 
@@ -57,6 +57,7 @@ class RayExecutor(MultiprocExecutor):
         self._ray: tuple[ChildProcess, Stream] | None = None  # the placement process and its stream
         self._placed: RanksPlaced | None = None  # the last answer of the placement process; None if there is none
         self._unplaced: set[int] = set()  # ranks that wait for this answer, and are started then
+        self._local_name = ""  # of the Unix socket to which ranks of this machine connect, which is faster than TCP
         self._machines: dict[str, int] = {}  # Ray's name of a machine -> its number
         self._surroundings = _surroundings()
         super().__init__(config, worker_class)
@@ -68,6 +69,11 @@ class RayExecutor(MultiprocExecutor):
         for rank in range(self.world_size):
             self._start_anew(rank)
         self._start_watching()
+
+    def _watch(self) -> None:
+        if self._ray is not None:
+            self._ray[0].kill_if_stopped()
+        super()._watch()
 
     # -- Ray, in the I/O thread ------------------------------------------------------------------------------------
 
@@ -82,14 +88,9 @@ class RayExecutor(MultiprocExecutor):
                 self._could_not_start(rank, error)
 
     def _start_ray(self) -> tuple[ChildProcess, Stream]:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = ChildProcess(TITLE, MODULE, [theirs.fileno()], starts_processes=False)
-            except BaseException:
-                ours.close()
-                raise
-        stream = Stream(self._io, ours)
+        process, stream = with_stream(
+            self._io, lambda fd: ChildProcess(TITLE, MODULE, [fd], variables=QUIET, starts_processes=False)
+        )
         stream.on_message, stream.on_end = self._take_news, self._ray_ended
         device, (cluster, group) = self.config.device, self._surroundings
         wanted = PlaceRanks(
@@ -121,52 +122,43 @@ class RayExecutor(MultiprocExecutor):
                 self._placed = message
                 self._start_placed(message)
             case StartUpFailed():
-                self._deliver(message)
+                self._deliver(replace(message, epoch=self.meeting.epoch))
             case _:
-                assert isinstance(message, NotPlaced), message
+                assert isinstance(message, Refused), message
                 self._not_placed(message.reason)
 
     def _start_placed(self, placed: RanksPlaced) -> None:
         """Start the ranks that wait for `placed`. Correct `places` for them, and for lost ranks, whose machine may change."""
         if self._listener is None:
-            self._listener = self._new_listener((placed.host, 0), secrets.token_hex(TOKEN_BYTES))
+            name, unknown = f"inflight-{secrets.token_hex(8)}", secrets.token_hex(TOKEN_BYTES)
+            self._listener, self._local_name = self._new_listener((placed.host, 0), unknown, name), name
             self._listener.start()
         for name in (placed.machine, *placed.machines):
             self._machines.setdefault(name, len(self._machines))
         machines = [self._machines[name] for name in placed.machines]
-        starting = self._unplaced | self._listener.missing
+        places, starting = list(self.places), self._unplaced | self._listener.missing
         for rank in sorted(starting):
+            settled = (place for place in places if place.rank not in starting and place.machine == machines[rank])
+            free = set(range(len(places))) - {place.local_rank for place in settled}
+            # Ray shows each process its own GPU only
+            places[rank] = replace(places_on(machines)[rank], local_rank=min(free), device_index=0)
             starting.remove(rank)
-            self._place(rank, machines, starting)
-        for rank in sorted(self._unplaced):
-            self._start_rank(rank, placed.host, self._listener)
-        self._unplaced.clear()
+        self.places = tuple(places)
+        while self._unplaced:
+            self._start_rank(self._unplaced.pop(), self._listener)
 
-    def _place(self, rank: int, machines: list[int], others: set[int]) -> None:
-        """Set the place of `rank` in `places`. `others`: ranks whose places are not set yet, so they take no number."""
-        machine, known = machines[rank], [place for place in self.places if place.rank not in {rank, *others}]
-        taken = {place.local_rank for place in known if place.machine == machine}
-        place = Place(
-            rank=rank,
-            machine=machine,
-            local_rank=next(number for number in count() if number not in taken),
-            num_local_ranks=machines.count(machine),
-            num_engine_ranks=machines.count(machine),
-            device_index=0,  # Ray shows each process its own GPU only
-        )
-        self.places = (*self.places[:rank], place, *self.places[rank + 1 :])
-
-    def _start_rank(self, rank: int, host: str, listener: Listener) -> None:
+    def _start_rank(self, rank: int, listener: Listener) -> None:
         assert self._ray is not None
         token = secrets.token_hex(TOKEN_BYTES)
         listener.expect(rank, token)
+        host, port = listener.address
         command = StartRank(
             rank=rank,
             world_size=self.world_size,
-            epoch=self.meeting.epoch,
             title=worker_title(self.config.parallel.layout, rank),
+            local_name=self._local_name,
             host=host,
-            port=listener.port,
+            port=port,
             token=token,
         )
         self._ray[1].send(encode(command).buffers())
@@ -186,6 +178,10 @@ class RayExecutor(MultiprocExecutor):
             process.send_signal(signal.SIGKILL)
             wait_for_end([process], SIGKILL_SECONDS)
             process.close()
+
+    def _host(self, rank: int) -> str:
+        assert self._listener is not None
+        return self._listener.address[0] if rank in self.local_ranks else ""
 
     # -- replacement and end ---------------------------------------------------------------------------------------
 

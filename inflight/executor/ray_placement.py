@@ -26,7 +26,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -36,18 +36,18 @@ from inflight.executor.join import connect
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import (
     Hello,
-    NotPlaced,
     PlacementMessage,
     PlaceRanks,
     RanksPlaced,
+    Refused,
     StartRank,
     StartUpFailed,
 )
-from inflight.processes.child_process import SIGKILL_SECONDS, child_environment, name_process
+from inflight.processes.child_process import SIGKILL_SECONDS, child_command, child_environment, name_process
 from inflight.processes.streams import BlockingStream
 
 MAX_CONNECT_SECONDS = 20.0
-Send = Callable[[PlacementMessage | StartUpFailed], None]
+Send = Callable[[PlacementMessage | Refused | StartUpFailed], None]
 
 
 class RankStarter:
@@ -67,10 +67,10 @@ class RankStarter:
         """
         self._end()
         hello = Hello(token=token, schema=schema_digest(), rank=rank, world_size=world_size, nnodes=1)
-        with connect((host, port), hello, max_seconds=MAX_CONNECT_SECONDS) as connected:
+        with connect((host, port) if port else host, hello, max_seconds=MAX_CONNECT_SECONDS) as connected:
             program = ["inflight.executor.worker_main", title, str(connected.fileno())]
             started = subprocess.run(
-                [sys.executable, "-P", "-m", "inflight.processes.detached", *program],
+                [sys.executable, *child_command(0, program)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 pass_fds=[connected.fileno()],
@@ -117,8 +117,8 @@ class RayPlacement:
             "num_gpus": wanted.num_gpus,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group),
         }
-        actors = [self._new_actor() for _ in bundles]
         try:
+            actors = [self._new_actor() for _ in bundles]
             machines = ray.get([actor.machine.remote() for actor in actors], timeout=wanted.max_seconds)
         except GetTimeoutError:
             raise ConfigError(
@@ -126,6 +126,8 @@ class RayPlacement:
                 f"{wanted.max_seconds:g} s; its machines have {_text(ray.cluster_resources())}, of which "
                 f"{_text(ray.available_resources())} are free; add machines, or lower the parallel sizes"
             ) from None
+        except (RayError, ValueError) as error:  # for example, Inflight is not installed on a machine
+            raise ConfigError(f"Ray cannot start the ranks: {error}") from error
         self._own = str(ray.get_runtime_context().get_node_id())
         # ranks of one machine have consecutive numbers, and the first ones are on the engine's machine if there is room
         found = sorted(zip(machines, actors, strict=True), key=lambda each: (each[0] != self._own, each[0]))
@@ -140,21 +142,27 @@ class RayPlacement:
     def _start(self, command: StartRank) -> None:
         """Runs in a thread of its own. If the machine of the rank's actor is gone, only this thread waits."""
         rank = command.rank
-        arguments = rank, command.world_size, command.title, command.host, command.port, command.token
         with self._locks[rank]:
             try:
-                try:
-                    if self._started[rank] is command:
-                        ray.get(self._actors[rank].start.remote(*arguments))
-                except RayActorError:  # the actor is dead, so Ray has its CPUs or its GPU for a new one
-                    actor = self._new_actor()
-                    self._machines[rank] = ray.get(actor.machine.remote())
-                    self._actors[rank] = actor
-                    self._tell()
-                    ray.get(actor.start.remote(*arguments))
-            except Exception as error:
-                cause = error.cause if isinstance(error, RayTaskError) else error
-                self._send(StartUpFailed(rank=rank, failure=failure_of(cause), epoch=command.epoch))
+                if self._started[rank] is command:
+                    self._start_with_actor(command)
+            except RayActorError:  # the actor is dead, so Ray has its CPUs or its GPU for a new one
+                actor = self._new_actor()
+                self._machines[rank] = ray.get(actor.machine.remote())
+                self._actors[rank] = actor
+                self._tell()
+                self._start_with_actor(command)
+
+    def _start_with_actor(self, command: StartRank) -> None:
+        rank = command.rank
+        is_local = self._machines[rank] == self._own
+        address = (command.local_name, 0) if is_local else (command.host, command.port)
+        start = self._actors[rank].start.remote(rank, command.world_size, command.title, *address, command.token)
+        try:
+            ray.get(start)
+        except RayTaskError as error:
+            if self._started[rank] is command:
+                self._send(StartUpFailed(rank=rank, failure=failure_of(error.cause)))
 
     def _new_actor(self) -> Any:  # Any: an actor's handle has the methods of its class
         return ray.remote(RankStarter).options(**self._options).remote()
@@ -188,7 +196,7 @@ def main() -> None:
             try:
                 placement = RayPlacement(message, stream.send)
             except ConfigError as error:
-                stream.send(NotPlaced(reason=str(error)))
+                stream.send(Refused(reason=str(error)))
         else:
             assert isinstance(message, StartRank) and placement is not None, message
             placement.start(message)

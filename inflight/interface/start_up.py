@@ -14,7 +14,7 @@ same for both.
 
 With Ray, the executor has a process that talks to Ray (executor/ray_placement.py):
 
-executor  -- PlaceRanks, StartRank -->  this process  -- RanksPlaced | NotPlaced, StartUpFailed -->  executor
+executor  -- PlaceRanks, StartRank -->  this process  -- RanksPlaced | Refused, StartUpFailed -->  executor
 
 If an external launcher (torchrun) has started the ranks, each rank has an executor of its own. These executors send each other:
 
@@ -51,7 +51,8 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The answer to a `Hello` that is not accepted. Then node 0 closes the connection."""
+    """The answer to a `Hello` that is not accepted. Then node 0 closes the connection. It is also the answer to `PlaceRanks` if
+    there is no room for the ranks, or no Ray."""
 
     reason: str
 
@@ -179,21 +180,14 @@ class RanksPlaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotPlaced:
-    """The cluster has no room for the ranks, or Ray cannot be reached."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartRank:
-    """End the process of this rank if there is one, and start a new one. The new process gets a connection to the engine
-    at `host`:`port`, which is made with `token`. If that fails, the answer is `StartUpFailed`."""
+    """End the process of this rank if there is one, and start a new one. It connects to the engine with `token`, at
+    `host`:`port` or, on the engine's machine, at the Unix socket `local_name`. If this fails, `StartUpFailed` is sent."""
 
     rank: int
     world_size: int
-    epoch: int
     title: str
+    local_name: str
     host: str
     port: int
     token: str
@@ -201,7 +195,7 @@ class StartRank:
 
 EpochCommand = BeginEpoch | JoinEpoch
 EpochReply = Listening | Ready | StartUpFailed
-PlacementMessage = PlaceRanks | RanksPlaced | NotPlaced | StartRank
+PlacementMessage = PlaceRanks | RanksPlaced | StartRank
 StartUpMessage = (
     Hello | Welcome | Refused | Preload | StartUp | EpochCommand | EpochReply | Stop | Submitted | PlacementMessage
 )

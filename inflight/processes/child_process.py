@@ -76,7 +76,7 @@ class ChildProcess:
             self._popen, self.pid, self.pidfd = forked, forked.pid, forked.pidfd
             return
         self._popen = subprocess.Popen(
-            [sys.executable, *_command(os.getpid(), arguments)],
+            [sys.executable, *child_command(os.getpid(), arguments)],
             stdin=subprocess.DEVNULL,
             pass_fds=stream_fds,
             env=environment,
@@ -156,8 +156,8 @@ class ChildProcess:
         os.close(self.pidfd)
 
 
-def _command(parent: int, arguments: Sequence[str]) -> list[str]:
-    """Returns the interpreter's arguments for a child of the process `parent`."""
+def child_command(parent: int, arguments: Sequence[str]) -> list[str]:
+    """Returns the interpreter's arguments for a child of the process `parent`. 0: see child.py."""
     return ["-P", "-m", "inflight.processes.child", str(parent), *arguments]
 
 
@@ -172,7 +172,7 @@ def _fork(
     try:
         with open(os.devnull, "rb") as nothing:
             descriptors = {0: nothing.fileno(), 1: 1, 2: 2, **{fd: fd for fd in stream_fds}}
-            command = _command(server.pid, arguments)
+            command = child_command(server.pid, arguments)
             return server.start(command, descriptors, environment, has_server=has_server)
     except OSError as error:
         logger.warning("the fork server failed, so a new interpreter is started: %s", error)

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import TypeVar
 
 from inflight.errors import CodecError
 from inflight.interface.codec import MESSAGE_TYPES, Decoder, Message, encode
@@ -31,6 +32,8 @@ REPLACED_LINK_SILENCE_SECONDS = 15.0
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER for no time
 EXIT_STREAM_ENDED = 3  # exit code of a worker whose executor is gone
 
+P = TypeVar("P")
+
 
 def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> None:
     """Make the kernel probe the link every second. If no answer comes for `max_silence_seconds` (at least 1 s),
@@ -38,8 +41,10 @@ def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> Non
 
     The kernel sends and answers the probes, so a process that is busy, or holds the GIL, is not mistaken for dead. But if a
     process does not read, and its receive buffer is full, the kernel ends the stream after this time, although the probes are
-    answered (TCP_USER_TIMEOUT in tcp(7)). So no process may stop reading for this long.
+    answered (TCP_USER_TIMEOUT in tcp(7)). So no process may stop reading for this long. A Unix socket needs no probes.
     """
+    if tcp_socket.family == socket.AF_UNIX:
+        return
     seconds = max(round(max_silence_seconds), 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -179,6 +184,19 @@ class Stream:
             self._io.loop.remove_reader(self._socket)
             self._io.loop.remove_writer(self._socket)
         self._socket.close()
+
+
+def with_stream(io: IoThread, start: Callable[[int], P]) -> tuple[P, Stream]:
+    """Start a process that has the other end of a new stream. `start`: gets the descriptor of this end. Called in the I/O
+    thread."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = start(theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+    return process, Stream(io, ours)
 
 
 class BlockingStream:

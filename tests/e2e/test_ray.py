@@ -76,8 +76,9 @@ def test_ranks_are_told_where_they_are(executor: RayExecutor) -> None:
 def test_the_ranks_go_on_without_the_process_that_talks_to_ray(
     executor: RayExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It is stopped, as if it hung. Then it is killed."""
     pids, old = pids_of(executor), ray_pid(executor)
-    os.kill(old, signal.SIGKILL)
+    os.kill(old, signal.SIGSTOP)
     wait_until(lambda: "the process that talks to Ray has ended" in caplog.text)
     run_step(executor)
     assert pids_of(executor) == pids

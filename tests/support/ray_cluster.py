@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from inflight.processes.child_process import child_command
 from tests.support.waits import wait_until
 from tests.unit.executor.processes import exists
 
@@ -37,7 +38,7 @@ def start_cluster(file: Path, parent: int, *cpus: int) -> int:
     arguments = [str(parent), str(file), *map(str, cpus)]
     with file.with_suffix(".log").open("w") as log:
         started = subprocess.run(
-            [sys.executable, "-m", "inflight.processes.detached", "tests.support.ray_cluster", *arguments],
+            [sys.executable, *child_command(0, ["tests.support.ray_cluster"]), *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, check=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip

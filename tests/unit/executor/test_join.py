@@ -247,7 +247,7 @@ def test_a_storm_of_strangers_leaves_nothing_behind(port: int) -> None:
     config = two_node_config(port)
     before = all_streams()
     io = IoThread("io")
-    listener = Listener(io, ("127.0.0.1", port), config.parallel, TOKEN, 10.0, lambda rank, stream: None)
+    listener = Listener(io, ("127.0.0.1", port), "", config.parallel, TOKEN, 10.0, lambda rank, stream: None)
     io.start()
     io.run(listener.start)
     for _ in range(200):
@@ -273,6 +273,32 @@ def test_a_rank_joins_once(port: int) -> None:
             connect(address, hello, max_seconds=300)
         with pytest.raises(EngineError, match=r"ranks 2 did not connect to 127\.0\.0\.1:\d+ within 2 s"):
             starting.result(timeout=300)
+
+
+def test_a_rank_with_a_token_of_its_own_joins_with_it_once(port: int) -> None:
+    config, io, name = two_node_config(port, ranks=4), IoThread("io"), f"inflight-test-{os.getpid()}"
+    joined: list[int] = []
+    listener = Listener(
+        io, ("127.0.0.1", 0), name, config.parallel, "unknown", 10.0, lambda rank, _: joined.append(rank)
+    )
+    io.start()
+    io.run(listener.start)
+    for rank, token in ((2, "second"), (3, "third")):
+        listener.expect(rank, token)
+    third = replace(HELLO, rank=3, world_size=4, token="third")
+    for address in (listener.address, name):
+        for wrong in (replace(third, rank=2), replace(third, token="unknown"), replace(third, rank=1)):
+            with pytest.raises(ConfigError, match="INFLIGHT_CLUSTER_TOKEN is not the same"):
+                connect(address, wrong, max_seconds=300)
+    connect(name, third, max_seconds=300).close()
+    with pytest.raises(ConfigError, match="rank 3 has joined before"):
+        connect(listener.address, third, max_seconds=300)
+    assert joined == [3]
+    assert listener.missing == {2}
+    io.run(listener.close)
+    with pytest.raises(EngineError, match=f"node 0 did not answer on {name} within 0 s"):
+        connect(name, third, max_seconds=0)
+    io.stop()
 
 
 def test_what_is_no_node_0_is_named(port: int) -> None:

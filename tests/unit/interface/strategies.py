@@ -47,7 +47,6 @@ from inflight.interface.start_up import (
     Hello,
     JoinEpoch,
     Listening,
-    NotPlaced,
     PlaceRanks,
     Preload,
     RanksPlaced,
@@ -293,9 +292,8 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
         PlaceRanks, num_ranks=ids, num_cpus=ids, num_gpus=ids, cluster=texts, group=texts, max_seconds=st.just(1.5)
     ),
     RanksPlaced: st.builds(RanksPlaced, machines=st.lists(texts, max_size=3).map(tuple), machine=texts, host=texts),
-    NotPlaced: st.builds(NotPlaced, reason=texts),
     StartRank: st.builds(
-        StartRank, rank=ids, world_size=ids, epoch=ids, title=texts, host=texts, port=ids, token=texts
+        StartRank, rank=ids, world_size=ids, title=texts, local_name=texts, host=texts, port=ids, token=texts
     ),
     Submitted: st.builds(Submitted, name=st.text(), digest=st.text()),
     StartEngine: st.builds(
