@@ -113,8 +113,10 @@ class RayExecutor(MultiprocExecutor):
             )
 
     def _not_placed(self, reason: str) -> None:
+        """The ranks that wait cannot take part. At the start, this ends it; `recover` tries again."""
+        for rank in self._missing:
+            self.meeting.fail(rank, ConfigError(reason))
         self._end_ray()
-        self.meeting.close(ConfigError(reason))
 
     def _take_news(self, message: Message) -> None:
         match message:
@@ -136,7 +138,7 @@ class RayExecutor(MultiprocExecutor):
         for name in (placed.machine, *placed.machines):
             self._machines.setdefault(name, len(self._machines))
         machines = [self._machines[name] for name in placed.machines]
-        places, starting = list(self.places), self._unplaced | self._listener.missing
+        places, starting = list(self.places), self._missing
         for rank in sorted(starting):
             settled = (place for place in places if place.rank not in starting and place.machine == machines[rank])
             free = set(range(len(places))) - {place.local_rank for place in settled}
@@ -166,8 +168,13 @@ class RayExecutor(MultiprocExecutor):
     def _ray_ended(self, reason: str) -> None:
         logger.warning("the process that talks to Ray has ended (%s); the ranks that have started go on", reason)
         self._end_ray()
-        for rank in self._unplaced | (set() if self._listener is None else self._listener.missing):
+        for rank in self._missing:
             self._could_not_start(rank, "the process that talks to Ray has ended; see its output")
+
+    @property
+    def _missing(self) -> set[int]:
+        """The ranks that are not started, or have not connected."""
+        return self._unplaced | (set() if self._listener is None else self._listener.missing)
 
     def _end_ray(self) -> None:
         """End the placement process. Then Ray ends the actors, too, but the ranks go on."""

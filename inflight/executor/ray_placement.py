@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
@@ -46,7 +47,10 @@ from inflight.interface.start_up import (
 from inflight.processes.child_process import SIGKILL_SECONDS, child_command, child_environment, name_process
 from inflight.processes.streams import BlockingStream
 
+logger = logging.getLogger(__name__)
+
 MAX_CONNECT_SECONDS = 20.0
+RETRY_SECONDS = 0.2
 Send = Callable[[PlacementMessage | Refused | StartUpFailed], None]
 
 
@@ -143,26 +147,28 @@ class RayPlacement:
         """Runs in a thread of its own. If the machine of the rank's actor is gone, only this thread waits."""
         rank = command.rank
         with self._locks[rank]:
-            try:
-                if self._started[rank] is command:
-                    self._start_with_actor(command)
-            except RayActorError:  # the actor is dead, so Ray has its CPUs or its GPU for a new one
-                actor = self._new_actor()
-                self._machines[rank] = ray.get(actor.machine.remote())
-                self._actors[rank] = actor
-                self._tell()
-                self._start_with_actor(command)
+            while self._started[rank] is command:
+                try:
+                    self._start_with_actor(command, self._actors[rank])
+                    return
+                # The actor is dead, so Ray has its place for a new one. But Ray may not know yet that its machine is gone, too.
+                except RayActorError as error:
+                    logger.warning("the actor of rank %d has ended, so it is started again: %s", rank, error)
+                    self._actors[rank] = self._new_actor()
+                    time.sleep(RETRY_SECONDS)
+                except RayError as error:
+                    cause = error.cause if isinstance(error, RayTaskError) else error
+                    if self._started[rank] is command:
+                        self._send(StartUpFailed(rank=rank, failure=failure_of(cause)))
+                    return
 
-    def _start_with_actor(self, command: StartRank) -> None:
-        rank = command.rank
-        is_local = self._machines[rank] == self._own
-        address = (command.local_name, 0) if is_local else (command.host, command.port)
-        start = self._actors[rank].start.remote(rank, command.world_size, command.title, *address, command.token)
-        try:
-            ray.get(start)
-        except RayTaskError as error:
-            if self._started[rank] is command:
-                self._send(StartUpFailed(rank=rank, failure=failure_of(error.cause)))
+    def _start_with_actor(self, command: StartRank, actor: Any) -> None:  # Any: see `_new_actor`
+        machine = ray.get(actor.machine.remote())
+        if machine != self._machines[command.rank]:
+            self._machines[command.rank] = machine
+            self._tell()
+        address = (command.local_name, 0) if machine == self._own else (command.host, command.port)
+        ray.get(actor.start.remote(command.rank, command.world_size, command.title, *address, command.token))
 
     def _new_actor(self) -> Any:  # Any: an actor's handle has the methods of its class
         return ray.remote(RankStarter).options(**self._options).remote()
