@@ -36,9 +36,9 @@ class RunningServer:
 def wait_until_idle(server: RunningServer) -> None:
     """A client that has gone is noticed a moment later."""
     deadline = time.monotonic() + 300
-    while server.engine.num_unfinished_requests and time.monotonic() < deadline:
+    while len(server.engine._streams) and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert server.engine.num_unfinished_requests == 0
+    assert len(server.engine._streams) == 0
 
 
 def demo_args(**more: object) -> EngineArgs:

@@ -322,10 +322,6 @@ class AsyncLLM(AsyncFrontEnd):
     def is_draining(self) -> bool:
         return self._drain.has_begun
 
-    @property
-    def num_unfinished_requests(self) -> int:
-        return len(self._streams)
-
     async def check_health(self) -> None:
         """
         Raises:

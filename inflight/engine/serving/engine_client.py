@@ -145,11 +145,6 @@ class EngineClient:
         return self.is_connected and self._status.state == "healthy"
 
     @property
-    def lost_because(self) -> str:
-        """Why the engine's process was lost. "" while there is a process."""
-        return self._reason if self.state is EngineState.LOST else ""
-
-    @property
     def busy_since(self) -> float | None:
         """Since when the engine has requests; None if it has none."""
         return self._busy_since if self.num_requests else None

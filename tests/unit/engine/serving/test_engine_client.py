@@ -15,7 +15,7 @@ import pytest
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.engine.serving import engine_client
-from inflight.engine.serving.engine_client import EngineClient
+from inflight.engine.serving.engine_client import EngineClient, EngineState
 from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.errors import EngineDeadError, OutOfMemoryError
 from inflight.executor.failures import failure_of
@@ -34,6 +34,10 @@ from inflight.processes.streams import BlockingStream
 from tests.unit.engine.serving.event_loop import run, until
 
 GONE = "the engine's process is gone"
+
+
+def lost_because(client: EngineClient) -> str:
+    return client._reason if client.state is EngineState.LOST else ""
 
 
 class Played:
@@ -63,7 +67,7 @@ class Played:
         connection.on_faults = lambda status: self.events.append(("faults", (status.state, status.last_cause)))
         connection.on_lost = self.note("lost")
         connection.on_end = self.note("end")
-        connection.on_restored = lambda: self.events.append(("restored", connection.lost_because))
+        connection.on_restored = lambda: self.events.append(("restored", lost_because(connection)))
         return stream
 
     def note(self, name: str) -> Callable[[object], None]:
@@ -86,13 +90,13 @@ def test_a_lost_process_is_told_and_the_next_one_is_used_when_it_is_ready() -> N
     async def test() -> None:
         played = Played()
         connection, first = played.connection, await played.open()
-        assert (connection.lost_because, connection.fault_status.state) == ("", "healthy")
+        assert (lost_because(connection), connection.fault_status.state) == ("", "healthy")
         first.send(outputs(1))
         await played.has("outputs")
         first.close()
         await played.has("lost")
         assert played.events[1:] == [("faults", ("recovering", GONE)), ("lost", GONE)]
-        assert (connection.lost_because, connection.fault_status.last_cause) == (GONE, GONE)
+        assert (lost_because(connection), connection.fault_status.last_cause) == (GONE, GONE)
         connection.send(AbortRequests(request_ids=("dropped",)))
         await connection.reset_prefix_cache()  # a new process has no cached blocks
         connection.pause()  # also without a process
@@ -100,7 +104,7 @@ def test_a_lost_process_is_told_and_the_next_one_is_used_when_it_is_ready() -> N
 
         second = played.new_process()
         await asyncio.sleep(0)
-        assert connection.lost_because == GONE  # the new process loads its model
+        assert lost_because(connection) == GONE  # the new process loads its model
         second.send(EngineReady(front_end=3, num_kv_cache_tokens=10))
         await played.has("restored")
         second.send(outputs(2))
@@ -144,7 +148,7 @@ def test_without_fault_tolerance_a_lost_process_is_the_end() -> None:
         await played.has("end")
         assert played.events == [("faults", ("failed", "")), ("end", "the engine has failed: rank 0 is lost")]
         assert played.connection.summary == "rank 0 has died"
-        assert (played.connection.lost_because, played.connection.fault_status.state) == ("", "failed")
+        assert (lost_because(played.connection), played.connection.fault_status.state) == ("", "failed")
         with pytest.raises(EngineDeadError):
             await asyncio.wait_for(played.connection.reset_prefix_cache(), 5)
         await played.close()
@@ -207,7 +211,7 @@ def test_the_reason_for_giving_up_is_that_of_the_last_process(is_told: bool) -> 
         await played.has("end")
         reason = "it does not fit" if is_told else "no more recoveries"
         assert played.events[2:] == [("faults", ("failed", "")), ("end", reason)]
-        assert played.connection.lost_because == ""
+        assert lost_because(played.connection) == ""
         await played.close()
 
     run(test)
