@@ -24,7 +24,6 @@ _TABLE = """
   0     setting_text
   0     sockets
   0     timeline           errors
-  0     utils              errors envs timeline
 
   1     hub
   1     structured_outputs_params
@@ -51,7 +50,6 @@ _TABLE = """
   2b    worker             device kernels distributed attention layers models model_loader sample spec_decode
 
   2c    processes
-  2c    kv_connector
 
   3     executor
 
@@ -80,7 +78,7 @@ PUBLIC_API = "(api)"
 
 # Rooms that only some files may import, whatever their rank; files of the room itself always may.
 GATES = {
-    "worker": frozenset({"executor/uniproc.py", "executor/external_launcher.py", "executor/worker_main.py"}),
+    "worker": frozenset({"executor/uniproc.py", "executor/external_launcher.py"}),
     "scheduler": frozenset(
         {
             "engine/core/engine_core.py",

@@ -37,7 +37,7 @@ from inflight.engine.serving.engine_client import EngineClient, EngineState
 from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.engine.serving.output_stream import OutputStream
 from inflight.engine.serving.replicas import Replicas, connect
-from inflight.engine.serving.texts import AsyncFrontEnd
+from inflight.engine.serving.texts import Texts
 from inflight.engine.start.model_files import resolve_config
 from inflight.errors import EngineClosedError, EngineDeadError, EngineError, InflightError, RequestTimeoutError
 from inflight.interface.request import EngineCoreOutput, FinishReason
@@ -51,7 +51,7 @@ from inflight.sampling_params import SamplingParams
 logger = logging.getLogger(__name__)
 
 
-class AsyncLLM(AsyncFrontEnd):
+class AsyncLLM(Texts):
     """Make an engine with `from_args` or `attach`. End it with `close`, or use `async with`. All calls must be made on one
     event loop.
 

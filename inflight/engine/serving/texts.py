@@ -1,4 +1,4 @@
-"""`AsyncFrontEnd`: the part of `AsyncLLM` that renders chat templates and tokenises. Threads do this work."""
+"""`Texts`: the part of `AsyncLLM` that renders chat templates and tokenises. Threads do this work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_WAITING_CHARACTERS = 2**24
 CHARACTERS_PER_SECOND = 2**19  # roughly the speed of one thread; tells a refused client when to try again
 
 
-class AsyncFrontEnd:
+class Texts:
     """
     Attributes:
         tokenizer: None if skip_tokenizer_init=True.

@@ -1,4 +1,4 @@
-"""`AsyncFrontEnd`: no short text waits for a long one, and what waits is bounded."""
+"""`Texts`: no short text waits for a long one, and what waits is bounded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from inflight.engine.request.input_processor import InputProcessor
-from inflight.engine.serving.texts import LONG_TEXT, MAX_WAITING_CHARACTERS, NUM_TEXT_THREADS, AsyncFrontEnd
+from inflight.engine.serving.texts import LONG_TEXT, MAX_WAITING_CHARACTERS, NUM_TEXT_THREADS, Texts
 from inflight.errors import OverloadedError
 
 
@@ -31,7 +31,7 @@ class SlowInputProcessor(SimpleNamespace):
 def test_a_short_text_waits_for_no_long_one() -> None:
     async def test() -> None:
         slow = SlowInputProcessor()
-        front_end = AsyncFrontEnd(cast("InputProcessor", slow), seed=0)
+        front_end = Texts(cast("InputProcessor", slow), seed=0)
         try:
             long = [asyncio.create_task(front_end.encode("x" * (LONG_TEXT + 1))) for _ in range(NUM_TEXT_THREADS + 1)]
             await asyncio.sleep(0)
@@ -49,7 +49,7 @@ def test_a_short_text_waits_for_no_long_one() -> None:
 def test_what_waits_for_its_tokens_is_bounded(length: int) -> None:
     async def test() -> None:
         slow = SlowInputProcessor()
-        front_end = AsyncFrontEnd(cast("InputProcessor", slow), seed=0)
+        front_end = Texts(cast("InputProcessor", slow), seed=0)
         try:
             taken = [
                 asyncio.create_task(front_end.encode("x" * length)) for _ in range(MAX_WAITING_CHARACTERS // length)
