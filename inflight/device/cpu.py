@@ -41,9 +41,8 @@ class CpuDevice(Device):
         return host_memory.available_bytes()
 
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        host_memory.call_c_library(
-            "malloc_trim", 0
-        )  # otherwise `work` could reuse freed memory, which would not be counted
+        # otherwise `work` could reuse freed memory, which would not be counted
+        host_memory.call_c_library("malloc_trim", 0)
         before = host_memory.resident_bytes()
         host_memory.reset_peak()
         work()
