@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from tests.architecture.source import PACKAGE, Package  # noqa: E402
 
 PACKAGES = (PACKAGE, "tests", "scripts", "benchmarks")
-UNIT_TESTS = ("tests/unit/", "tests/scripts/")
+UNIT_TESTS = ("tests/unit/", "tests/benchmarks/", "tests/scripts/")
 RUN_ELSEWHERE = ("tests/architecture/", "tests/clients/")  # by scripts/check and `make test-clients`
 DURATIONS = "tests/durations.json"  # the seconds of each test file; may lack files, or be missing
 UNKNOWN_SECONDS = 5.0
@@ -116,11 +116,12 @@ class ImportGraph:
 
     def mirrors(self, path: str) -> list[str]:
         """The tests that are named after a file. tests/unit/kernels/cpu/test_library.py, for example, is named after
-        inflight/kernels/cpu/library.py.
+        inflight/kernels/cpu/library.py, and tests/benchmarks/speed/test_roofline.py after benchmarks/speed/roofline.py.
         """
         pure = PurePosixPath(path)
         names = {f"test_{pure.stem}.py", f"test_{pure.parent.name}_{pure.stem}.py"}
-        folder = f"tests/unit/{folder_of(path)}" if path.startswith(f"{PACKAGE}/") else "tests/"
+        folders = {PACKAGE: f"tests/unit/{folder_of(path)}", "benchmarks": f"tests/{pure.parent}/"}
+        folder = folders.get(pure.parts[0], "tests/")
         unit_tests = (each for each in self.paths.values() if each.startswith(folder) and each.startswith(UNIT_TESTS))
         return sorted(each for each in unit_tests if PurePosixPath(each).name in names)
 

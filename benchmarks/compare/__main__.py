@@ -29,9 +29,9 @@ from benchmarks.compare.driver import Settings
 from benchmarks.compare.engines import DEFAULT_PEERS_HOME, OURS, PAIRINGS, PEERS, Engine, find_before, find_engine
 from benchmarks.compare.process import EngineProcess
 from benchmarks.compare.table import GOALS, Column, Pairs, markdown, table_rows
-from benchmarks.models import add_model_arguments, model_folder, read_into_page_cache, weight_bytes
-from benchmarks.report import allow_slow_steps, emit
-from benchmarks.roofline import Machine, Needs, measure_machine, print_machine, read_needs, tokens_per_second
+from benchmarks.shared.models import add_model_arguments, model_folder, read_into_page_cache, weight_bytes
+from benchmarks.shared.report import allow_slow_steps, emit
+from benchmarks.speed.roofline import Machine, Needs, measure_machine, print_machine, read_needs, tokens_per_second
 from inflight.device.host_memory import available_bytes
 from inflight.entrypoints.cli.workloads import Workload, select
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.report import memory_bytes
+from benchmarks.shared.report import memory_bytes
 
 Generate = Callable[[list[list[int]], int], int]  # prompts, tokens for each -> tokens produced
 Construct = Callable[[], Generate]

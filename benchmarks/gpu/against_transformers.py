@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from benchmarks.gpu.arguments import device_parser, measured
 from benchmarks.gpu.driving import Driver
 from benchmarks.gpu.sizes import CONFIGS, Sizes, random_prompts, sizes_of
-from benchmarks.in_turns import compare_in_turns
+from benchmarks.shared.in_turns import compare_in_turns
 from inflight import LLM
 
 KV_CACHE_BYTES = {"cuda": 8 << 30, "cpu": 1 << 26}

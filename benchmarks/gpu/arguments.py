@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 
 from benchmarks.gpu.sizes import Sizes, sizes_of
-from benchmarks.report import emit
+from benchmarks.shared.report import emit
 
 ERROR_CHARACTERS = 600  # the end of what is told of an error
 

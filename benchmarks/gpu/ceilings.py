@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.gpu.arguments import parse_device
 from benchmarks.gpu.sizes import Sizes
-from benchmarks.report import emit
+from benchmarks.shared.report import emit
 
 WARM_UPS, REPEATS, CALLS = 3, 7, 4
 

@@ -23,7 +23,7 @@ from benchmarks.gpu.driving import Driver, steady
 from benchmarks.gpu.floors import Floor
 from benchmarks.gpu.sizes import CONFIGS, Sizes, random_lengths, random_prompts, sizes_of
 from benchmarks.gpu.trace import idleness, kernel_shares
-from benchmarks.report import emit
+from benchmarks.shared.report import emit
 from inflight import LLM
 
 NUM_KERNELS = 12  # of a step, that are named

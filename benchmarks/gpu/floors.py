@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.roofline import Needs
+from benchmarks.speed.roofline import Needs
 from inflight.config.engine import EngineConfig
 
 # Scales and offsets of 4 bits in groups of 64 are included; a scale a row, or a head and token, does not count.

@@ -19,7 +19,7 @@ from typing import Any
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.report import percentile
+from benchmarks.shared.report import percentile
 
 NAME_CHARACTERS = 60
 SYNCHRONIZATIONS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")

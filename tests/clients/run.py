@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.free_port import free_port
+from benchmarks.shared.free_port import free_port
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fault_server import descendants
-from benchmarks.free_port import free_port
+from benchmarks.robustness.fault_server import descendants
+from benchmarks.shared.free_port import free_port
 from inflight import envs
 from tests.support.python_process import PythonProcess
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fault_chaos import MAX_BURST
-from benchmarks.fault_injection import FAULTS, Fault
-from benchmarks.fault_load import Load, Outcome
-from benchmarks.fault_requests import LoadRequest
-from benchmarks.fault_server import FaultServer
-from benchmarks.faults import Plan, Result, run, run_chaos
+from benchmarks.robustness.fault_chaos import MAX_BURST
+from benchmarks.robustness.fault_injection import FAULTS, Fault
+from benchmarks.robustness.fault_load import Load, Outcome
+from benchmarks.robustness.fault_requests import LoadRequest
+from benchmarks.robustness.fault_server import FaultServer
+from benchmarks.robustness.faults import Plan, Result, run, run_chaos
 from tests.e2e.faulty_executor import UNLUCKY
 from tests.e2e.faulty_executor import __name__ as faulty
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.fault_load import Load
-from benchmarks.fault_requests import draw_requests
-from benchmarks.faults import Result, compare, truth_of
-from benchmarks.report import emit
+from benchmarks.robustness.fault_load import Load
+from benchmarks.robustness.fault_requests import draw_requests
+from benchmarks.robustness.faults import Result, compare, truth_of
+from benchmarks.shared.report import emit
 from tests.e2e.two_machines import TwoMachines, two_machines, why_not
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"

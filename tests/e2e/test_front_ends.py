@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.mock_executor import NAME
+from benchmarks.shared.mock_executor import NAME
 from tests.e2e.serve_process import MODEL, ServeProcess, Stream, assert_nothing_left, events_of, serving, tree_of
 from tests.support.certificates import make_certificate, needs_openssl
 from tests.support.python_process import environment_of

@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import pytest
 
-from benchmarks.fixed_stages import VOCAB_SIZE, Layout, decode_request, make_engine
-from benchmarks.pipeline_overlap import measure
+from benchmarks.overlap.fixed_stages import VOCAB_SIZE, Layout, decode_request, make_engine
+from benchmarks.overlap.pipeline_overlap import measure
 
 NUM_REQUESTS = 12
 PHASES = {"prepare", "receive", "forward"}

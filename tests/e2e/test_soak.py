@@ -1,6 +1,6 @@
 """Many requests of random sizes through few slots: every block comes back, memory does not grow.
 
-`make test` runs a share of the 10,000 requests that `make test-full` runs; `benchmarks/soak.py` takes a larger model.
+`make test` runs a share of the 10,000 requests that `make test-full` runs; `benchmarks.soak` takes a larger model.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from benchmarks.soak import MAX_GROWTH, Soak, draw_requests, growth_bytes
+from benchmarks.robustness.soak import MAX_GROWTH, Soak, draw_requests, growth_bytes
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.llm_engine import LLMEngine
 from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model

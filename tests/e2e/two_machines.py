@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.fault_server import END_SECONDS, FaultServer
+from benchmarks.robustness.fault_server import END_SECONDS, FaultServer
 
 MASTER_ADDRESS, WORKER_ADDRESS = "10.78.0.1", "10.78.0.2"
 _WRONG_HARDWARE_ADDRESS = "02:00:00:00:77:77"

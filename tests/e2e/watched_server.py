@@ -15,7 +15,7 @@ from typing import IO
 
 import httpx
 
-from benchmarks.fault_server import descendants
+from benchmarks.robustness.fault_server import descendants
 from tests.support.python_process import PythonProcess
 from tests.support.waits import wait_until
 

@@ -38,6 +38,8 @@ FILES = {
     "tests/unit/executor/test_start.py": "",
     "tests/unit/sample/test_numbers.py": "from inflight.sample import draw\n",
     "tests/unit/kernels/test_cpu_library.py": "",
+    "benchmarks/speed/words.py": "",
+    "tests/benchmarks/speed/test_words.py": "",
     "tests/e2e/test_all.py": "import inflight.scheduler.limits\n",
     "tests/architecture/test_style.py": "import inflight.scheduler.limits\n",
     "docs/page.md": "",
@@ -102,6 +104,7 @@ def test_the_nearest_come_first(repository: Path, select: Select) -> None:
         ("tests/e2e/test_all.py", ["tests/e2e/test_all.py"]),
         ("tests/architecture/test_style.py", []),  # scripts/check runs it
         ("tests/cases.py", ["tests/unit/engine/test_cases.py"]),
+        ("benchmarks/speed/words.py", ["tests/benchmarks/speed/test_words.py"]),  # and no other test_words.py
         ("docs/page.md", []),
     ],
 )

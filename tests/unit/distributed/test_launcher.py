@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.free_port import free_port
+from benchmarks.shared.free_port import free_port
 from inflight.distributed import launcher
 from inflight.distributed.launcher import LauncherMeeting
 from inflight.distributed.store import reach_store, serve_store

@@ -18,7 +18,7 @@ from itertools import repeat
 import pytest
 import torch
 
-from benchmarks.delayed_channel import DelayedChannel
+from benchmarks.overlap.delayed_channel import DelayedChannel
 from inflight.config.ranks import RankLayout
 from inflight.distributed.activation_link import LinkSpec
 from inflight.distributed.channel import Channel

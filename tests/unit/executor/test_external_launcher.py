@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from benchmarks.free_port import free_port
+from benchmarks.shared.free_port import free_port
 from inflight.envs import LaunchedRank
 from inflight.errors import ConfigError, InflightError, StepError, WorkerDiedError
 from inflight.executor.external_launcher import ExternalLauncherExecutor, _Peer

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.free_port import free_port
+from benchmarks.shared.free_port import free_port
 from inflight.config.engine import EngineConfig
 from inflight.errors import ConfigError, EngineError, InflightError, WorkerDiedError
 from inflight.executor import join, node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from benchmarks.mock_executor import MockExecutor, MockTokensWorker
+from benchmarks.shared.mock_executor import MockExecutor, MockTokensWorker
 from inflight.config.engine import EngineConfig
 from inflight.errors import OutOfMemoryError
 from inflight.executor.uniproc import UniProcExecutor

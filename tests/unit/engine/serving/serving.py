@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from benchmarks.mock_executor import NAME
+from benchmarks.shared.mock_executor import NAME
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.serving.async_llm import AsyncLLM

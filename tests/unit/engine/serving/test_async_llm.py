@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from benchmarks.mock_executor import mock_tokens
+from benchmarks.shared.mock_executor import mock_tokens
 from inflight import LLM
 from inflight.engine.request.input_processor import ProcessedRequest
 from inflight.engine.request.output_processor import Update
