@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from inflight.engine.request.input_processor import ProcessedRequest
-from inflight.engine.request.request_state import Completion, RequestOutputKind, RequestState
+from inflight.engine.request.request_state import CompletionState, RequestOutputKind, RequestState
 from inflight.engine.request.token_logprobs import logprobs_dicts
 from inflight.errors import ErrorKind, InvalidRequestError
 from inflight.interface.request import EngineCoreOutput, FinishReason
@@ -49,7 +49,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._observers = Observers(observers)
         self._requests: dict[str, RequestState] = {}
-        self._sequences: dict[str, tuple[RequestState, Completion]] = {}
+        self._sequences: dict[str, tuple[RequestState, CompletionState]] = {}
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
@@ -137,7 +137,7 @@ class OutputProcessor:
         self._forget_finished(result.changed, time.monotonic())
         return result
 
-    def _add(self, state: RequestState, completion: Completion, output: EngineCoreOutput, now: float) -> None:
+    def _add(self, state: RequestState, completion: CompletionState, output: EngineCoreOutput, now: float) -> None:
         if output.prompt_logprobs is not None and state.prompt_logprobs is not None:
             k = state.request.params.prompt_logprobs or 0
             state.prompt_logprobs += logprobs_dicts(output.prompt_logprobs, k, self._tokenizer)

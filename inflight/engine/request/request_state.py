@@ -54,7 +54,7 @@ class RequestState:
         strings = request.params.stop_strings
         stop_strings = StopStrings(strings) if strings else None
         self.completions = [
-            Completion(index, tokenizer, request, stop_strings) for index in range(len(request.sequences))
+            CompletionState(index, tokenizer, request, stop_strings) for index in range(len(request.sequences))
         ]
         self.num_unfinished = len(self.completions)
         self.engine, self.was_sent = -1, False
@@ -162,7 +162,7 @@ class RequestState:
         )
 
 
-class Completion:
+class CompletionState:
     """One completion of a request: its tokens, text and log-probabilities.
 
     Attributes:
