@@ -91,7 +91,7 @@ class Replicas:
         await asyncio.gather(*(engine.reset_prefix_cache() for engine in left))
 
     async def check_ready(self, start_canary: Callable[[EngineClient], str]) -> Mapping[int, EngineError | None]:
-        """`start_canary`: see `Readiness.check`. `AsyncLLM.check_ready` describes the result.
+        """`start_canary`: see `ReadinessCheck.check`. `AsyncLLM.check_ready` describes the result.
 
         Raises:
             EngineError: no engine is ready.
