@@ -29,7 +29,7 @@ from functools import partial
 from inflight import envs
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import places_on
-from inflight.distributed.launcher import LauncherMeeting
+from inflight.distributed.launcher import LauncherBootstrap
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failed_reply, failure_of
@@ -106,8 +106,8 @@ class ExternalLauncherExecutor(Executor):
         connections: dict[int, socket.socket] = {}
         with contextlib.ExitStack() as until_met:
             if self.world_size > 1:
-                meeting = until_met.enter_context(contextlib.closing(LauncherMeeting(self._me, self._step_budget)))
-                rendezvous, connections = meeting.rendezvous(self._table.epoch), meeting.connections()
+                bootstrap = until_met.enter_context(contextlib.closing(LauncherBootstrap(self._me, self._step_budget)))
+                rendezvous, connections = bootstrap.rendezvous(self._table.epoch), bootstrap.connections()
             self._io.start()
             self._io.run(partial(self._watch, connections))
             self._rank_thread = RankThread(
