@@ -1,9 +1,9 @@
 """Connects ranks on other nodes to node 0. Each opens a TCP connection and first sends a `Hello` with the cluster's token. A
 rank that Ray has started has a token of its own, which is valid once.
 
-Node 0 has a `Listener` in the executor's I/O thread. The other nodes call `connect`. The token is compared in constant time. A
-peer without the right token gets a `Refused`, and nothing else that it sends is decoded. The size of a `Hello` is limited.
-Messages are not encrypted, so nobody else must have access to the network between the nodes.
+Node 0 has a `RankAcceptor` in the executor's I/O thread. The other nodes call `connect`. The token is compared in constant
+time. A peer without the right token gets a `Refused`, and nothing else that it sends is decoded. The size of a `Hello` is
+limited. Messages are not encrypted, so nobody else must have access to the network between the nodes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RETRY_SECONDS = 0.5
 CONNECT_SECONDS = 2.0
 
 
-class Listener:
+class RankAcceptor:
     """Accepts one connection for each expected rank, until `close`. All methods except the constructor run in the I/O thread.
 
     Args:

@@ -28,7 +28,7 @@ from inflight.config.engine import EngineConfig
 from inflight.errors import CodecError, EngineError, RankError, StepTimeoutError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failed_reply
-from inflight.executor.join import Listener
+from inflight.executor.join import RankAcceptor
 from inflight.executor.rank_process import SPARE_TITLE, WAITING_TITLE, WorkerProcess, worker_title
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
@@ -83,7 +83,7 @@ class MultiprocExecutor(Executor):
         self._worker_class = worker_class
         self._max_join_seconds = max_join_seconds
         self._io = IoThread("inflight-io")
-        self._listener: Listener | None = None
+        self._acceptor: RankAcceptor | None = None
         self._terminating = self._is_watching = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
         self._spares: deque[tuple[WorkerProcess, Stream]] = deque()  # changed in the I/O thread, until `_terminate`
@@ -105,7 +105,7 @@ class MultiprocExecutor(Executor):
     def _launch(self) -> None:
         parallel, fault_tolerance = self.config.parallel, self.config.fault_tolerance
         if parallel.nnodes > 1:
-            self._listener = self._new_listener((parallel.master_addr, parallel.master_port), envs.cluster_token())
+            self._acceptor = self._new_acceptor((parallel.master_addr, parallel.master_port), envs.cluster_token())
         self._wanted_spares = 0, SPARE_TITLE
         self.starting.update(range(self.world_size))
         self._io.run(self._launch_ranks)
@@ -118,20 +118,20 @@ class MultiprocExecutor(Executor):
         if fault_tolerance.enabled:
             self._wanted_spares = fault_tolerance.spare_workers, SPARE_TITLE
             self._io.run(self._fill_spares)
-        elif self._listener is not None:
-            self._io.run(self._listener.close)
+        elif self._acceptor is not None:
+            self._io.run(self._acceptor.close)
 
-    def _new_listener(self, address: tuple[str, int], token: str, local_name: str = "") -> Listener:
+    def _new_acceptor(self, address: tuple[str, int], token: str, local_name: str = "") -> RankAcceptor:
         silence = REPLACED_LINK_SILENCE_SECONDS if self.config.fault_tolerance.enabled else MAX_LINK_SILENCE_SECONDS
         max_silence = min(silence, self._step_budget)
-        return Listener(self._io, address, local_name, self.config.parallel, token, max_silence, self._begin)
+        return RankAcceptor(self._io, address, local_name, self.config.parallel, token, max_silence, self._begin)
 
     def _launch_ranks(self) -> None:
         """Start the processes of this machine, and listen for those of other machines."""
-        if self._listener is not None:
-            self._listener.start()
+        if self._acceptor is not None:
+            self._acceptor.start()
             for rank in set(range(self.world_size)) - set(self.local_ranks):
-                self._listener.expect(rank)
+                self._acceptor.expect(rank)
             self._io.loop.call_later(self._max_join_seconds, self._give_up_waiting)
         for rank in self.local_ranks:
             self._start_process(rank)
@@ -191,9 +191,9 @@ class MultiprocExecutor(Executor):
         )
 
     def _give_up_waiting(self) -> None:
-        if self._listener is None or self.meeting.epoch > 0:
+        if self._acceptor is None or self.meeting.epoch > 0:
             return
-        if missing := sorted(self._listener.missing):
+        if missing := sorted(self._acceptor.missing):
             parallel = self.config.parallel
             self.meeting.close(
                 EngineError(
@@ -379,8 +379,8 @@ class MultiprocExecutor(Executor):
     def _expect_again(self, rank: int) -> None:
         """Accept a new process for a rank of another node. `inflight worker` starts it there."""
         self._forget(rank)
-        if self._listener is not None:
-            self._listener.expect(rank)
+        if self._acceptor is not None:
+            self._acceptor.expect(rank)
 
     def _forget(self, rank: int) -> None:
         """Forget the process of a rank, and ignore its messages from now on."""
@@ -412,8 +412,8 @@ class MultiprocExecutor(Executor):
                 if state.is_ready and state.process is None:
                     state.has_ended.wait(max(end - time.monotonic(), 0.0))
         self._io.stop()
-        if self._listener is not None:
-            self._listener.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for stream in (*(state.stream for state in self._ranks), *(stream for _, stream in self._spares)):
             if stream is not None:
                 stream.close()
