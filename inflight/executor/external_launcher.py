@@ -52,7 +52,7 @@ from inflight.interface.messages import (
 from inflight.interface.start_up import EpochCommand, EpochReply, JoinEpoch, Ready, StartUpFailed, Stop, Submitted
 from inflight.interface.worker import Rendezvous
 from inflight.processes.io_thread import IoThread
-from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, Stream, use_heartbeats
+from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, IoStream, use_heartbeats
 from inflight.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class ExternalLauncherExecutor(Executor):
     def _watch(self, connections: dict[int, socket.socket]) -> None:
         for rank, connection in connections.items():
             use_heartbeats(connection, min(MAX_LINK_SILENCE_SECONDS, self._step_budget))
-            stream = Stream(self._io, connection)
+            stream = IoStream(self._io, connection)
             stream.on_message = partial(self._receive, rank)
             stream.on_end = partial(self._stream_ended, rank)
             self._peers[rank] = _Peer(stream)
@@ -296,7 +296,7 @@ class ExternalLauncherExecutor(Executor):
 class _Peer:
     """What the executor knows about another rank."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: IoStream) -> None:
         self.stream = stream
         self.is_ready = False
         self.is_gone = False

@@ -1,7 +1,7 @@
 """`MultiprocExecutor`: every rank is a process, on this machine or another one, connected to the executor by one byte stream.
 
-    caller ── _send ── encode ── Stream ══ socket ══ inbox thread ── main thread (WorkerLoop)
-    _deliver ◀── decode ── I/O thread ══ socket ═══════════════════════════╯
+    caller ── _send ── encode ── IoStream ══ socket ══ inbox thread ── main thread (WorkerLoop)
+    _deliver ◀── decode ── I/O thread ══ socket ═════════════════════════════╯
 
 Node 0 is the engine's machine. It listens for connections if there are other nodes, starts its own processes, and waits for all
 ranks. When a thread ends, the kernel ends the processes it started. So the I/O thread starts them, because it lives as long as
@@ -56,7 +56,7 @@ from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.processes.child_process import SIGKILL_SECONDS, stop_processes, wait_for_end
 from inflight.processes.io_thread import IoThread
 from inflight.processes.ping_watch import PING_SECONDS, PingWatch
-from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, REPLACED_LINK_SILENCE_SECONDS, Stream, with_stream
+from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, REPLACED_LINK_SILENCE_SECONDS, IoStream, with_stream
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class MultiprocExecutor(Executor):
         self._acceptor: RankAcceptor | None = None
         self._terminating = self._is_watching = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
-        self._spares: deque[tuple[WorkerProcess, Stream]] = deque()  # changed in the I/O thread, until `_terminate`
+        self._spares: deque[tuple[WorkerProcess, IoStream]] = deque()  # changed in the I/O thread, until `_terminate`
         self._spares_lock = threading.Lock()  # so that a spare that ends during `_terminate` is closed only once
         self._wanted_spares = 0, SPARE_TITLE  # how many there shall be, and their title
         self._pings = PingWatch(self._ask, self._hangs)
@@ -154,11 +154,11 @@ class MultiprocExecutor(Executor):
         self._io.loop.add_reader(process, partial(self._process_ended, rank, self._ranks[rank]))
         self._begin(rank, stream)
 
-    def _new_process(self, title: str) -> tuple[WorkerProcess, Stream]:
+    def _new_process(self, title: str) -> tuple[WorkerProcess, IoStream]:
         is_one_node = self.config.parallel.nnodes == 1
         return with_stream(self._io, lambda fd: WorkerProcess(title, fd, is_one_node=is_one_node))
 
-    def _begin(self, rank: int, stream: Stream) -> None:
+    def _begin(self, rank: int, stream: IoStream) -> None:
         """Called when the stream to a rank is open. Sends the rank what it needs to construct its worker."""
         state, parallel = self._ranks[rank], self.config.parallel
         stream.on_message = partial(self._receive, rank, state)
@@ -295,7 +295,7 @@ class MultiprocExecutor(Executor):
             self._spares.append(spare)
             self._io.loop.add_reader(process, partial(self._spare_ended, spare))
 
-    def _spare_ended(self, spare: tuple[WorkerProcess, Stream]) -> None:
+    def _spare_ended(self, spare: tuple[WorkerProcess, IoStream]) -> None:
         process, stream = spare
         self._io.loop.remove_reader(process)
         with self._spares_lock:
@@ -425,7 +425,7 @@ class _Rank:
     """What the executor knows about one process of a rank. Written in the I/O thread."""
 
     def __init__(self) -> None:
-        self.stream: Stream | None = None
+        self.stream: IoStream | None = None
         self.process: WorkerProcess | None = None  # None if the rank is on another node
         self.ready_epoch = -1  # the last epoch that the rank has joined
         self.is_gone = False

@@ -25,7 +25,7 @@ from inflight.interface.codec import Message, encode
 from inflight.interface.start_up import PlaceRanks, RanksPlaced, Refused, StartRank, StartUpFailed
 from inflight.interface.worker import TOKEN_BYTES
 from inflight.processes.child_process import SIGKILL_SECONDS, ChildProcess, wait_for_end
-from inflight.processes.streams import Stream, with_stream
+from inflight.processes.streams import IoStream, with_stream
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class RayExecutor(MultiprocExecutor):
                 "process when it is needed; leave spare_workers out"
             )
         # all of these are changed in the I/O thread only:
-        self._ray: tuple[ChildProcess, Stream] | None = None  # the placement process and its stream
+        self._ray: tuple[ChildProcess, IoStream] | None = None  # the placement process and its stream
         self._placed: RanksPlaced | None = None  # the last answer of the placement process; None if there is none
         self._unplaced: set[int] = set()  # ranks that wait for this answer, and are started then
         self._local_name = ""  # of the Unix socket to which ranks of this machine connect, which is faster than TCP
@@ -87,7 +87,7 @@ class RayExecutor(MultiprocExecutor):
             except OSError as error:  # for example, there is no memory at this moment; `recover` tries again
                 self._could_not_start(rank, error)
 
-    def _start_ray(self) -> tuple[ChildProcess, Stream]:
+    def _start_ray(self) -> tuple[ChildProcess, IoStream]:
         process, stream = with_stream(
             self._io, lambda fd: ChildProcess(TITLE, MODULE, [fd], variables=QUIET, starts_processes=False)
         )
@@ -105,7 +105,7 @@ class RayExecutor(MultiprocExecutor):
         self._io.loop.call_later(MAX_ANSWER_SECONDS, self._expect_answer, stream)
         return process, stream
 
-    def _expect_answer(self, stream: Stream) -> None:
+    def _expect_answer(self, stream: IoStream) -> None:
         if self._ray is not None and self._ray[1] is stream and self._placed is None:
             self._not_placed(
                 f"Ray has not answered within {MAX_ANSWER_SECONDS:g} s; check that its head runs, and that RAY_ADDRESS is the "

@@ -29,7 +29,7 @@ from inflight.executor.node import NodeArgs, run_node
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import Hello, Ready
 from inflight.processes.io_thread import IoThread
-from inflight.processes.streams import BlockingStream, Stream
+from inflight.processes.streams import BlockingStream, IoStream
 from tests.conformance.configs import engine_config, plan
 from tests.unit.executor.processes import SCRIPTED, children, have_ended, run_script
 
@@ -240,7 +240,7 @@ def test_silent_strangers_delay_no_rank(waiting: int, monkeypatch: pytest.Monkey
 def all_streams() -> list[object]:
     gc.collect()
     # not `isinstance`, which asks odd objects for their class
-    return [each for each in gc.get_objects() if type(each) is Stream]
+    return [each for each in gc.get_objects() if type(each) is IoStream]
 
 
 def test_a_storm_of_strangers_leaves_nothing_behind(port: int) -> None:
