@@ -38,14 +38,14 @@ def measure(
     times, num_bytes = [], 0
     for i in range(count):
         request = processor.process(f"{num_sequences}-{i}", {"prompt_token_ids": prompt}, params)
-        message = AddRequest(prompt_token_ids=request.prompt_array, children=request.children)
+        message = AddRequest(prompt_token_ids=request.prompt_array, sequences=request.sequences)
         num_bytes = sum(len(memoryview(buffer).cast("B")) for buffer in encode(message).buffers())
         start = time.thread_time()
-        for child in message.children:
-            core.add_request(child, message.prompt_token_ids)
+        for sequence in message.sequences:
+            core.add_request(sequence, message.prompt_token_ids)
         times.append((time.thread_time() - start) * 1e3)
         if i + 1 < count:
-            core.abort_requests({child.request_id for child in message.children})
+            core.abort_requests({sequence.request_id for sequence in message.sequences})
     return times, num_bytes
 
 

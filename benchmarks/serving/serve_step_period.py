@@ -99,8 +99,8 @@ class StepPeriods:
             params = SamplingParams(max_tokens=self._num_tokens, ignore_eos=True, temperature=0.0)
             for index, prompt in enumerate(self._prompts):
                 request = processor.process(str(index), prompt, params, default_seed=index)
-                for child in request.children:
-                    core.add_request(child, request.prompt_array)
+                for sequence in request.sequences:
+                    core.add_request(sequence, request.prompt_array)
             gc.collect()
             gc.freeze()  # as the engine's process does
             start = time.perf_counter()

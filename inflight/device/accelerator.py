@@ -46,8 +46,8 @@ class Event(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Waits until the stream has reached this point. Other threads run meanwhile. A stage (see `Device`) must not call
-        this method, because a stage must not wait for the device."""
+        """Waits until the stream has reached this point. Other threads run meanwhile. A task (see `Device`) must not call
+        this method, because a task must not wait for the device."""
 
 
 class Stream(ABC):
@@ -72,10 +72,10 @@ class Stream(ABC):
 
 
 class Accelerator(Device):
-    """A device whose stages (see `Device`) queue operations on the stream `compute` and do not wait for the device.
+    """A device whose tasks (see `Device`) queue operations on the stream `compute` and do not wait for the device.
 
     Attributes:
-        compute: the stream that stages use; `capture` records on it, too.
+        compute: the stream that tasks use; `capture` records on it, too.
         copy_in, copy_out: the streams of copies from and to pinned memory.
     """
 
@@ -83,12 +83,12 @@ class Accelerator(Device):
     copy_in: Stream
     copy_out: Stream
 
-    def submit(self, stage: Callable[[], T]) -> Future[T]:
-        """Runs the stage at once, in the caller's thread. The operations that the stage queues run later, in order, on the
+    def submit(self, task: Callable[[], T]) -> Future[T]:
+        """Runs the task at once, in the caller's thread. The operations that the task queues run later, in order, on the
         stream `compute`."""
         future: Future[T] = Future()
         try:
-            future.set_result(stage())
+            future.set_result(task())
         except Exception as error:
             future.set_exception(error)
         return future
@@ -104,7 +104,7 @@ class Accelerator(Device):
 
     @abstractmethod
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Records the operations that `work` launches, as a graph. Called in a stage, while nothing else is queued. Returns the
+        """Records the operations that `work` launches, as a graph. Called in a task, while nothing else is queued. Returns the
         function that launches the graph, for `Stream.enqueue`. A launch uses the addresses and the numbers of the recording.
 
         `work` must have run before, so that it compiles nothing and sets up nothing. All graphs share one memory pool: a graph

@@ -26,9 +26,9 @@ ARENA_ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 class Device(ABC):
     """One rank's device. The worker owns it and closes it.
 
-    Everything is computed in stages: functions that the caller passes to `submit`. Loading and profiling are stages, too: on a
-    CPU, code can use several threads only in the thread that runs stages (see `CpuDevice`). The caller must not touch the data
-    of a stage before the stage's future is done.
+    Everything is computed in tasks: functions that the caller passes to `submit`. The forward of a step is one, its sample too.
+    Loading and profiling are tasks, too: on a CPU, code can use several threads only in the thread that runs tasks (see
+    `CpuDevice`). The caller must not touch the data of a task before the task's future is done.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Device(ABC):
     @abstractmethod
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
         """Calls `work` and returns the most bytes of memory that `work` uses at once. Memory that was in use before the call
-        does not count. Called in a stage."""
+        does not count. Called in a task."""
 
     @abstractmethod
     def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
@@ -59,31 +59,31 @@ class Device(ABC):
         """Copies `array` to the device. The caller may change `array` as soon as this method has returned."""
 
     @abstractmethod
-    def submit(self, stage: Callable[[], T]) -> Future[T]:
-        """Runs `stage` after all earlier stages. The future gets the stage's result or exception.
+    def submit(self, task: Callable[[], T]) -> Future[T]:
+        """Runs `task` after all earlier tasks. The future gets the task's result or exception.
 
-        Stages run one at a time, in the order of the calls. On a CPU, a thread of the device runs the stages. On an
-        accelerator, a stage only queues operations for the device, so it runs at once in the caller's thread. If a stage raises
-        an exception, later stages still run. A stage sets torch's thread-local modes (`inference_mode`) itself.
+        Tasks run one at a time, in the order of the calls. On a CPU, a thread of the device runs the tasks. On an
+        accelerator, a task only queues operations for the device, so it runs at once in the caller's thread. If a task raises
+        an exception, later tasks still run. A task sets torch's thread-local modes (`inference_mode`) itself.
         """
 
     @abstractmethod
     def drain(self, work: Callable[[], T]) -> Future[T]:
         """Calls `work` when the device has finished all earlier operations, for example copies to the host.
 
-        Stages call `drain`. Later stages need not wait for `work`. Another thread of the device makes the calls of `work`, one
+        Tasks call `drain`. Later tasks need not wait for `work`. Another thread of the device makes the calls of `work`, one
         at a time, in the order of the calls of `drain`. `close` waits for the queued calls.
         """
 
     @abstractmethod
     def set_num_threads(self, num_threads: int) -> None:
-        """Sets the number of threads that stages use, from the next stage on."""
+        """Sets the number of threads that tasks use, from the next task on."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Waits until all submitted stages have ended, with or without an error."""
+        """Waits until all submitted tasks have ended, with or without an error."""
 
     @abstractmethod
     def close(self) -> None:
-        """Drops the stages that have not begun. Waits for the running stage and for all work of `drain`. Idempotent. After
+        """Drops the tasks that have not begun. Waits for the running task and for all work of `drain`. Idempotent. After
         this call, `submit` must not be called."""

@@ -1,6 +1,6 @@
-"""`CpuDevice`: host memory, one thread that runs the stages in order, and one thread that runs the work of `drain`.
+"""`CpuDevice`: host memory, one thread that runs the tasks in order, and one thread that runs the work of `drain`.
 
-Only the thread for stages opens parallel regions, because OpenMP creates a separate pool of threads for every thread that opens
+Only the thread for tasks opens parallel regions, because OpenMP creates a separate pool of threads for every thread that opens
 one. With two pools, the process would have more pool threads than cores. If this happens once, all pool threads sleep between
 regions instead of spinning, until the process ends. Then each region of torch, and each step of the kernels, begins after 40 us
 instead of 1 us (libgomp, `gomp_managed_threads`).
@@ -31,7 +31,7 @@ class CpuDevice(Device):
     torch_device = torch.device("cpu")
 
     def __init__(self) -> None:
-        # This thread spends its time in calls that release the interpreter lock. Meanwhile the caller can prepare more stages.
+        # This thread spends its time in calls that release the interpreter lock. Meanwhile the caller can prepare more tasks.
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-compute")
         self._drain = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-drain")
         self._closed = False
@@ -66,12 +66,12 @@ class CpuDevice(Device):
     def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array.copy())
 
-    def submit(self, stage: Callable[[], T]) -> Future[T]:
+    def submit(self, task: Callable[[], T]) -> Future[T]:
         assert not self._closed, "submit after close"
-        return self._compute.submit(stage)
+        return self._compute.submit(task)
 
     def drain(self, work: Callable[[], T]) -> Future[T]:
-        # without a copy: on a CPU, the results of the stages are in host memory already
+        # without a copy: on a CPU, the results of the tasks are in host memory already
         return self._drain.submit(work)
 
     def set_num_threads(self, num_threads: int) -> None:

@@ -31,9 +31,9 @@ from inflight.sockets import listen
 _TOKEN_FILE = "token"
 
 
-class LauncherMeeting:
-    """One meeting, in which all ranks connect to each other. A process may start several engines one after another, each with a
-    meeting. Each rank counts its meetings, and only ranks with the same number meet. Close the meeting when all ranks have met.
+class LauncherBootstrap:
+    """Connects all ranks of one engine to each other. A process may start several engines one after another, each with its own
+    bootstrap. Each rank counts them, and only ranks with the same number connect. Close it when all ranks are connected.
 
     Raises:
         ConfigError: rank 0 cannot listen at MASTER_ADDR; or the ranks are on several machines, but have no common
@@ -46,7 +46,7 @@ class LauncherMeeting:
         self._listener: socket.socket | None = None  # on rank 0, until `rendezvous` returns it
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # on rank 0: the folder of the token
         attempt = PrefixStore(f"inflight/attempt {me.attempt}", _launched_store(me, timeout_seconds))
-        self._store = PrefixStore(f"meeting {attempt.add(f'meetings of rank {me.rank}', 1)}", attempt)
+        self._store = PrefixStore(f"engine {attempt.add(f'engines of rank {me.rank}', 1)}", attempt)
         host = _own_address(me)
         try:
             if me.rank == 0:

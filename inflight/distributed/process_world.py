@@ -41,13 +41,13 @@ from inflight.interface.worker import Rendezvous
 from inflight.kernels.cpu.library import load_kernels
 
 
-class _Part(Protocol):
+class _Closable(Protocol):
     """A group or a channel of the world."""
 
     def close(self) -> None: ...
 
 
-P = TypeVar("P", bound=_Part)
+P = TypeVar("P", bound=_Closable)
 
 
 class ProcessWorld(World):
@@ -72,8 +72,8 @@ class ProcessWorld(World):
         super().__init__(layout, rank)
         self._device = device
         self._timeout = rendezvous.timeout_seconds
-        self._lock = threading.Lock()  # protects `_parts` and `_is_closed`
-        self._parts: list[_Part] = []
+        self._lock = threading.Lock()  # protects `_opened` and `_is_closed`
+        self._opened: list[_Closable] = []
         self._is_closed = False
         if rendezvous.addresses:
             assert listener is not None, "a rendezvous with addresses needs the listener of this rank"
@@ -106,24 +106,24 @@ class ProcessWorld(World):
 
     @property
     def is_waiting(self) -> bool:
-        return any(getattr(part, "is_waiting", False) for part in list(self._parts))
+        return any(getattr(each, "is_waiting", False) for each in list(self._opened))
 
     def close(self, reason: str) -> None:
         with self._lock:
             self._is_closed = True
-            parts = list(self._parts)
+            opened = list(self._opened)
         self._mesh.close()
-        for part in parts:
-            part.close()
+        for each in opened:
+            each.close()
 
-    def _own(self, part: P) -> P:
-        """Let `close` close `part`, and return `part`. If the world is closed already, close `part` now, and raise
+    def _own(self, opened: P) -> P:
+        """Let `close` close `opened`, and return `opened`. If the world is closed already, close `opened` now, and raise
         ConnectionError."""
         with self._lock:
             if not self._is_closed:
-                self._parts.append(part)
-                return part
-        part.close()
+                self._opened.append(opened)
+                return opened
+        opened.close()
         raise ConnectionError("this rank has stopped its communication")
 
     def _open_exchange(self, ranks: Sequence[int], name: str) -> Exchange:

@@ -47,7 +47,7 @@ class Mailbox:
         self._tensors.put(None)
 
 
-class Meeting:
+class TensorBarrier:
     """A barrier at which the ranks of a group read each other's tensors."""
 
     def __init__(self, size: int, timeout_seconds: float) -> None:
@@ -79,30 +79,30 @@ class Meeting:
 class ThreadCollectives(Collectives):
     """Every rank computes the result from the tensors of all ranks, in rank order. So all ranks get the same bits."""
 
-    def __init__(self, size: int, rank: int, meeting: Meeting) -> None:
+    def __init__(self, size: int, rank: int, barrier: TensorBarrier) -> None:
         self.size, self.rank = size, rank
-        self._meeting = meeting
+        self._barrier = barrier
 
     def all_reduce(self, x: Tensor) -> Tensor:
         total = sum_in_rank_order(self._put(x))
-        self._meeting.leave()
+        self._barrier.leave()
         return total
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         everything = torch.cat(self._put(x), dim=dim)
-        self._meeting.leave()
+        self._barrier.leave()
         return everything
 
     def broadcast(self, x: Tensor) -> Tensor:
         copy = self._put(x)[0].clone()
-        self._meeting.leave()
+        self._barrier.leave()
         return copy
 
     def close(self) -> None:
-        self._meeting.close(f"rank {self.rank} of the group has left")
+        self._barrier.close(f"rank {self.rank} of the group has left")
 
     def _put(self, x: Tensor) -> list[Tensor]:
-        return self._meeting.put(self.rank, x)
+        return self._barrier.put(self.rank, x)
 
 
 class ThreadChannel(Channel):
@@ -133,7 +133,7 @@ class ThreadWorlds:
         self.layout = layout
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
-        self._meetings: dict[tuple[int, str], Meeting] = {}
+        self._barriers: dict[tuple[int, str], TensorBarrier] = {}
         self._mailboxes: dict[tuple[int, int, str], Mailbox] = {}
         self._closed = ""
 
@@ -141,11 +141,11 @@ class ThreadWorlds:
         """The world of one rank."""
         return _ThreadWorld(self, rank)
 
-    def meeting(self, pp_rank: int, name: str) -> Meeting:
+    def barrier(self, pp_rank: int, name: str) -> TensorBarrier:
         with self._lock:
             self._raise_if_closed()
             size = self.layout.tensor_parallel_size
-            return self._meetings.setdefault((pp_rank, name), Meeting(size, self._timeout))
+            return self._barriers.setdefault((pp_rank, name), TensorBarrier(size, self._timeout))
 
     def mailbox(self, sender: int, receiver: int, name: str) -> Mailbox:
         with self._lock:
@@ -156,8 +156,8 @@ class ThreadWorlds:
         """Let every wait of every rank fail with ConnectionError(reason), now and later. Idempotent."""
         with self._lock:
             self._closed = self._closed or reason
-            for meeting in self._meetings.values():
-                meeting.close(self._closed)
+            for barrier in self._barriers.values():
+                barrier.close(self._closed)
             for mailbox in self._mailboxes.values():
                 mailbox.close(self._closed)
 
@@ -172,8 +172,8 @@ class _ThreadWorld(World):
         self._worlds = worlds
 
     def collectives(self, name: str) -> Collectives:
-        meeting = self._worlds.meeting(self.pp_rank, name)
-        return ThreadCollectives(self.layout.tensor_parallel_size, self.tp_rank, meeting)
+        barrier = self._worlds.barrier(self.pp_rank, name)
+        return ThreadCollectives(self.layout.tensor_parallel_size, self.tp_rank, barrier)
 
     def channel(self, peer: int, name: str) -> Channel:
         return ThreadChannel(self._worlds.mailbox(self.rank, peer, name), self._worlds.mailbox(peer, self.rank, name))

@@ -101,8 +101,8 @@ class LLMEngine:
         request = self._input_processor.process(request_id, prompt, params, **options)
         self._output_processor.add_request(request, kind)
         self._log_unenforced(request.unenforced)
-        for child in request.children:
-            self.core.add_request(child, request.prompt_array)
+        for sequence in request.sequences:
+            self.core.add_request(sequence, request.prompt_array)
 
     def _log_unenforced(self, places: Iterable[str]) -> None:
         """Log each place only once, because the requests of a batch usually have the same schema."""

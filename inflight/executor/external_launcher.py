@@ -29,7 +29,7 @@ from functools import partial
 from inflight import envs
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import places_on
-from inflight.distributed.launcher import LauncherMeeting
+from inflight.distributed.launcher import LauncherBootstrap
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failed_reply, failure_of
@@ -52,7 +52,7 @@ from inflight.interface.messages import (
 from inflight.interface.start_up import EpochCommand, EpochReply, JoinEpoch, Ready, StartUpFailed, Stop, Submitted
 from inflight.interface.worker import Rendezvous
 from inflight.processes.io_thread import IoThread
-from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, Stream, use_heartbeats
+from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, IoStream, use_heartbeats
 from inflight.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -106,8 +106,8 @@ class ExternalLauncherExecutor(Executor):
         connections: dict[int, socket.socket] = {}
         with contextlib.ExitStack() as until_met:
             if self.world_size > 1:
-                meeting = until_met.enter_context(contextlib.closing(LauncherMeeting(self._me, self._step_budget)))
-                rendezvous, connections = meeting.rendezvous(self._table.epoch), meeting.connections()
+                bootstrap = until_met.enter_context(contextlib.closing(LauncherBootstrap(self._me, self._step_budget)))
+                rendezvous, connections = bootstrap.rendezvous(self._table.epoch), bootstrap.connections()
             self._io.start()
             self._io.run(partial(self._watch, connections))
             self._rank_thread = RankThread(
@@ -123,7 +123,7 @@ class ExternalLauncherExecutor(Executor):
     def _watch(self, connections: dict[int, socket.socket]) -> None:
         for rank, connection in connections.items():
             use_heartbeats(connection, min(MAX_LINK_SILENCE_SECONDS, self._step_budget))
-            stream = Stream(self._io, connection)
+            stream = IoStream(self._io, connection)
             stream.on_message = partial(self._receive, rank)
             stream.on_end = partial(self._stream_ended, rank)
             self._peers[rank] = _Peer(stream)
@@ -296,7 +296,7 @@ class ExternalLauncherExecutor(Executor):
 class _Peer:
     """What the executor knows about another rank."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: IoStream) -> None:
         self.stream = stream
         self.is_ready = False
         self.is_gone = False

@@ -1,9 +1,9 @@
 """Connects ranks on other nodes to node 0. Each opens a TCP connection and first sends a `Hello` with the cluster's token. A
 rank that Ray has started has a token of its own, which is valid once.
 
-Node 0 has a `Listener` in the executor's I/O thread. The other nodes call `connect`. The token is compared in constant time. A
-peer without the right token gets a `Refused`, and nothing else that it sends is decoded. The size of a `Hello` is limited.
-Messages are not encrypted, so nobody else must have access to the network between the nodes.
+Node 0 has a `RankAcceptor` in the executor's I/O thread. The other nodes call `connect`. The token is compared in constant
+time. A peer without the right token gets a `Refused`, and nothing else that it sends is decoded. The size of a `Hello` is
+limited. Messages are not encrypted, so nobody else must have access to the network between the nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inflight.interface.codec import MESSAGE_TYPES, Message, encode, schema_dige
 from inflight.interface.framing import MAX_FRAME_BYTES
 from inflight.interface.start_up import Hello, Refused, Welcome
 from inflight.processes.io_thread import IoThread
-from inflight.processes.streams import BlockingStream, Stream, use_heartbeats
+from inflight.processes.streams import BlockingStream, IoStream, use_heartbeats
 from inflight.sockets import connect_locally, listen, listen_locally
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ RETRY_SECONDS = 0.5
 CONNECT_SECONDS = 2.0
 
 
-class Listener:
+class RankAcceptor:
     """Accepts one connection for each expected rank, until `close`. All methods except the constructor run in the I/O thread.
 
     Args:
@@ -59,7 +59,7 @@ class Listener:
         parallel: ParallelConfig,
         token: str,
         max_silence_seconds: float,
-        on_join: Callable[[int, Stream], None],
+        on_join: Callable[[int, IoStream], None],
     ) -> None:
         self._io = io
         self._token = token
@@ -68,7 +68,7 @@ class Listener:
         self._missing: set[int] = set()
         self._max_silence_seconds = max_silence_seconds
         self._on_join = on_join
-        self._strangers: dict[Stream, asyncio.TimerHandle] = {}  # the oldest first; the timer drops it
+        self._strangers: dict[IoStream, asyncio.TimerHandle] = {}  # the oldest first; the timer drops it
         self._sockets = [_listen(*address)]
         if local_name:
             self._sockets.append(listen_locally(local_name))
@@ -111,19 +111,19 @@ class Listener:
             self._dismiss(next(iter(self._strangers)), "a stranger", "too many connections have sent no Hello")
         use_heartbeats(connected, self._max_silence_seconds)
         host = str(peer[0]) if peer else "this machine"
-        stream = Stream(self._io, connected, allowed=(Hello,), max_frame_bytes=MAX_HELLO_BYTES)
+        stream = IoStream(self._io, connected, allowed=(Hello,), max_frame_bytes=MAX_HELLO_BYTES)
         stream.on_message = partial(self._greet, stream, host)
         stream.on_end = partial(self._dismiss, stream, host)
         no_hello = partial(self._dismiss, stream, host, f"it sent no Hello within {MAX_HELLO_SECONDS:g} s")
         self._strangers[stream] = self._io.loop.call_later(MAX_HELLO_SECONDS, no_hello)
 
-    def _dismiss(self, stream: Stream, host: str, reason: str) -> None:
+    def _dismiss(self, stream: IoStream, host: str, reason: str) -> None:
         if (timer := self._strangers.pop(stream, None)) is not None:
             timer.cancel()  # it holds the stream
             logger.warning("a connection from %s was dropped: %s", host, reason)
             stream.close()
 
-    def _greet(self, stream: Stream, host: str, hello: Message) -> None:
+    def _greet(self, stream: IoStream, host: str, hello: Message) -> None:
         assert isinstance(hello, Hello)
         refusal = self._refusal(hello)
         if refusal:

@@ -1,7 +1,7 @@
 """`MultiprocExecutor`: every rank is a process, on this machine or another one, connected to the executor by one byte stream.
 
-    caller ── _send ── encode ── Stream ══ socket ══ inbox thread ── main thread (WorkerLoop)
-    _deliver ◀── decode ── I/O thread ══ socket ═══════════════════════════╯
+    caller ── _send ── encode ── IoStream ══ socket ══ inbox thread ── main thread (WorkerLoop)
+    _deliver ◀── decode ── I/O thread ══ socket ═════════════════════════════╯
 
 Node 0 is the engine's machine. It listens for connections if there are other nodes, starts its own processes, and waits for all
 ranks. When a thread ends, the kernel ends the processes it started. So the I/O thread starts them, because it lives as long as
@@ -28,7 +28,7 @@ from inflight.config.engine import EngineConfig
 from inflight.errors import CodecError, EngineError, RankError, StepTimeoutError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failed_reply
-from inflight.executor.join import Listener
+from inflight.executor.join import RankAcceptor
 from inflight.executor.rank_process import SPARE_TITLE, WAITING_TITLE, WorkerProcess, worker_title
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
@@ -56,7 +56,7 @@ from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.processes.child_process import SIGKILL_SECONDS, stop_processes, wait_for_end
 from inflight.processes.io_thread import IoThread
 from inflight.processes.ping_watch import PING_SECONDS, PingWatch
-from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, REPLACED_LINK_SILENCE_SECONDS, Stream, with_stream
+from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, REPLACED_LINK_SILENCE_SECONDS, IoStream, with_stream
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +83,10 @@ class MultiprocExecutor(Executor):
         self._worker_class = worker_class
         self._max_join_seconds = max_join_seconds
         self._io = IoThread("inflight-io")
-        self._listener: Listener | None = None
+        self._acceptor: RankAcceptor | None = None
         self._terminating = self._is_watching = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
-        self._spares: deque[tuple[WorkerProcess, Stream]] = deque()  # changed in the I/O thread, until `_terminate`
+        self._spares: deque[tuple[WorkerProcess, IoStream]] = deque()  # changed in the I/O thread, until `_terminate`
         self._spares_lock = threading.Lock()  # so that a spare that ends during `_terminate` is closed only once
         self._wanted_spares = 0, SPARE_TITLE  # how many there shall be, and their title
         self._pings = PingWatch(self._ask, self._hangs)
@@ -105,7 +105,7 @@ class MultiprocExecutor(Executor):
     def _launch(self) -> None:
         parallel, fault_tolerance = self.config.parallel, self.config.fault_tolerance
         if parallel.nnodes > 1:
-            self._listener = self._new_listener((parallel.master_addr, parallel.master_port), envs.cluster_token())
+            self._acceptor = self._new_acceptor((parallel.master_addr, parallel.master_port), envs.cluster_token())
         self._wanted_spares = 0, SPARE_TITLE
         self.starting.update(range(self.world_size))
         self._io.run(self._launch_ranks)
@@ -118,20 +118,20 @@ class MultiprocExecutor(Executor):
         if fault_tolerance.enabled:
             self._wanted_spares = fault_tolerance.spare_workers, SPARE_TITLE
             self._io.run(self._fill_spares)
-        elif self._listener is not None:
-            self._io.run(self._listener.close)
+        elif self._acceptor is not None:
+            self._io.run(self._acceptor.close)
 
-    def _new_listener(self, address: tuple[str, int], token: str, local_name: str = "") -> Listener:
+    def _new_acceptor(self, address: tuple[str, int], token: str, local_name: str = "") -> RankAcceptor:
         silence = REPLACED_LINK_SILENCE_SECONDS if self.config.fault_tolerance.enabled else MAX_LINK_SILENCE_SECONDS
         max_silence = min(silence, self._step_budget)
-        return Listener(self._io, address, local_name, self.config.parallel, token, max_silence, self._begin)
+        return RankAcceptor(self._io, address, local_name, self.config.parallel, token, max_silence, self._begin)
 
     def _launch_ranks(self) -> None:
         """Start the processes of this machine, and listen for those of other machines."""
-        if self._listener is not None:
-            self._listener.start()
+        if self._acceptor is not None:
+            self._acceptor.start()
             for rank in set(range(self.world_size)) - set(self.local_ranks):
-                self._listener.expect(rank)
+                self._acceptor.expect(rank)
             self._io.loop.call_later(self._max_join_seconds, self._give_up_waiting)
         for rank in self.local_ranks:
             self._start_process(rank)
@@ -154,11 +154,11 @@ class MultiprocExecutor(Executor):
         self._io.loop.add_reader(process, partial(self._process_ended, rank, self._ranks[rank]))
         self._begin(rank, stream)
 
-    def _new_process(self, title: str) -> tuple[WorkerProcess, Stream]:
+    def _new_process(self, title: str) -> tuple[WorkerProcess, IoStream]:
         is_one_node = self.config.parallel.nnodes == 1
         return with_stream(self._io, lambda fd: WorkerProcess(title, fd, is_one_node=is_one_node))
 
-    def _begin(self, rank: int, stream: Stream) -> None:
+    def _begin(self, rank: int, stream: IoStream) -> None:
         """Called when the stream to a rank is open. Sends the rank what it needs to construct its worker."""
         state, parallel = self._ranks[rank], self.config.parallel
         stream.on_message = partial(self._receive, rank, state)
@@ -191,9 +191,9 @@ class MultiprocExecutor(Executor):
         )
 
     def _give_up_waiting(self) -> None:
-        if self._listener is None or self.meeting.epoch > 0:
+        if self._acceptor is None or self.meeting.epoch > 0:
             return
-        if missing := sorted(self._listener.missing):
+        if missing := sorted(self._acceptor.missing):
             parallel = self.config.parallel
             self.meeting.close(
                 EngineError(
@@ -295,7 +295,7 @@ class MultiprocExecutor(Executor):
             self._spares.append(spare)
             self._io.loop.add_reader(process, partial(self._spare_ended, spare))
 
-    def _spare_ended(self, spare: tuple[WorkerProcess, Stream]) -> None:
+    def _spare_ended(self, spare: tuple[WorkerProcess, IoStream]) -> None:
         process, stream = spare
         self._io.loop.remove_reader(process)
         with self._spares_lock:
@@ -379,8 +379,8 @@ class MultiprocExecutor(Executor):
     def _expect_again(self, rank: int) -> None:
         """Accept a new process for a rank of another node. `inflight worker` starts it there."""
         self._forget(rank)
-        if self._listener is not None:
-            self._listener.expect(rank)
+        if self._acceptor is not None:
+            self._acceptor.expect(rank)
 
     def _forget(self, rank: int) -> None:
         """Forget the process of a rank, and ignore its messages from now on."""
@@ -412,8 +412,8 @@ class MultiprocExecutor(Executor):
                 if state.is_ready and state.process is None:
                     state.has_ended.wait(max(end - time.monotonic(), 0.0))
         self._io.stop()
-        if self._listener is not None:
-            self._listener.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for stream in (*(state.stream for state in self._ranks), *(stream for _, stream in self._spares)):
             if stream is not None:
                 stream.close()
@@ -425,7 +425,7 @@ class _Rank:
     """What the executor knows about one process of a rank. Written in the I/O thread."""
 
     def __init__(self) -> None:
-        self.stream: Stream | None = None
+        self.stream: IoStream | None = None
         self.process: WorkerProcess | None = None  # None if the rank is on another node
         self.ready_epoch = -1  # the last epoch that the rank has joined
         self.is_gone = False

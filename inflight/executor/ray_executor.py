@@ -18,14 +18,14 @@ from dataclasses import replace
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import places_on
 from inflight.errors import ConfigError
-from inflight.executor.join import Listener
+from inflight.executor.join import RankAcceptor
 from inflight.executor.multiproc import WORKER_CLASS, MultiprocExecutor
 from inflight.executor.rank_process import WorkerProcess, worker_title
 from inflight.interface.codec import Message, encode
 from inflight.interface.start_up import PlaceRanks, RanksPlaced, Refused, StartRank, StartUpFailed
 from inflight.interface.worker import TOKEN_BYTES
 from inflight.processes.child_process import SIGKILL_SECONDS, ChildProcess, wait_for_end
-from inflight.processes.streams import Stream, with_stream
+from inflight.processes.streams import IoStream, with_stream
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class RayExecutor(MultiprocExecutor):
                 "process when it is needed; leave spare_workers out"
             )
         # all of these are changed in the I/O thread only:
-        self._ray: tuple[ChildProcess, Stream] | None = None  # the placement process and its stream
+        self._ray: tuple[ChildProcess, IoStream] | None = None  # the placement process and its stream
         self._placed: RanksPlaced | None = None  # the last answer of the placement process; None if there is none
         self._unplaced: set[int] = set()  # ranks that wait for this answer, and are started then
         self._local_name = ""  # of the Unix socket to which ranks of this machine connect, which is faster than TCP
@@ -87,7 +87,7 @@ class RayExecutor(MultiprocExecutor):
             except OSError as error:  # for example, there is no memory at this moment; `recover` tries again
                 self._could_not_start(rank, error)
 
-    def _start_ray(self) -> tuple[ChildProcess, Stream]:
+    def _start_ray(self) -> tuple[ChildProcess, IoStream]:
         process, stream = with_stream(
             self._io, lambda fd: ChildProcess(TITLE, MODULE, [fd], variables=QUIET, starts_processes=False)
         )
@@ -105,7 +105,7 @@ class RayExecutor(MultiprocExecutor):
         self._io.loop.call_later(MAX_ANSWER_SECONDS, self._expect_answer, stream)
         return process, stream
 
-    def _expect_answer(self, stream: Stream) -> None:
+    def _expect_answer(self, stream: IoStream) -> None:
         if self._ray is not None and self._ray[1] is stream and self._placed is None:
             self._not_placed(
                 f"Ray has not answered within {MAX_ANSWER_SECONDS:g} s; check that its head runs, and that RAY_ADDRESS is the "
@@ -131,10 +131,10 @@ class RayExecutor(MultiprocExecutor):
 
     def _start_placed(self, placed: RanksPlaced) -> None:
         """Start the ranks that wait for `placed`. Correct `places` for them, and for lost ranks, whose machine may change."""
-        if self._listener is None:
+        if self._acceptor is None:
             name, unknown = f"inflight-{secrets.token_hex(8)}", secrets.token_hex(TOKEN_BYTES)
-            self._listener, self._local_name = self._new_listener((placed.host, 0), unknown, name), name
-            self._listener.start()
+            self._acceptor, self._local_name = self._new_acceptor((placed.host, 0), unknown, name), name
+            self._acceptor.start()
         for name in (placed.machine, *placed.machines):
             self._machines.setdefault(name, len(self._machines))
         machines = [self._machines[name] for name in placed.machines]
@@ -147,13 +147,13 @@ class RayExecutor(MultiprocExecutor):
             starting.remove(rank)
         self.places = tuple(places)
         while self._unplaced:
-            self._start_rank(self._unplaced.pop(), self._listener)
+            self._start_rank(self._unplaced.pop(), self._acceptor)
 
-    def _start_rank(self, rank: int, listener: Listener) -> None:
+    def _start_rank(self, rank: int, acceptor: RankAcceptor) -> None:
         assert self._ray is not None
         token = secrets.token_hex(TOKEN_BYTES)
-        listener.expect(rank, token)
-        host, port = listener.address
+        acceptor.expect(rank, token)
+        host, port = acceptor.address
         command = StartRank(
             rank=rank,
             world_size=self.world_size,
@@ -174,7 +174,7 @@ class RayExecutor(MultiprocExecutor):
     @property
     def _missing(self) -> set[int]:
         """The ranks that are not started, or have not connected."""
-        return self._unplaced | (set() if self._listener is None else self._listener.missing)
+        return self._unplaced | (set() if self._acceptor is None else self._acceptor.missing)
 
     def _end_ray(self) -> None:
         """End the placement process. Then Ray ends the actors, too, but the ranks go on."""
@@ -187,8 +187,8 @@ class RayExecutor(MultiprocExecutor):
             process.close()
 
     def _host(self, rank: int) -> str:
-        assert self._listener is not None
-        return self._listener.address[0] if rank in self.local_ranks else ""
+        assert self._acceptor is not None
+        return self._acceptor.address[0] if rank in self.local_ranks else ""
 
     # -- replacement and end ---------------------------------------------------------------------------------------
 

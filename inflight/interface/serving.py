@@ -60,7 +60,7 @@ class AddRequest:
     """
 
     prompt_token_ids: Int32Array
-    children: tuple[EngineCoreRequest, ...]
+    sequences: tuple[EngineCoreRequest, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

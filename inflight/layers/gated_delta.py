@@ -16,7 +16,7 @@ from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.recurrent_state import RecurrentState
-from inflight.layers.sharding import OutputPart, fused, head_part
+from inflight.layers.sharding import OutputShard, fused, head_shard
 from inflight.layers.weights import WeightSlot, WeightSlots
 
 
@@ -27,9 +27,9 @@ class GatedDeltaMixer(RecurrentMixer):
 
     def __init__(self, hidden_size: int, eps: float, spec: GatedDeltaSpec, layer: int, context: LayerContext) -> None:
         super().__init__()
-        key = head_part(spec.num_key_heads, spec.key_dim, context.tp)
-        value = head_part(spec.num_value_heads, spec.value_dim, context.tp)
-        head = head_part(spec.num_value_heads, 1, context.tp)
+        key = head_shard(spec.num_key_heads, spec.key_dim, context.tp)
+        value = head_shard(spec.num_value_heads, spec.value_dim, context.tp)
+        head = head_shard(spec.num_value_heads, 1, context.tp)
         self.channels = fused("in_proj_qkv", {"query": key, "key": key, "value": value})
         self.in_proj = ColumnParallelLinear(
             hidden_size,
@@ -96,18 +96,18 @@ class GatedDeltaMixer(RecurrentMixer):
         return mixed.flatten(1), matrices, inputs
 
 
-def _grouped(spec: GatedDeltaSpec, tp: TensorParallelGroup) -> dict[str, OutputPart]:
+def _grouped(spec: GatedDeltaSpec, tp: TensorParallelGroup) -> dict[str, OutputShard]:
     """The projections, if the checkpoint has one tensor with the query, key, values and gates of each key head in turn, and
     another with its betas and steps."""
     per_key_head = spec.num_value_heads // spec.num_key_heads
     values = per_key_head * spec.value_dim
-    found: dict[str, OutputPart] = {}
+    found: dict[str, OutputShard] = {}
     for source, sizes in (
         ("in_proj_qkvz", {"query": spec.key_dim, "key": spec.key_dim, "value": values, "gate": values}),
         ("in_proj_ba", {"beta": per_key_head, "step": per_key_head}),
     ):
         group, first = sum(sizes.values()), 0
-        whole = head_part(spec.num_key_heads, group, tp)
+        whole = head_shard(spec.num_key_heads, group, tp)
         starts = torch.arange(0, whole.size, group, dtype=torch.int64, device="cpu")
         for name, size in sizes.items():
             rows = starts[:, None] + first + torch.arange(size, dtype=torch.int64, device="cpu")

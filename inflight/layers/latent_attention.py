@@ -20,7 +20,7 @@ from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.norm import RMSNorm
-from inflight.layers.sharding import OutputPart, head_part, repeat_order, row_order
+from inflight.layers.sharding import OutputShard, head_shard, repeat_order, row_order
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
@@ -34,13 +34,13 @@ class LatentAttention(Loadable):
         latent = spec.latent
         assert latent is not None
         self.latent, self.rotation_index, self.ops = latent, rotation_index, context.ops
-        heads = head_part(spec.num_heads, 1, context.tp)
+        heads = head_shard(spec.num_heads, 1, context.tp)
         self.num_heads = heads.size
         order = row_order(spec.rope, latent.rope_dim)
         order = torch.arange(latent.rope_dim, dtype=torch.int64, device="cpu") if order is None else order
         inputs = {"kv_a_proj_with_mqa": _whole(spec.head_dim, _behind(latent.rank, order))}
         head_order = _behind(latent.nope_dim, order)
-        query = head_part(spec.num_heads, len(head_order), context.tp)
+        query = head_shard(spec.num_heads, len(head_order), context.tp)
         query = replace(query, order=repeat_order(head_order, query.size))
         self.q_a_layernorm: RMSNorm | None = None
         if latent.query_rank is not None:
@@ -51,7 +51,7 @@ class LatentAttention(Loadable):
         self.q_proj = ColumnParallelLinear(query_size, {name: query}, bias=False, context=context)
         self.in_proj = ColumnParallelLinear(hidden_size, inputs, bias=spec.qkv_bias, context=context)
         self.kv_a_layernorm = RMSNorm(latent.rank, latent.eps, context)
-        self.kv_b = head_part(spec.num_heads, latent.nope_dim + latent.value_dim, context.tp)
+        self.kv_b = head_shard(spec.num_heads, latent.nope_dim + latent.value_dim, context.tp)
         rows = torch.empty(self.kv_b.size, latent.rank, dtype=context.dtype, device=context.weight_device)
         self.kv_b_weight = nn.Parameter(rows, False)
         self.linear = context.linear
@@ -112,9 +112,9 @@ class LatentAttention(Loadable):
         return out
 
 
-def _whole(size: int, order: Tensor | None = None) -> OutputPart:
+def _whole(size: int, order: Tensor | None = None) -> OutputShard:
     """A projection of which every rank holds all rows."""
-    return OutputPart(size, 0, size, order=order)
+    return OutputShard(size, 0, size, order=order)
 
 
 def _behind(num_rows: int, order: Tensor) -> Tensor:

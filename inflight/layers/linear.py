@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.context import LayerContext
 from inflight.layers.linear_method import PreparedLinear
-from inflight.layers.sharding import OutputPart, even_part
+from inflight.layers.sharding import OutputShard, even_shard
 from inflight.layers.stored_parts import StoredParts
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
@@ -57,7 +57,7 @@ class ColumnParallelLinear(Linear):
     def __init__(
         self,
         in_features: int,
-        parts: Mapping[str, OutputPart],
+        parts: Mapping[str, OutputShard],
         *,
         bias: bool,
         context: LayerContext,
@@ -92,7 +92,7 @@ class RowParallelLinear(Linear):
     """A linear layer whose input features are sharded. The ranks' partial sums are added up. Only rank 0 adds the bias."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, context: LayerContext) -> None:
-        self.columns = even_part(in_features, context.tp)
+        self.columns = even_shard(in_features, context.tp)
         super().__init__(self.columns.size, out_features, bias=bias, context=context)
         self.tp = context.tp
 

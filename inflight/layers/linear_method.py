@@ -97,7 +97,7 @@ class LinearMethod(ABC):
         """Measures the ways to multiply up to `max_num_rows` rows, and chooses the fastest way for each weight and number of
         rows. Returns the choices.
 
-        Called in a stage (see `Device`) while nothing else is queued, after all weights are prepared and before CUDA graphs are
+        Called in a task (see `Device`) while nothing else is queued, after all weights are prepared and before CUDA graphs are
         captured. A method that has only one way to multiply returns an empty list.
         """
         return []

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.layers.context import LayerContext
-from inflight.layers.sharding import OutputPart
+from inflight.layers.sharding import OutputShard
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
@@ -56,7 +56,7 @@ class WholeQKNorm(Loadable):
     those of `QKNorm`. `query` and `key` are the parts of the projections that this rank holds.
     """
 
-    def __init__(self, query: OutputPart, key: OutputPart, eps: float, context: LayerContext) -> None:
+    def __init__(self, query: OutputShard, key: OutputShard, eps: float, context: LayerContext) -> None:
         super().__init__()
         self.parts = {"q_norm": query, "k_norm": key}
         ones = torch.ones(query.size + key.size, dtype=context.dtype, device=context.device)

@@ -1,4 +1,4 @@
-"""Which rows of a weight a rank holds (`OutputPart`), and in which order (`row_order`)."""
+"""Which rows of a weight a rank holds (`OutputShard`), and in which order (`row_order`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 
 
 @dataclass(frozen=True)
-class OutputPart:
+class OutputShard:
     """The rows of one projection that this rank holds: `[start, start + size)` of the `total` rows in the checkpoint. The
     layer's row i of them is the checkpoint's row `start + order[i]`; without an `order`, the rows are in the same order.
     `source`: the name of the tensor in the checkpoint, if it is not the name of the projection."""
@@ -25,7 +25,7 @@ class OutputPart:
     source: str | None = None
 
 
-def fused(source: str, parts: Mapping[str, OutputPart]) -> dict[str, OutputPart]:
+def fused(source: str, parts: Mapping[str, OutputShard]) -> dict[str, OutputShard]:
     """The same projections, if the checkpoint has one tensor `source` with the rows of all of them, one behind the other."""
     total, first, found = sum(part.total for part in parts.values()), 0, {}
     for name, part in parts.items():
@@ -34,19 +34,19 @@ def fused(source: str, parts: Mapping[str, OutputPart]) -> dict[str, OutputPart]
     return found
 
 
-def even_part(total: int, tp: TensorParallelGroup) -> OutputPart:
-    """This rank's part of `total` rows that are divided evenly among the ranks."""
+def even_shard(total: int, tp: TensorParallelGroup) -> OutputShard:
+    """This rank's shard of `total` rows that are divided evenly among the ranks."""
     assert total % tp.size == 0, f"{total} rows cannot be divided among {tp.size} ranks"
     size = total // tp.size
-    return OutputPart(total=total, start=tp.rank * size, size=size)
+    return OutputShard(total=total, start=tp.rank * size, size=size)
 
 
-def head_part(num_heads: int, head_dim: int, tp: TensorParallelGroup) -> OutputPart:
-    """This rank's part of the heads. If there are fewer heads than ranks, neighbouring ranks hold copies of the same head."""
+def head_shard(num_heads: int, head_dim: int, tp: TensorParallelGroup) -> OutputShard:
+    """This rank's shard of the heads. If there are fewer heads than ranks, neighbouring ranks hold copies of the same head."""
     num_shards = min(num_heads, tp.size)
     assert num_heads % num_shards == 0 and tp.size % num_shards == 0, f"{num_heads} heads, {tp.size} ranks"
     size = num_heads // num_shards * head_dim
-    return OutputPart(total=num_heads * head_dim, start=tp.rank * num_shards // tp.size * size, size=size)
+    return OutputShard(total=num_heads * head_dim, start=tp.rank * num_shards // tp.size * size, size=size)
 
 
 def row_order(rope: RopeConfig | None, head_dim: int) -> Tensor | None:

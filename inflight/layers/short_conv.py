@@ -12,7 +12,7 @@ from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.recurrent_state import RecurrentState
-from inflight.layers.sharding import even_part, fused
+from inflight.layers.sharding import even_shard, fused
 from inflight.layers.weights import WeightSlot, WeightSlots
 
 
@@ -23,7 +23,7 @@ class ShortConvMixer(RecurrentMixer):
 
     def __init__(self, hidden_size: int, spec: ShortConvSpec, layer: int, context: LayerContext) -> None:
         super().__init__()
-        self.part = even_part(hidden_size, context.tp)
+        self.part = even_shard(hidden_size, context.tp)
         parts = fused("in_proj", {"b": self.part, "c": self.part, "x": self.part})
         self.in_proj = ColumnParallelLinear(hidden_size, parts, bias=spec.bias, context=context)
         self.out_proj = RowParallelLinear(hidden_size, hidden_size, bias=spec.bias, context=context)

@@ -13,14 +13,14 @@ from inflight.config.architecture import TokenInputsSpec
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear
 from inflight.layers.norm import RMSNorm
-from inflight.layers.sharding import OutputPart
+from inflight.layers.sharding import OutputShard
 from inflight.layers.vocab import VocabParallelEmbedding
 from inflight.layers.weights import Loadable, WeightSlots
 
 
 def _whole(in_features: int, out_features: int, name: str, context: LayerContext) -> ColumnParallelLinear:
     """A projection that each rank computes as a whole."""
-    part = OutputPart(total=out_features, start=0, size=out_features)
+    part = OutputShard(total=out_features, start=0, size=out_features)
     return ColumnParallelLinear(in_features, {name: part}, bias=False, context=context)
 
 

@@ -25,7 +25,7 @@ from inflight.layers.norm import RMSNorm
 from inflight.layers.qk_norm import QKNorm, WholeQKNorm
 from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.rotary import RotaryEmbedding
-from inflight.layers.sharding import OutputPart, even_part, fused, head_part, repeat_order, row_order
+from inflight.layers.sharding import OutputShard, even_shard, fused, head_shard, repeat_order, row_order
 from inflight.layers.short_conv import ShortConvMixer
 from inflight.layers.token_inputs import TokenInput, TokenInputs
 from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
@@ -48,8 +48,8 @@ class DecoderAttention(Loadable):
     ) -> None:
         super().__init__()
         hidden_size = architecture.hidden_size
-        value = head_part(spec.num_kv_heads, spec.head_dim, context.tp)
-        query, key = head_part(spec.num_heads, spec.head_dim, context.tp), value
+        value = head_shard(spec.num_kv_heads, spec.head_dim, context.tp)
+        query, key = head_shard(spec.num_heads, spec.head_dim, context.tp), value
         self.head_dim, self.rotation_index, self.ops = spec.head_dim, rotation_index, context.ops
         self.num_heads, num_kv_heads = query.size // spec.head_dim, value.size // spec.head_dim
         self.num_new = num_kv_heads if owner is None else 0  # key heads that the layer computes
@@ -120,7 +120,7 @@ class DecoderAttention(Loadable):
         return out
 
 
-def _with_gate(query: OutputPart, head_dim: int) -> dict[str, OutputPart]:
+def _with_gate(query: OutputShard, head_dim: int) -> dict[str, OutputShard]:
     """The projections to queries and to their gates, if the checkpoint has the gates of each head behind its queries."""
     order = torch.arange(query.size, dtype=torch.int64, device="cpu") if query.order is None else query.order
     rows = order + order // head_dim * head_dim  # a head has twice as many rows
@@ -135,7 +135,7 @@ class GatedMLP(Loadable):
 
     def __init__(self, hidden_size: int, spec: MlpSpec, context: LayerContext) -> None:
         super().__init__()
-        part = even_part(spec.size, context.tp)
+        part = even_shard(spec.size, context.tp)
         self.size = part.size
         parts = {"gate_proj": part, "up_proj": part}
         if spec.is_fused:

@@ -1,7 +1,7 @@
-"""Byte streams between an executor and its workers. The executor uses a `Stream`, the worker a `BlockingStream`.
+"""Byte streams between an executor and its workers. The executor uses an `IoStream`, the worker a `BlockingStream`.
 
 There is one stream per rank: a socket pair on one machine, TCP between machines. The executor's `IoThread` reads and writes all
-`Stream`s. It reads and writes a bounded number of bytes at a time, so a rank that does not read, or a message of a gigabyte,
+`IoStream`s. It reads and writes a bounded number of bytes at a time, so a rank that does not read, or a message of a gigabyte,
 does not delay the others. If a stream ends, its peer is gone. On TCP the kernel probes the link (keep-alive), and ends the
 stream if the link is broken. Nothing polls.
 """
@@ -55,7 +55,7 @@ def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> Non
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)
 
 
-class Stream:
+class IoStream:
     """The executor's end of one rank's stream. Any thread may call `send`. Other methods must be called in the I/O thread.
 
     The caller must set `on_message` and `on_end` before the I/O thread handles its next event.
@@ -186,7 +186,7 @@ class Stream:
         self._socket.close()
 
 
-def with_stream(io: IoThread, start: Callable[[int], P]) -> tuple[P, Stream]:
+def with_stream(io: IoThread, start: Callable[[int], P]) -> tuple[P, IoStream]:
     """Start a process that has the other end of a new stream. `start`: gets the descriptor of this end. Called in the I/O
     thread."""
     ours, theirs = socket.socketpair()
@@ -196,7 +196,7 @@ def with_stream(io: IoThread, start: Callable[[int], P]) -> tuple[P, Stream]:
         except BaseException:
             ours.close()
             raise
-    return process, Stream(io, ours)
+    return process, IoStream(io, ours)
 
 
 class BlockingStream:

@@ -30,6 +30,7 @@ import numpy as np
 
 from inflight.errors import InflightError
 from inflight.interface.request import AnswerFrame
+from inflight.structured_output.answer_frame_reader import AnswerFrameReader
 from inflight.structured_output.backend import (
     ALL_ALLOWED,
     CompiledGrammar,
@@ -38,7 +39,6 @@ from inflight.structured_output.backend import (
     MaskRows,
     num_mask_words,
 )
-from inflight.structured_output.frame_reader import FrameReader
 from inflight.structured_output.grammar_cache import GrammarCache
 from inflight.structured_output.request_grammar import RequestGrammar
 from inflight.structured_output.spec import GrammarSpec
@@ -96,7 +96,7 @@ class StructuredOutputManager:
         # One thread, which starts when it is needed. Only this thread uses the two attributes after it.
         self._preparations = ThreadPoolExecutor(1, thread_name_prefix="inflight-grammar-start")
         self._texts: TokenTexts | None = None
-        self._readers: dict[tuple[AnswerFrame, bool], FrameReader] = {}
+        self._readers: dict[tuple[AnswerFrame, bool], AnswerFrameReader] = {}
         self._vocab_size = vocab_size
         self._num_words = num_mask_words(vocab_size)
         self._buffers = [np.empty((0, self._num_words), dtype=np.int32) for _ in range(num_buffers)]
@@ -156,14 +156,14 @@ class StructuredOutputManager:
         grammar.future.add_done_callback(start)
         return prepared
 
-    def _reader(self, frame: AnswerFrame, spec: GrammarSpec) -> FrameReader:
+    def _reader(self, frame: AnswerFrame, spec: GrammarSpec) -> AnswerFrameReader:
         """Reads this frame. It is made once, because that needs up to a tenth of a second for a large vocabulary."""
         key = frame, spec.is_exact
         if key not in self._readers:
             if self._texts is None:
                 backend = self._cache.backend()
                 self._texts = TokenTexts(backend.vocabulary_bytes(), self._vocab_size, backend.eos_token_ids)
-            self._readers[key] = FrameReader(frame, self._texts, keeps_blanks=spec.is_exact)
+            self._readers[key] = AnswerFrameReader(frame, self._texts, keeps_blanks=spec.is_exact)
         return self._readers[key]
 
     def failure(self, request_id: str) -> str:

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from functools import cached_property
 
 from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
+from inflight.structured_output.answer_frame_reader import AnswerFrameReader, Position, Section
 from inflight.structured_output.backend import ALL_ALLOWED, CompiledGrammar, GrammarMatcher, MaskRows
-from inflight.structured_output.frame_reader import FrameReader, Part, Position
 from inflight.structured_output.spec import GrammarSpec
 
 
@@ -23,12 +23,12 @@ class RequestGrammar:
         self.spec = spec
         self.future = future
         self._has_frame = has_frame
-        self._reader: FrameReader | None = None
-        self._position = Position(Part.ANSWER)
+        self._reader: AnswerFrameReader | None = None
+        self._position = Position(Section.ANSWER)
         self._token_ids: list[int] = []  # emitted
         self._error = ""
 
-    def read_frame(self, reader: FrameReader) -> None:
+    def read_frame(self, reader: AnswerFrameReader) -> None:
         self._reader = reader
         self._position = reader.start
 
@@ -85,7 +85,7 @@ class RequestGrammar:
 
     def has_ended(self) -> bool:
         """Whether the last token was an EOS that ends the constrained text."""
-        return self._position.part is Part.ANSWER and self.matcher.is_terminated()
+        return self._position.section is Section.ANSWER and self.matcher.is_terminated()
 
     def fill(self, draft_token_ids: Sequence[int], rows: MaskRows) -> str:
         """Write the `len(draft_token_ids) + 1` masks of a request that is not certainly inside the answer: row i is the mask

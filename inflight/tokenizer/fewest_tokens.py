@@ -36,13 +36,13 @@ class FewestTokens:
 
 def _covers_all_bytes(backend: tokenizers.Tokenizer) -> bool:
     """Whether every byte becomes part of a known token. If not, there is no bound, because unknown tokens have any length."""
-    model, stages = backend.model, list(stages_of(backend.pre_tokenizer, "pretokenizers"))
+    model, components = backend.model, list(components_of(backend.pre_tokenizer, "pretokenizers"))
     if not isinstance(model, tokenizers.models.BPE):
         return False
-    if any(stage["type"] not in _KEEPING_PRE_TOKENIZERS or stage.get("behavior") == "Removed" for stage in stages):
+    if any(each["type"] not in _KEEPING_PRE_TOKENIZERS or each.get("behavior") == "Removed" for each in components):
         return False
     pieces: list[str] = []
-    if any(stage["type"] == "ByteLevel" for stage in stages):
+    if any(each["type"] == "ByteLevel" for each in components):
         pieces = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     elif model.byte_fallback:
         pieces = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -52,19 +52,19 @@ def _covers_all_bytes(backend: tokenizers.Tokenizer) -> bool:
 def _normalizer_shrinks(backend: tokenizers.Tokenizer) -> int:
     """Returns the largest factor by which the normalizer can reduce the number of bytes of a text; 0 if it is not known."""
     shrinks = 1
-    for stage in stages_of(backend.normalizer, "normalizers"):
-        if stage["type"] == "NFC":
+    for each in components_of(backend.normalizer, "normalizers"):
+        if each["type"] == "NFC":
             shrinks *= _NFC_SHRINKS
-        elif stage["type"] == "Replace":
-            shrinks *= stage["pattern"] == {"String": " "} and bool(stage["content"])
-        elif stage["type"] != "Prepend":
+        elif each["type"] == "Replace":
+            shrinks *= each["pattern"] == {"String": " "} and bool(each["content"])
+        elif each["type"] != "Prepend":
             return 0
     return shrinks
 
 
-def stages_of(part: Any, name: str) -> Iterator[dict[str, Any]]:  # Any: a part of a tokenizer; JSON
-    """Yields the stages of a normalizer, pre-tokenizer or decoder, as JSON. If `part` is a "Sequence" of stages, they are
-    under the key `name` of its JSON."""
+def components_of(part: Any, name: str) -> Iterator[dict[str, Any]]:  # Any: a part of a tokenizer; JSON
+    """Yields the components of a normalizer, pre-tokenizer or decoder, as JSON. If `part` is a "Sequence" of components, they
+    are under the key `name` of its JSON."""
     if part is not None:
         state = json.loads(part.__getstate__())
         yield from state[name] if state["type"] == "Sequence" else [state]

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from inflight.errors import InvalidRequestError, TokenizerError
-from inflight.tokenizer.fewest_tokens import FewestTokens, stages_of
+from inflight.tokenizer.fewest_tokens import FewestTokens, components_of
 from inflight.tokenizer.incremental import ByteLevelDecoder, IncrementalDecoder
 from inflight.tokenizer.window_decoder import WindowDecoder
 
@@ -59,7 +59,7 @@ class Tokenizer:
         self.all_special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.fewest_tokens = FewestTokens(backend)
-        decoders = [stage["type"] for stage in stages_of(backend.decoder, "decoders")]
+        decoders = [each["type"] for each in components_of(backend.decoder, "decoders")]
         self._is_byte_level = decoders == ["ByteLevel"]
         self._has_byte_fallback = "ByteFallback" in decoders
         self._token_bytes: dict[int, bytes] = {}  # filled when tokens occur

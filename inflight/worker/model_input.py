@@ -1,6 +1,6 @@
-"""The data of one step of `ModelRunner`, handed from stage to stage: prepare -> forward -> sample -> drain.
+"""The data of one step of `ModelRunner`, handed from phase to phase: prepare -> forward -> sample -> drain.
 
-After a stage has ended, nobody writes to the arrays that it made, because the drain thread and later steps may still read them.
+After a phase has ended, nobody writes to the arrays that it made, because the drain thread and later steps may still read them.
 The only exception is `ForwardInput.input_ids`.
 """
 

@@ -1,4 +1,4 @@
-"""`Runner`: the base class of the runners for CPU and GPU. A runner computes the steps of one rank, each step in four stages.
+"""`Runner`: the base class of the runners for CPU and GPU. A runner computes the steps of one rank, each step in four phases.
 
     prepare_inputs   plan -> the step's inputs; host work and queued copies; waits for neither device nor ranks
     execute_model    -> logits of the rows that draw; on all pipeline stages but the last, the activations
@@ -6,7 +6,7 @@
     drain            -> `ModelRunnerOutput`, on the host
 
 One thread prepares, a second executes and samples, a third drains. Each thread handles the steps in order. The thread that
-prepares may be several steps ahead. A step's forward may run before the sample of the previous step (see `stage_order`).
+prepares may be several steps ahead. A step's forward may run before the sample of the previous step (see `phase_order`).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Runner(ABC):
     def prepare_inputs(self, plan: SchedulerOutput) -> PreparedStep:
         """Make the step's inputs from the plan. This waits for neither the device nor other ranks."""
 
-    # Any: each runner has its own types for the data that one stage hands to the next
+    # Any: each runner has its own types for the data that one phase hands to the next
     @abstractmethod
     def execute_model(self, model_input: Any, intermediate: IntermediateTensors | None = None) -> Any:
         """Run the forward pass. Call `receive_tokens` before. The LM head is computed only for rows that draw, or that need

@@ -1,4 +1,4 @@
-"""`StepPipeline`: the steps of one rank. The stages of different steps overlap.
+"""`StepPipeline`: the steps of one rank. The phases of different steps overlap.
 
 A step is prepared in the thread of the executor, which calls `execute_model`, and computed in the device's compute thread:
 
@@ -7,7 +7,7 @@ A step is prepared in the thread of the executor, which calls `execute_model`, a
     drain thread                                                           | drain N |
 
 So the next step is prepared before the previous step ends. Of these three threads, only the compute thread waits for other
-ranks. `StageOrder` decides whether a forward or a sample runs next. The drain thread copies the drawn tokens to the host and
+ranks. `PhaseOrder` decides whether a forward or a sample runs next. The drain thread copies the drawn tokens to the host and
 completes the step's future.
 """
 
@@ -35,9 +35,9 @@ from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerO
 from inflight.interface.worker import WorkerBase
 from inflight.timeline import Timeline
 from inflight.worker.core_sharing import CoreWatch
+from inflight.worker.phase_order import PhaseOrder, StepPhases
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.runner import PreparedStep, Runner
-from inflight.worker.stage_order import StagedStep, StageOrder
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class StepPipeline(WorkerBase):
         self._has_left = False  # whether this rank has left its groups and links
         self._failed_step: int | None = None  # the first step that failed; later steps do not run
         self._last_end = 0.0  # when the last step ended on a GPU, on the clock time.perf_counter()
-        self._order = StageOrder(self._device.submit)
+        self._order = PhaseOrder(self._device.submit)
         # the futures of the steps under way and of some older ones, in order
         self._futures: deque[Future[ModelRunnerOutput]] = deque()
 
@@ -99,7 +99,7 @@ class StepPipeline(WorkerBase):
         step = _Step(model_input, before=self._futures[-1] if self._futures else None)
         self._futures.append(step.future)
         self._order.add(
-            StagedStep(
+            StepPhases(
                 step_id=scheduler_output.step_id,
                 drawn_in_step=model_input.inputs.drawn_in_step,
                 awaits_masks=self._stage.is_last and len(scheduler_output.grammar_rows) > 0,
@@ -153,7 +153,7 @@ class StepPipeline(WorkerBase):
     @torch.inference_mode()
     def _sample(self, step: _Step, grammar_output: GrammarOutput | None) -> None:
         """Run the step's sample, in the compute thread. The drain thread answers the step while the compute thread runs
-        the next stage."""
+        the next task."""
         drawn = None
         try:
             if step.error is None:

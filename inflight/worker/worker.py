@@ -30,10 +30,10 @@ from inflight.models.causal_lm import CausalLM
 from inflight.timeline import Event
 from inflight.worker.memory_budget import MemoryBudget
 from inflight.worker.model_runner import ModelRunner
+from inflight.worker.phase_order import PhaseOrder
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profiling import RankProfiler
 from inflight.worker.runner import Runner
-from inflight.worker.stage_order import StageOrder
 from inflight.worker.startup import join_world, start_threads
 from inflight.worker.step_pipeline import StepPipeline
 
@@ -159,7 +159,7 @@ class Worker(StepPipeline):
         for future in self._futures:
             future.cancel()  # its step waits for masks that never come
         self._futures.clear()
-        self._order = StageOrder(self._device.submit)
+        self._order = PhaseOrder(self._device.submit)
 
     def join_epoch(self, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
         self._world = self._join(rendezvous)
@@ -197,7 +197,7 @@ class Worker(StepPipeline):
         self._pipeline.close()
         self._device.close()
         for future in self._futures:
-            future.cancel()  # its step still waits for masks, or its stages were dropped
+            future.cancel()  # its step still waits for masks, or its tasks were dropped
         self._profiler.close()
         self._runner = None
 
@@ -211,10 +211,10 @@ class Worker(StepPipeline):
             self._config.model, device=self._device.torch_device, backend=backend, tp=self._tp, stage=self._stage
         )
 
-    def _compute(self, stage: Callable[[], T]) -> T:
-        """Run `stage` in the compute thread and wait for it. If it fails, leave the groups, so that no other rank waits."""
+    def _compute(self, task: Callable[[], T]) -> T:
+        """Run `task` in the compute thread and wait for it. If it fails, leave the groups, so that no other rank waits."""
         try:
-            return self._device.submit(stage).result()
+            return self._device.submit(task).result()
         except BaseException:
             self._world.close("it failed")
             raise

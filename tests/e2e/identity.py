@@ -203,11 +203,11 @@ def resume(engine: LLMEngine) -> None:
     because a new core has none: the ids of the requests are used again."""
     engine.core.collective_rpc("check_health")  # commits the steps in flight
     states = engine._output_processor.unfinished()
-    engine.core.abort_requests([child.request_id for state in states for child in state.request.children])
+    engine.core.abort_requests([sequence.request_id for state in states for sequence in state.request.sequences])
     engine.core.reset_prefix_cache()
-    for state, children in [(state, state.resumed_children()) for state in states]:
-        for child in children:
-            engine.core.add_request(child, state.request.prompt_array)
+    for state, sequences in [(state, state.resumed_sequences()) for state in states]:
+        for sequence in sequences:
+            engine.core.add_request(sequence, state.request.prompt_array)
 
 
 def make_params(fields: dict[str, Any], seed: int) -> SamplingParams:

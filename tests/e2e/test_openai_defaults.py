@@ -48,7 +48,7 @@ def test_only_a_chat_that_may_think_waits_for_the_end_of_thinking(monkeypatch: p
     submit_all = AsyncLLM.submit_all
 
     def recorded(self: AsyncLLM, requests: Any, **options: Any) -> Any:
-        waits.extend(bool(each.children[0].sampling.answer_frame) for each in requests)
+        waits.extend(bool(each.sequences[0].sampling.answer_frame) for each in requests)
         return submit_all(self, requests, **options)
 
     monkeypatch.setattr(AsyncLLM, "submit_all", recorded)

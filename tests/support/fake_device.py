@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class FakeDevice(Device):
-    """`release(n)` runs the n oldest stages; `synchronize` runs them all. `memory_bytes` is what it claims to have."""
+    """`release(n)` runs the n oldest tasks; `synchronize` runs them all. `memory_bytes` is what it claims to have."""
 
     kind = "cpu"
     torch_device = torch.device("cpu")
@@ -26,15 +26,15 @@ class FakeDevice(Device):
         self.memory_bytes = memory_bytes
         self.num_threads: int | None = None
         self.closed = False
-        self._stages: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
 
     @property
     def num_waiting(self) -> int:
-        return len(self._stages)
+        return len(self._tasks)
 
-    def release(self, num_stages: int = 1) -> None:
-        for _ in range(num_stages):
-            _run(*self._stages.popleft())
+    def release(self, num_tasks: int = 1) -> None:
+        for _ in range(num_tasks):
+            _run(*self._tasks.popleft())
 
     def available_memory_bytes(self) -> int:
         return self.memory_bytes
@@ -49,10 +49,10 @@ class FakeDevice(Device):
     def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array.copy())
 
-    def submit(self, stage: Callable[[], T]) -> Future[T]:
+    def submit(self, task: Callable[[], T]) -> Future[T]:
         assert not self.closed, "submit after close"
         future: Future[T] = Future()
-        self._stages.append((stage, future))
+        self._tasks.append((task, future))
         return future
 
     def drain(self, work: Callable[[], T]) -> Future[T]:
@@ -64,13 +64,13 @@ class FakeDevice(Device):
         self.num_threads = num_threads
 
     def synchronize(self) -> None:
-        self.release(len(self._stages))
+        self.release(len(self._tasks))
 
     def close(self) -> None:
         self.closed = True
-        for _, future in self._stages:
+        for _, future in self._tasks:
             future.cancel()
-        self._stages.clear()
+        self._tasks.clear()
 
 
 def _run(work: Callable[[], T], future: Future[T]) -> None:

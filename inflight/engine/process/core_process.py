@@ -236,14 +236,14 @@ class CoreServer:
         link, message = arrival
         match message:
             case AddRequest():
-                is_guilty = not self._guilty.isdisjoint(child.request_id for child in message.children)
-                for child in message.children:
-                    self._owners[child.request_id] = link
+                is_guilty = not self._guilty.isdisjoint(sequence.request_id for sequence in message.sequences)
+                for sequence in message.sequences:
+                    self._owners[sequence.request_id] = link
                     link.num_received += 1
-                    self._core.add_request(child, message.prompt_token_ids)
+                    self._core.add_request(sequence, message.prompt_token_ids)
                     if is_guilty:  # siblings have the same prompt, so each of them would end this process, too
-                        self._core.scheduler.fail(child.request_id, GUILTY, ErrorKind.ENGINE)
-                    elif child.emitted_token_ids:
+                        self._core.scheduler.fail(sequence.request_id, GUILTY, ErrorKind.ENGINE)
+                    elif sequence.emitted_token_ids:
                         self._num_resumed += 1
                         self._has_fault_news = True
             case AbortRequests():

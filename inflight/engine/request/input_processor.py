@@ -85,8 +85,8 @@ class ProcessedRequest:
 
     Attributes:
         prompt: the text, or None if the request was given as token ids.
-        prompt_array: the `prompt_token_ids` as the engine core gets them, once for all `children`.
-        children: its sequences, ordered by index. They are sent to the engine core.
+        prompt_array: the `prompt_token_ids` as the engine core gets them, once for all `sequences`.
+        sequences: its sequences, ordered by index. They are sent to the engine core.
         block_names: the names of the prompt's blocks (`BlockHasher.names`) if they decide which replica gets it; else b"".
         unenforced: the places in the request's JSON schemas that its grammar does not enforce.
         make_parser: makes a parser for the text of one of its sequences; None if there is none.
@@ -98,7 +98,7 @@ class ProcessedRequest:
     prompt_array: Int32Array
     params: SamplingParams
     arrival_time: float
-    children: tuple[EngineCoreRequest, ...]
+    sequences: tuple[EngineCoreRequest, ...]
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     unenforced: tuple[str, ...] = ()
     make_parser: Callable[[], OutputParser] | None = None
@@ -215,7 +215,7 @@ class InputProcessor:
             prompt_array=token_ids,
             params=params,
             arrival_time=arrival_time,
-            children=_make_children(parent),
+            sequences=_make_sequences(parent),
             trace_headers=options.get("trace_headers", {}),
             unenforced=unenforced,
             make_parser=options.get("make_parser"),
@@ -307,7 +307,7 @@ class InputProcessor:
             )
 
 
-def _make_children(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
+def _make_sequences(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
     """Returns the n sequences of a request, each with its own seed. The first sequence computes the prompt, and the
     log-probabilities of the prompt if they are wanted. The other sequences use the KV cache of this prompt."""
     params, seed = parent.sampling.params, parent.sampling.seed

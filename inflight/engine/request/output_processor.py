@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from inflight.engine.request.input_processor import ProcessedRequest
-from inflight.engine.request.request_state import Completion, RequestOutputKind, RequestState
+from inflight.engine.request.request_state import CompletionState, RequestOutputKind, RequestState
 from inflight.engine.request.token_logprobs import logprobs_dicts
 from inflight.errors import ErrorKind, InvalidRequestError
 from inflight.interface.request import EngineCoreOutput, FinishReason
@@ -49,7 +49,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._observers = Observers(observers)
         self._requests: dict[str, RequestState] = {}
-        self._children: dict[str, tuple[RequestState, Completion]] = {}
+        self._sequences: dict[str, tuple[RequestState, CompletionState]] = {}
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
@@ -75,7 +75,7 @@ class OutputProcessor:
     def add_request(
         self, request: ProcessedRequest, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
     ) -> RequestState:
-        """Register a request. Call this before its children are sent to the engine core.
+        """Register a request. Call this before its sequences are sent to the engine core.
 
         Raises:
             InvalidRequestError: a request with this id is still running.
@@ -83,8 +83,8 @@ class OutputProcessor:
         self.check_ids([request.request_id])
         state = RequestState(request, kind, self._tokenizer)
         self._requests[request.request_id] = state
-        for child, completion in zip(request.children, state.completions, strict=True):
-            self._children[child.request_id] = (state, completion)
+        for sequence, completion in zip(request.sequences, state.completions, strict=True):
+            self._sequences[sequence.request_id] = (state, completion)
         return state
 
     def update(self, outputs: Sequence[EngineCoreOutput]) -> Update:
@@ -93,9 +93,9 @@ class OutputProcessor:
         result = Update()
         changed: dict[str, RequestState] = {}
         for output in outputs:
-            if output.request_id not in self._children:
+            if output.request_id not in self._sequences:
                 continue  # the completion has ended here; the core sent this output before it received the abort
-            state, completion = self._children[output.request_id]
+            state, completion = self._sequences[output.request_id]
             try:
                 self._add(state, completion, output, now)
             except Exception as error:  # a defect
@@ -106,7 +106,7 @@ class OutputProcessor:
             changed[state.request.request_id] = state
             if completion.finish_reason is None:
                 continue
-            del self._children[output.request_id]
+            del self._sequences[output.request_id]
             state.num_unfinished -= 1
             if output.finish_reason is None:
                 result.requests_to_abort.append(output.request_id)
@@ -124,27 +124,27 @@ class OutputProcessor:
             if state is None:
                 continue
             result.changed.append(state)
-            for child, completion in zip(state.request.children, state.completions, strict=True):
+            for sequence, completion in zip(state.request.sequences, state.completions, strict=True):
                 if completion.finish_reason is None:
                     try:
                         completion.finish(reason)
                     except Exception:
                         logger.exception("request %s ends without its last text, which cannot be made", request_id)
                         completion.fail()
-                    del self._children[child.request_id]
+                    del self._sequences[sequence.request_id]
                     state.num_unfinished -= 1
-                    result.requests_to_abort.append(child.request_id)
+                    result.requests_to_abort.append(sequence.request_id)
         self._forget_finished(result.changed, time.monotonic())
         return result
 
-    def _add(self, state: RequestState, completion: Completion, output: EngineCoreOutput, now: float) -> None:
+    def _add(self, state: RequestState, completion: CompletionState, output: EngineCoreOutput, now: float) -> None:
         if output.prompt_logprobs is not None and state.prompt_logprobs is not None:
             k = state.request.params.prompt_logprobs or 0
             state.prompt_logprobs += logprobs_dicts(output.prompt_logprobs, k, self._tokenizer)
         if completion.index == 0 and not completion.num_tokens:
-            # This count is taken only from the first child (sequence), before its first token. The other children find the
-            # whole prompt in the cache, but only because the first child has computed it. If the first child is resumed later
-            # on another engine core, it may find a different number of tokens there.
+            # This count is taken only from the first sequence, before its first token. The others find the whole prompt in the
+            # cache, but only because the first sequence has computed it. If the first sequence is resumed later on another
+            # engine core, it may find a different number of tokens there.
             state.num_cached_tokens = output.num_cached_tokens
         num_before = completion.num_tokens
         completion.add(output)

@@ -54,7 +54,7 @@ class RequestState:
         strings = request.params.stop_strings
         stop_strings = StopStrings(strings) if strings else None
         self.completions = [
-            Completion(index, tokenizer, request, stop_strings) for index in range(len(request.children))
+            CompletionState(index, tokenizer, request, stop_strings) for index in range(len(request.sequences))
         ]
         self.num_unfinished = len(self.completions)
         self.engine, self.was_sent = -1, False
@@ -121,16 +121,16 @@ class RequestState:
             completion.num_losses = 1 if has_progressed else completion.num_losses + 1
             completion.num_tokens_at_loss = completion.num_tokens
 
-    def resumed_children(self) -> tuple[EngineCoreRequest, ...]:
+    def resumed_sequences(self) -> tuple[EngineCoreRequest, ...]:
         """Returns the sequences that have not ended, each with its tokens so far. Another engine core that gets them goes on
         after these tokens."""
         num_prompt_logprobs = 1
-        if self.request.params.prompt_logprobs is not None:  # only the first child (sequence) has them
+        if self.request.params.prompt_logprobs is not None:  # only the first sequence has them
             found = self.prompt_logprobs
             num_prompt_logprobs = len(self.request.prompt_token_ids) if found is None else len(found)
         return tuple(
-            completion.resumed(child, num_prompt_logprobs if completion.index == 0 else 1)
-            for child, completion in zip(self.request.children, self.completions, strict=True)
+            completion.resumed(sequence, num_prompt_logprobs if completion.index == 0 else 1)
+            for sequence, completion in zip(self.request.sequences, self.completions, strict=True)
             if completion.finish_reason is None
         )
 
@@ -162,7 +162,7 @@ class RequestState:
         )
 
 
-class Completion:
+class CompletionState:
     """One completion of a request: its tokens, text and log-probabilities.
 
     Attributes:
@@ -201,12 +201,12 @@ class Completion:
         """The number of tokens so far."""
         return len(self._token_ids)
 
-    def resumed(self, child: EngineCoreRequest, num_prompt_logprobs: int) -> EngineCoreRequest:
-        """Returns the sequence with what has happened to it. If nothing has, this is `child` itself."""
-        if not (self._token_ids or self.num_losses) and num_prompt_logprobs == child.num_prompt_logprobs_done:
-            return child
+    def resumed(self, sequence: EngineCoreRequest, num_prompt_logprobs: int) -> EngineCoreRequest:
+        """Returns the sequence with what has happened to it. If nothing has, this is `sequence` itself."""
+        if not (self._token_ids or self.num_losses) and num_prompt_logprobs == sequence.num_prompt_logprobs_done:
+            return sequence
         return replace(
-            child,
+            sequence,
             emitted_token_ids=tuple(self._token_ids),
             num_prompt_logprobs_done=num_prompt_logprobs,
             num_losses=self.num_losses,

@@ -275,15 +275,15 @@ class AsyncLLM(Texts):
         """Returns the request with ids that the core has never received. So this front end cannot mistake late outputs of an
         earlier request with the same id, or outputs for other front ends, for outputs of this request."""
         prefix = f"{self._id_prefix}{next(self._serials)}."
-        children = [
+        sequences = [
             replace(
-                child,
-                request_id=prefix + child.request_id,
-                prompt_leader=None if child.prompt_leader is None else prefix + child.prompt_leader,
+                sequence,
+                request_id=prefix + sequence.request_id,
+                prompt_leader=None if sequence.prompt_leader is None else prefix + sequence.prompt_leader,
             )
-            for child in request.children
+            for sequence in request.sequences
         ]
-        return replace(request, children=tuple(children))
+        return replace(request, sequences=tuple(sequences))
 
     def _end(self, request_ids: Iterable[str], reason: FinishReason) -> None:
         self._publish(self._outputs.abort(request_ids, reason))
@@ -346,9 +346,9 @@ class AsyncLLM(Texts):
     def _start_canary(self, engine: EngineClient) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
         canary = self._with_own_ids(self._input_processor.process("canary", [0], params, default_seed=0))
-        engine.send(AddRequest(prompt_token_ids=canary.prompt_array, children=canary.children))
+        engine.send(AddRequest(prompt_token_ids=canary.prompt_array, sequences=canary.sequences))
         engine.admission.sent(1, 1)
-        return canary.children[0].request_id
+        return canary.sequences[0].request_id
 
     async def drain(self, timeout: float) -> None:
         """Refuse new requests, and wait until all running and `accepted` requests have ended. Requests that have not ended

@@ -27,7 +27,7 @@ SLICE_LOGPROBS = 1024
 MAX_BACKLOG = 4096  # if more outputs than this wait, the connection to the engine is paused
 
 
-class Stream(Protocol):
+class EngineConnection(Protocol):
     """The connection to the engine, as a backlog sees it."""
 
     def pause(self) -> None: ...
@@ -45,7 +45,7 @@ class Backlog:
         process: called with some outputs, in order. If it raises, all waiting outputs are dropped and the connection is closed.
     """
 
-    def __init__(self, client: Stream, process: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
+    def __init__(self, client: EngineConnection, process: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
         self._client = client
         self._process = process
         self._outputs: deque[EngineCoreOutput] = deque()

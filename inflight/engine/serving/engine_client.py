@@ -27,7 +27,7 @@ from inflight.engine.serving.admission import Admission, QueueLimits
 from inflight.engine.serving.backlog import Backlog
 from inflight.engine.serving.cached_index import CachedIndex
 from inflight.engine.serving.engine_sockets import EngineSockets
-from inflight.engine.serving.readiness import Readiness
+from inflight.engine.serving.readiness import ReadinessCheck
 from inflight.errors import (
     CodecError,
     EngineDeadError,
@@ -106,7 +106,7 @@ class EngineClient:
         self.state = EngineState.STARTING
         self.summary = ""
         self.admission = Admission(limits or QueueLimits(), max_num_seqs)
-        self.readiness = Readiness(step_budget)
+        self.readiness = ReadinessCheck(step_budget)
         self.backlog = Backlog(self, lambda outputs: self.process(outputs))
         self.cached = CachedIndex()
         self.has_seen_process = False

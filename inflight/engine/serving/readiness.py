@@ -1,4 +1,4 @@
-"""`Readiness`: finds out whether the engine makes steps. For this check an idle engine must compute one token, the *canary*.
+"""`ReadinessCheck`: finds out whether the engine makes steps. For this, an idle engine must compute one token, the *canary*.
 
 After a failed step the engine is not ready until a step has succeeded.
 """
@@ -17,7 +17,7 @@ from inflight.interface.statistics import SchedulerStats
 FRESH_SECONDS = 10.0  # how long after a step the engine counts as ready
 
 
-class Readiness:
+class ReadinessCheck:
     """Only the event loop's thread may use it. `step_budget` is how many seconds a step may take. For so long a busy engine may
     send nothing."""
 

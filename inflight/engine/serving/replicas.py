@@ -66,12 +66,12 @@ class Replicas:
             self.engines[state.engine].note_left()
         state.engine = engine.index
         engine.note_begun()
-        children = state.resumed_children()
+        sequences = state.resumed_sequences()
         if engine.is_connected:
-            engine.send(AddRequest(prompt_token_ids=state.request.prompt_array, children=children))
+            engine.send(AddRequest(prompt_token_ids=state.request.prompt_array, sequences=sequences))
             state.was_sent = True
         num_cached = self.router.num_cached(engine, state.request)
-        engine.admission.sent(len(children), len(state.request.prompt_token_ids), num_cached)
+        engine.admission.sent(len(sequences), len(state.request.prompt_token_ids), num_cached)
 
     def take_back(self, state: RequestState) -> None:
         """Forget a request that has ended."""
@@ -91,7 +91,7 @@ class Replicas:
         await asyncio.gather(*(engine.reset_prefix_cache() for engine in left))
 
     async def check_ready(self, start_canary: Callable[[EngineClient], str]) -> Mapping[int, EngineError | None]:
-        """`start_canary`: see `Readiness.check`. `AsyncLLM.check_ready` describes the result.
+        """`start_canary`: see `ReadinessCheck.check`. `AsyncLLM.check_ready` describes the result.
 
         Raises:
             EngineError: no engine is ready.

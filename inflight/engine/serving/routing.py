@@ -72,7 +72,7 @@ class Router:
         if rank is not None and self._engines[rank] in engines:
             engines = [self._engines[rank]]
         if len(engines) == 1:
-            num_sequences = sum(len(request.children) for request in requests)
+            num_sequences = sum(len(request.sequences) for request in requests)
             engines[0].admission.check(num_sequences, sum(len(request.prompt_token_ids) for request in requests))
             return engines * len(requests)
         planned = {engine.index: _Planned() for engine in engines}
@@ -95,7 +95,7 @@ class Router:
     def _choose(
         self, engines: Sequence[EngineClient], request: ProcessedRequest, planned: dict[int, _Planned]
     ) -> EngineClient:
-        num_sequences, num_tokens = len(request.children), len(request.prompt_token_ids)
+        num_sequences, num_tokens = len(request.sequences), len(request.prompt_token_ids)
         open_engines, refusals = [], []
         for engine in engines:
             plan = planned[engine.index]

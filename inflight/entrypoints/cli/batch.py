@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from inflight.entrypoints.cli.options import Options
-from inflight.entrypoints.cli.rows import Row
+from inflight.entrypoints.cli.rows import InputRow
 from inflight.entrypoints.cli.terminal import InterruptFlag
 from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
 from inflight.outputs import Logprob, RequestOutput
@@ -49,7 +49,7 @@ class RequestMaker:
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
         self._params = dataclasses.replace(unbounded(engine.default_params), **options)
 
-    def submit(self, row: Row) -> None:
+    def submit(self, row: InputRow) -> None:
         """Add the row to the engine as a request. The id of the request is the row's number. If no `seed` is given, the seed is
         derived from this number. If no `max_tokens` is given, the limit is DEFAULT_MAX_TOKENS.
 
@@ -100,12 +100,12 @@ class RequestMaker:
 
 def run_batch(
     engine: LLMEngine,
-    rows: Iterator[Row],
+    rows: Iterator[InputRow],
     maker: RequestMaker,
     interrupt: InterruptFlag,
     *,
-    on_output: Callable[[Row, RequestOutput], None],
-    on_error: Callable[[Row, str], None],
+    on_output: Callable[[InputRow, RequestOutput], None],
+    on_error: Callable[[InputRow, str], None],
 ) -> None:
     """Run until all rows have ended, `interrupt` is set, or an error is raised. Requests that still run then are aborted.
 
@@ -115,7 +115,7 @@ def run_batch(
     Raises:
         EngineError: a step failed.
     """
-    running: dict[str, Row] = {}
+    running: dict[str, InputRow] = {}
     try:
         while not interrupt.is_set:
             while engine.core.scheduler.num_waiting < LOOKAHEAD and not interrupt.is_set:
@@ -154,7 +154,7 @@ def unbounded(params: SamplingParams) -> SamplingParams:
     return dataclasses.replace(params, max_tokens=None)
 
 
-def to_json(row: Row, output: RequestOutput, *, with_token_ids: bool) -> dict[str, Any]:  # Any: JSON
+def to_json(row: InputRow, output: RequestOutput, *, with_token_ids: bool) -> dict[str, Any]:  # Any: JSON
     """Returns the output row of a request that has finished."""
     completions = []
     for completion in output.outputs:
@@ -181,7 +181,7 @@ def to_json(row: Row, output: RequestOutput, *, with_token_ids: bool) -> dict[st
     return result
 
 
-def row_key(row: Row) -> dict[str, Any]:
+def row_key(row: InputRow) -> dict[str, Any]:
     """The fields of an output row that identify the input row: its line number, and its id if it has an id."""
     return {"row": row.number} if row.id is None else {"row": row.number, "id": row.id}
 

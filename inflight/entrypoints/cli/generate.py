@@ -14,7 +14,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.batch import GivenSampling, RequestMaker, check_sampling, row_key, run_batch, to_json
 from inflight.entrypoints.cli.command import Verbose, command, start_engine
 from inflight.entrypoints.cli.result_file import ResultFile
-from inflight.entrypoints.cli.rows import STANDARD_STREAM, Row, count_rows, open_input, read_rows
+from inflight.entrypoints.cli.rows import STANDARD_STREAM, InputRow, count_rows, open_input, read_rows
 from inflight.entrypoints.cli.terminal import CompletionPrinter, InterruptFlag
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
@@ -121,16 +121,16 @@ def _check_usage(
 def _run_prompts(
     engine: LLMEngine, maker: RequestMaker, prompts: list[str], as_json: bool, with_token_ids: bool
 ) -> None:
-    rows = [Row(number, None, {"prompt": prompt}) for number, prompt in enumerate(prompts, 1)]
+    rows = [InputRow(number, None, {"prompt": prompt}) for number, prompt in enumerate(prompts, 1)]
     printer = CompletionPrinter(sys.stdout, prompts)
 
-    def on_output(row: Row, output: RequestOutput) -> None:
+    def on_output(row: InputRow, output: RequestOutput) -> None:
         if not as_json:
             printer.update(row.number - 1, output)
         elif output.finished:
             print(json.dumps(to_json(row, output, with_token_ids=with_token_ids), ensure_ascii=False), flush=True)
 
-    def on_error(row: Row, message: str) -> None:
+    def on_error(row: InputRow, message: str) -> None:
         raise InvalidRequestError(message if len(rows) == 1 else f"prompt {row.number}: {message}")
 
     with InterruptFlag() as interrupt:
@@ -152,21 +152,21 @@ def _run_file(
         tqdm(total=count_rows(source), unit="row", dynamic_ncols=True, disable=None) as bar,
     ):
 
-        def undone() -> Iterator[Row]:
+        def undone() -> Iterator[InputRow]:
             for row in read_rows(lines):
                 if results.is_done(row):
                     bar.update()
                 else:
                     yield row
 
-        def on_output(row: Row, output: RequestOutput) -> None:
+        def on_output(row: InputRow, output: RequestOutput) -> None:
             nonlocal num_results
             if output.finished:
                 num_results += 1
                 results.write(to_json(row, output, with_token_ids=with_token_ids))
                 bar.update()
 
-        def on_error(row: Row, message: str) -> None:
+        def on_error(row: InputRow, message: str) -> None:
             nonlocal num_errors
             num_errors += 1
             results.write({**row_key(row), "error": message})

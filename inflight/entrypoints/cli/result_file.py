@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import IO, Any, Self
 
-from inflight.entrypoints.cli.rows import STANDARD_STREAM, Row, RowId
+from inflight.entrypoints.cli.rows import STANDARD_STREAM, InputRow, RowId
 from inflight.errors import ConfigError
 
 
@@ -39,7 +39,7 @@ class ResultFile:
                 self._file.close()
                 raise
 
-    def is_done(self, row: Row) -> bool:
+    def is_done(self, row: InputRow) -> bool:
         return row.number in self._done_rows if row.id is None else row.id in self._done_ids
 
     def write(self, result: dict[str, Any]) -> None:  # Any: JSON

@@ -23,7 +23,7 @@ RowId = str | int
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InputRow:
     """One line of the input. `problem` says why the row cannot be run; it is empty if the line could be read."""
 
     number: int
@@ -44,7 +44,7 @@ def open_input(path: Path) -> AbstractContextManager[IO[bytes]]:
         raise ConfigError(f"--input {path} cannot be read: {error.strerror}") from error
 
 
-def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
+def read_rows(lines: Iterable[bytes]) -> Iterator[InputRow]:
     """Parse line by line. For a wrong line, yield a row with a `problem` instead of raising an error."""
     rows_by_id: dict[RowId, int] = {}
     for number, line in enumerate(lines, 1):
@@ -54,21 +54,21 @@ def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
         if row.id is not None:
             first = rows_by_id.setdefault(row.id, number)
             if first != number:  # the wrong row gets no id, so that its result does not count as that of the first row
-                row = Row(number, None, {}, f"row {first} has the id {row.id!r} already; give each row its own id")
+                row = InputRow(number, None, {}, f"row {first} has the id {row.id!r} already; give each row its own id")
         yield row
 
 
-def parse_row(number: int, line: bytes) -> Row:
+def parse_row(number: int, line: bytes) -> InputRow:
     try:
         fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        return Row(number, None, {}, f"the line is not valid JSON: {error}")
+        return InputRow(number, None, {}, f"the line is not valid JSON: {error}")
     if not isinstance(fields, dict):
-        return Row(number, None, {}, f"the line is a {type(fields).__name__}, not a JSON object")
+        return InputRow(number, None, {}, f"the line is a {type(fields).__name__}, not a JSON object")
     row_id = fields.pop("id", None)
     if row_id is not None and (isinstance(row_id, bool) or not isinstance(row_id, (str, int))):
-        return Row(number, None, {}, f"id={row_id!r} is neither a string nor an integer")
-    return Row(number, row_id, fields)
+        return InputRow(number, None, {}, f"id={row_id!r} is neither a string nor an integer")
+    return InputRow(number, row_id, fields)
 
 
 def count_rows(path: Path) -> int | None:

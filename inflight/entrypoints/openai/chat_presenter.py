@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from inflight.entrypoints.openai.logprobs import Row, chat_logprobs, prompt_logprobs
+from inflight.entrypoints.openai.logprobs import PositionLogprobs, chat_logprobs, prompt_logprobs
 from inflight.entrypoints.openai.presenter import ChunkPresenter, finish_reason_of
 from inflight.entrypoints.openai.responses import (
     AnsweredToolCall,
@@ -94,7 +94,7 @@ class ChatPresenter(ChunkPresenter):
 
     # -- both ----------------------------------------------------------------------------------------------------------
 
-    def _logprobs(self, rows: Sequence[Row]) -> ChatLogprobs | None:
+    def _logprobs(self, rows: Sequence[PositionLogprobs]) -> ChatLogprobs | None:
         if self._top_logprobs is None:
             return None
         as_ids = self._presentation.tokens_as_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inflight.entrypoints.openai.logprobs import CompletionLogprobs, Row, prompt_logprobs
+from inflight.entrypoints.openai.logprobs import CompletionLogprobs, PositionLogprobs, prompt_logprobs
 from inflight.entrypoints.openai.presenter import ChunkPresenter, finish_reason_of
 from inflight.entrypoints.openai.responses import CompletionChoice
 from inflight.entrypoints.openai.validated import ValidatedRequest
@@ -26,7 +26,7 @@ class CompletionPresenter(ChunkPresenter):
         self._prompts, self._n = request.prompts, request.params.n
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice number; made at the choice's first output
         # The log-probabilities of prompts, by prompt index. The engine sends them only once, but every choice may need them.
-        self._prompt_rows: dict[int, Sequence[Row | None]] = {}
+        self._prompt_rows: dict[int, Sequence[PositionLogprobs | None]] = {}
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         choices = self._choices(prompt_index, output)

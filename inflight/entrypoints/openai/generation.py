@@ -103,9 +103,9 @@ def _check_logprobs(requests: Sequence[ProcessedRequest], is_stream: bool) -> No
     of the prompt count, because the others are sent as they come."""
     total = 0
     for request in requests:
-        params, num_sequences = request.params, len(request.children)
+        params, num_sequences = request.params, len(request.sequences)
         if params.logprobs is not None and not is_stream:
-            total += num_sequences * request.children[0].sampling.max_tokens * (1 + params.logprobs)
+            total += num_sequences * request.sequences[0].sampling.max_tokens * (1 + params.logprobs)
         if params.prompt_logprobs is not None:
             total += len(request.prompt_token_ids) * (1 + params.prompt_logprobs)
     if total > MAX_LOGPROBS_OF_ANSWER:

@@ -13,11 +13,11 @@ LOWEST = -9999.0  # written instead of minus infinity, which JSON does not have
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoded text of a token that is only a part of a character contains it
 
 # The log-probabilities at one position, by token id. The first entry is that of the token that is at this position in the text.
-Row = Mapping[int, Logprob]
+PositionLogprobs = Mapping[int, Logprob]
 
 
 def chat_logprobs(
-    rows: Sequence[Row], top: int, tokenizer: Tokenizer | None, *, as_ids: bool = False
+    rows: Sequence[PositionLogprobs], top: int, tokenizer: Tokenizer | None, *, as_ids: bool = False
 ) -> list[TokenLogprob]:
     """`choices[].logprobs.content`: one entry per token. `as_ids`: tokens are shown by their ids, as "token_id:7"."""
 
@@ -59,7 +59,7 @@ class CompletionLogprobs:
         self._as_ids = as_ids
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")  # a character may consist of several tokens
 
-    def columns(self, rows: Sequence[Row | None], first: tuple[int, str] = (0, "")) -> LogprobColumns:
+    def columns(self, rows: Sequence[PositionLogprobs | None], first: tuple[int, str] = (0, "")) -> LogprobColumns:
         """The columns of the next tokens. The row of the prompt's first token is None, so `first` gives its id and text."""
         columns: LogprobColumns = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for row in rows:
@@ -72,7 +72,7 @@ class CompletionLogprobs:
             self._offset += len(self._characters.decode(_token_bytes(token_id, text, self._tokenizer)))
         return columns
 
-    def _best(self, row: Row) -> dict[str, float]:
+    def _best(self, row: PositionLogprobs) -> dict[str, float]:
         """Token text -> log-probability, for the most probable tokens and the token in the text. If several tokens have the
         same text, the highest value is kept."""
         best: dict[str, float] = {}
@@ -83,7 +83,7 @@ class CompletionLogprobs:
         return best
 
 
-def prompt_logprobs(rows: Sequence[Row | None]) -> PromptLogprobs:
+def prompt_logprobs(rows: Sequence[PositionLogprobs | None]) -> PromptLogprobs:
     """The log-probabilities of a prompt in vLLM's form: for each position a dict by token id, but None for the first."""
     return [
         None

@@ -32,11 +32,11 @@ class WorkResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._work(send))
-        listener = asyncio.ensure_future(_client_gone(receive))
+        gone = asyncio.ensure_future(_client_gone(receive))
         try:
-            await asyncio.wait((work, listener), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _end(listener)
+            await _end(gone)
             if not work.done():
                 await _end(work)
         if not work.cancelled() and (response := work.result()) is not None:

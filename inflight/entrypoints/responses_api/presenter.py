@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json, to_json
 
 from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.logprobs import Row, chat_logprobs
+from inflight.entrypoints.openai.logprobs import PositionLogprobs, chat_logprobs
 from inflight.entrypoints.openai.messages import read_arguments
 from inflight.entrypoints.openai.presenter import DONE, Presenter, UsageCount, to_json_in_slices
 from inflight.entrypoints.openai.responses import TokenLogprob
@@ -103,7 +103,7 @@ class ResponsesPresenter(Presenter):
         self._finish_reason: str | None = None
         self._item: _Item | None = None
         self._output: list[bytes] = []  # the JSON of the items that have ended
-        self._rows: list[Row] = []  # the log-probabilities of tokens whose text has not come yet
+        self._rows: list[PositionLogprobs] = []  # the log-probabilities of tokens whose text has not come yet
 
     def opening(self) -> bytes:
         return self._response_event("created", "in_progress") + self.keep_alive()

@@ -48,7 +48,7 @@ class FusedAdapter(Adapter):
 
     def with_parts(self) -> list[nn.Module]:
         """The modules of all projections."""
-        return [self, *(_Part(self, columns) for columns in self._others)]
+        return [self, *(_Projection(self, columns) for columns in self._others)]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.project(x, self._own)
@@ -62,7 +62,7 @@ class FusedAdapter(Adapter):
         return out[..., columns]
 
 
-class _Part(_CalledDirectly):
+class _Projection(_CalledDirectly):
     def __init__(self, first: FusedAdapter, columns: slice) -> None:
         super().__init__()
         self._project, self._columns = first.project, columns

@@ -28,7 +28,7 @@ from inflight.errors import UnsupportedModelError
 from inflight.hub import read_config as read_json_config
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
-from inflight.layers.sharding import even_part
+from inflight.layers.sharding import even_shard
 from inflight.layers.vocab import LogitsHead
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, HeadAdapter, replace_module
 from inflight.models.transformers_fallback.attention import NAME
@@ -241,7 +241,7 @@ def replace_linears(model: PreTrainedModel, layers: str, context: LayerContext) 
                 replace_module(model, names[0], Adapter(linear))
                 continue
             tp = context.tp if kind(names[0]) == "colwise" else TensorParallelGroup()
-            parts = {each.rpartition(".")[2]: even_part(linears[each].out_features, tp) for each in names}
+            parts = {each.rpartition(".")[2]: even_shard(linears[each].out_features, tp) for each in names}
             column = ColumnParallelLinear(in_features, parts, bias=has_bias, context=context)
             adapters = [Adapter(column)] if len(names) == 1 else FusedAdapter(column).with_parts()
             for each, adapter in zip(names, adapters, strict=True):

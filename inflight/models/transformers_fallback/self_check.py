@@ -26,7 +26,7 @@ from inflight.attention.metadata import AttentionInputs
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.errors import UnsupportedModelError
 from inflight.models.transformers_fallback.adapters import Adapter
-from inflight.models.transformers_fallback.routing import Routing
+from inflight.models.transformers_fallback.expert_routing import ExpertRouting
 from inflight.models.transformers_fallback.states import PackedStates
 from inflight.models.transformers_fallback.truth import LayerTruth, Result, Truth, first, hidden_of, hooked, with_hidden
 
@@ -231,7 +231,7 @@ def _watch(
             )
             for calls in zip(*truth.routings, strict=False)
         ]
-        open_routing.enter_context(Routing(num_tokens, known, _tolerance(model)))  # type: ignore[arg-type]
+        open_routing.enter_context(ExpertRouting(num_tokens, known, _tolerance(model)))  # type: ignore[arg-type]
         return with_hidden(arguments, keywords, hidden)
 
     def after(_: int, __: nn.Module, ___: tuple[Any, ...], output: Any) -> None:

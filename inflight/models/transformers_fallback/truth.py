@@ -28,7 +28,7 @@ from inflight.kernels.quantized_weight import fitting_group_size, quantize_rows
 from inflight.layers.context import LayerContext
 from inflight.layers.weights import Loadable
 from inflight.models.transformers_fallback.build import build, find_layers
-from inflight.models.transformers_fallback.routing import Routing
+from inflight.models.transformers_fallback.expert_routing import ExpertRouting
 from inflight.models.transformers_fallback.stages import cut
 from inflight.models.transformers_fallback.weights import FallbackUnit, WeightPlan, make_units
 
@@ -47,7 +47,7 @@ _RESULTS: tuple[Callable[[Tensor], object], ...] = (
 class LayerTruth:
     """One call of a decoder layer. `inputs` and `outputs`: [..., num_tokens, hidden_size] of each sequence. `plain`: the
     outputs of the same modules in the engine's dtype; empty if this is float32, or if they do not run in it. `routings`: what
-    the layer's routers chose for each sequence, see `Routing`."""
+    the layer's routers chose for each sequence, see `ExpertRouting`."""
 
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
@@ -196,7 +196,7 @@ class Truth:
     def _with_layers(self, found: list[LayerTruth], calls: list[_Arguments] | None) -> Iterator[None]:
         """Inside, each layer has weights while it runs, and its results are added to `found`. If `calls` is given, it also runs
         on the second sequence, with these arguments."""
-        routings: list[Routing] = []
+        routings: list[ExpertRouting] = []
         own_calls: list[_Arguments] = []
 
         def before(number: int, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> _Arguments:
@@ -204,7 +204,7 @@ class Truth:
             call = _rounded((arguments, keywords), self._dtype)
             found.append(LayerTruth(inputs=[hidden_of(*call)]))
             own_calls.append(_in_dtype(call, self._dtype))  # before the layer changes anything
-            routings.append(open_routing.enter_context(Routing(hidden_of(*call).shape[-2])))
+            routings.append(open_routing.enter_context(ExpertRouting(hidden_of(*call).shape[-2])))
             return call
 
         def after(number: int, layer: nn.Module, _: Any, output: Any) -> None:
@@ -219,7 +219,7 @@ class Truth:
                 call = _rounded(call, self._dtype)
                 plain_calls.append(_in_dtype(call, self._dtype))
                 now.inputs.append(hidden_of(*call))
-                with Routing(hidden_of(*call).shape[-2]) as routing:
+                with ExpertRouting(hidden_of(*call).shape[-2]) as routing:
                     now.outputs.append(first(layer.forward(*call[0], **call[1])).clone())
                 now.routings.append(routing.noted)
             if self._dtype != torch.float32:
@@ -227,7 +227,7 @@ class Truth:
                 now.plain = self._run_plain(layer, plain_calls, now.routings)
             self._units[number][1].free()
 
-        # a layer that fails closes its `Routing`, too
+        # a layer that fails closes its `ExpertRouting`, too
         with ExitStack() as open_routing, hooked(self._layers, before, after):
             yield
 
@@ -237,7 +237,7 @@ class Truth:
         found = []
         try:
             for call, known in zip(calls, routings, strict=True):
-                with Routing(hidden_of(*call).shape[-2], known, ROUTING_TOLERANCE):
+                with ExpertRouting(hidden_of(*call).shape[-2], known, ROUTING_TOLERANCE):
                     found.append(first(layer.forward(*call[0], **call[1])).float())
         except (RuntimeError, TypeError, ValueError):  # the code needs float32
             return []

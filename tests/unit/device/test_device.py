@@ -60,17 +60,17 @@ def test_a_staged_array_is_the_callers_again(device: Device) -> None:
 def test_stages_run_in_order_and_one_failure_stops_no_other(device: Device) -> None:
     ran: list[int] = []
 
-    def stage(i: int) -> int:
+    def task(i: int) -> int:
         ran.append(i)
         if i == 3:
-            raise ValueError("stage 3")
+            raise ValueError("task 3")
         return i * i
 
-    futures = [device.submit(lambda i=i: stage(i)) for i in range(8)]
+    futures = [device.submit(lambda i=i: task(i)) for i in range(8)]
     device.synchronize()
     assert ran == list(range(8))
     assert [f.result() for i, f in enumerate(futures) if i != 3] == [i * i for i in range(8) if i != 3]
-    with pytest.raises(ValueError, match="stage 3"):
+    with pytest.raises(ValueError, match="task 3"):
         futures[3].result()
 
 

@@ -146,7 +146,7 @@ class FakeDeviceChannel(Channel):
 
 
 @dataclass
-class FakeMeeting:
+class FakeBarrier:
     """The n-th gather of each rank meets those of the others."""
 
     size: int
@@ -155,18 +155,18 @@ class FakeMeeting:
 
 
 class FakeGroup(TensorParallelGroup):
-    def __init__(self, size: int, rank: int, meeting: FakeMeeting) -> None:
+    def __init__(self, size: int, rank: int, barrier: FakeBarrier) -> None:
         super().__init__(size, rank)
-        self._meeting = meeting
+        self._barrier = barrier
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        meeting = self._meeting
-        n = meeting.num_left.setdefault(self.rank, 0)
-        while len(meeting.gathers) <= n:
-            meeting.gathers.append({})
-        parts = meeting.gathers[n]
+        barrier = self._barrier
+        n = barrier.num_left.setdefault(self.rank, 0)
+        while len(barrier.gathers) <= n:
+            barrier.gathers.append({})
+        parts = barrier.gathers[n]
         parts.setdefault(self.rank, x.clone())
-        if len(parts) < meeting.size:
+        if len(parts) < barrier.size:
             raise NotYet
-        meeting.num_left[self.rank] += 1
-        return torch.cat([parts[rank] for rank in range(meeting.size)], dim=dim)
+        barrier.num_left[self.rank] += 1
+        return torch.cat([parts[rank] for rank in range(barrier.size)], dim=dim)

@@ -20,9 +20,9 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from tests.unit.distributed.fake_streams import (
     FakeAccelerator,
+    FakeBarrier,
     FakeDeviceChannel,
     FakeGroup,
-    FakeMeeting,
     FakeStream,
     run,
 )
@@ -89,13 +89,13 @@ def make_ranks(num_stages: int, tp_size: int, num_slots: int, *, one_queue: bool
     channels = [[FakeDeviceChannel() for _ in range(tp_size)] for _ in range(num_stages - 1)]
     ranks = []
     for stage in range(num_stages):
-        meeting = FakeMeeting(tp_size)
+        barrier = FakeBarrier(tp_size)
         for tp_rank in range(tp_size):
             device = FakeAccelerator(one_queue)
             link = DeviceStageLink(
                 link_spec(tp_size),
                 device,
-                FakeGroup(tp_size, tp_rank, meeting),
+                FakeGroup(tp_size, tp_rank, barrier),
                 before=channels[stage - 1][tp_rank] if stage else None,
                 after=channels[stage][tp_rank] if stage < num_stages - 1 else None,
                 num_slots=num_slots,

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.shared.free_port import free_port
 from inflight.distributed import launcher
-from inflight.distributed.launcher import LauncherMeeting
+from inflight.distributed.launcher import LauncherBootstrap
 from inflight.distributed.store import reach_store, serve_store
 from inflight.envs import LaunchedRank
 from inflight.errors import ConfigError
@@ -27,12 +27,12 @@ class Launch:
         self.port = free_port()
         self._local = local
 
-    def meet(self, rank: int) -> LauncherMeeting:
+    def meet(self, rank: int) -> LauncherBootstrap:
         local_ranks = range(2) if self._local == 2 else range(rank, rank + 1)
         me = LaunchedRank(rank, 2, "127.0.0.1", self.port, "0", False, local_ranks)
-        return LauncherMeeting(me, 10.0)
+        return LauncherBootstrap(me, 10.0)
 
-    def both(self) -> list[LauncherMeeting]:
+    def both(self) -> list[LauncherBootstrap]:
         with ThreadPoolExecutor(2) as ranks:
             return [met.result(300) for met in [ranks.submit(self.meet, rank) for rank in range(2)]]
 
@@ -68,8 +68,8 @@ def test_the_token_lies_in_a_folder_until_all_have_met(local: int) -> None:
     (folder,) = own_token_folders()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert listening_hosts([os.getpid()]) == {"127.0.0.1"}
-    for meeting in (first, second):
-        meeting.close()
+    for bootstrap in (first, second):
+        bootstrap.close()
     assert not folder.exists()
 
 
@@ -92,12 +92,12 @@ def test_several_machines_share_the_cluster_s_token(monkeypatch: pytest.MonkeyPa
     token = first.rendezvous(0).token
     assert token == second.rendezvous(0).token
     assert "a secret" not in launch.stored() and token.hex() not in launch.stored()
-    for meeting in (first, second):
-        meeting.close()
+    for bootstrap in (first, second):
+        bootstrap.close()
     again = Launch(1).both()
-    assert again[0].rendezvous(0).token != token  # of one meeting only
-    for meeting in again:
-        meeting.close()
+    assert again[0].rendezvous(0).token != token  # of one bootstrap only
+    for bootstrap in again:
+        bootstrap.close()
 
 
 def test_the_rendezvous_is_held_from_its_choice_to_its_use() -> None:
@@ -109,8 +109,8 @@ def test_the_rendezvous_is_held_from_its_choice_to_its_use() -> None:
         listen("127.0.0.1", place.port)
     assert place.listen_fd is not None
     serve_store(place.host, place.port, place.listen_fd, 5.0)  # closes it
-    for meeting in (first, second):
-        meeting.close()
+    for bootstrap in (first, second):
+        bootstrap.close()
 
 
 def test_no_connection_is_left_if_a_rank_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,8 +128,8 @@ def test_no_connection_is_left_if_a_rank_cannot_be_reached(monkeypatch: pytest.M
     with pytest.raises(ConnectionError, match="rank 0 could not connect to rank 2: it does not come"):
         first.connections()
     assert len(made) == 1 and made[0].fileno() < 0
-    for meeting in (first, second):
-        meeting.close()
+    for bootstrap in (first, second):
+        bootstrap.close()
 
 
 def test_a_store_that_this_process_serves_is_used() -> None:
@@ -138,9 +138,9 @@ def test_a_store_that_this_process_serves_is_used() -> None:
 
     launch = Launch(2)
     opened = TCPStore("127.0.0.1", launch.port, is_master=True, wait_for_workers=False, multi_tenant=True)
-    for meeting in launch.both():
-        meeting.close()
-    assert "file " in opened.get("inflight/attempt 0/meeting 1/token").decode()
+    for bootstrap in launch.both():
+        bootstrap.close()
+    assert "file " in opened.get("inflight/attempt 0/engine 1/token").decode()
 
 
 def test_a_port_in_use_is_named() -> None:
@@ -158,4 +158,4 @@ def test_a_port_in_use_is_named() -> None:
 def test_another_machine_s_address_is_refused_at_rank_0() -> None:
     me = LaunchedRank(0, 2, "192.0.2.1", 29500, "0", agent_serves_store=False, local_ranks=range(2))
     with pytest.raises(ConfigError, match="choose an address of this machine"):
-        LauncherMeeting(me, 1.0)
+        LauncherBootstrap(me, 1.0)

@@ -23,13 +23,13 @@ from benchmarks.shared.free_port import free_port
 from inflight.config.engine import EngineConfig
 from inflight.errors import ConfigError, EngineError, InflightError, WorkerDiedError
 from inflight.executor import join, node
-from inflight.executor.join import MAX_STRANGERS, Listener, connect
+from inflight.executor.join import MAX_STRANGERS, RankAcceptor, connect
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.node import NodeArgs, run_node
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import Hello, Ready
 from inflight.processes.io_thread import IoThread
-from inflight.processes.streams import BlockingStream, Stream
+from inflight.processes.streams import BlockingStream, IoStream
 from tests.conformance.configs import engine_config, plan
 from tests.unit.executor.processes import SCRIPTED, children, have_ended, run_script
 
@@ -240,16 +240,16 @@ def test_silent_strangers_delay_no_rank(waiting: int, monkeypatch: pytest.Monkey
 def all_streams() -> list[object]:
     gc.collect()
     # not `isinstance`, which asks odd objects for their class
-    return [each for each in gc.get_objects() if type(each) is Stream]
+    return [each for each in gc.get_objects() if type(each) is IoStream]
 
 
 def test_a_storm_of_strangers_leaves_nothing_behind(port: int) -> None:
     config = two_node_config(port)
     before = all_streams()
     io = IoThread("io")
-    listener = Listener(io, ("127.0.0.1", port), "", config.parallel, TOKEN, 10.0, lambda rank, stream: None)
+    acceptor = RankAcceptor(io, ("127.0.0.1", port), "", config.parallel, TOKEN, 10.0, lambda rank, stream: None)
     io.start()
-    io.run(listener.start)
+    io.run(acceptor.start)
     for _ in range(200):
         socket.create_connection(("127.0.0.1", port)).close()
     start = time.monotonic()
@@ -258,7 +258,7 @@ def test_a_storm_of_strangers_leaves_nothing_behind(port: int) -> None:
         assert time.monotonic() < start + 300, num_left
         time.sleep(0.1)
         num_left = sum(not any(each is known for known in before) for each in all_streams())
-    io.run(listener.close)
+    io.run(acceptor.close)
     io.stop()
 
 
@@ -278,24 +278,24 @@ def test_a_rank_joins_once(port: int) -> None:
 def test_a_rank_with_a_token_of_its_own_joins_with_it_once(port: int) -> None:
     config, io, name = two_node_config(port, ranks=4), IoThread("io"), f"inflight-test-{os.getpid()}"
     joined: list[int] = []
-    listener = Listener(
+    acceptor = RankAcceptor(
         io, ("127.0.0.1", 0), name, config.parallel, "unknown", 10.0, lambda rank, _: joined.append(rank)
     )
     io.start()
-    io.run(listener.start)
+    io.run(acceptor.start)
     for rank, token in ((2, "second"), (3, "third")):
-        listener.expect(rank, token)
+        acceptor.expect(rank, token)
     third = replace(HELLO, rank=3, world_size=4, token="third")
-    for address in (listener.address, name):
+    for address in (acceptor.address, name):
         for wrong in (replace(third, rank=2), replace(third, token="unknown"), replace(third, rank=1)):
             with pytest.raises(ConfigError, match="INFLIGHT_CLUSTER_TOKEN is not the same"):
                 connect(address, wrong, max_seconds=300)
     connect(name, third, max_seconds=300).close()
     with pytest.raises(ConfigError, match="rank 3 has joined before"):
-        connect(listener.address, third, max_seconds=300)
+        connect(acceptor.address, third, max_seconds=300)
     assert joined == [3]
-    assert listener.missing == {2}
-    io.run(listener.close)
+    assert acceptor.missing == {2}
+    io.run(acceptor.close)
     with pytest.raises(EngineError, match=f"node 0 did not answer on {name} within 0 s"):
         connect(name, third, max_seconds=0)
     io.stop()

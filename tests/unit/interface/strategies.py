@@ -306,7 +306,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     FaultStatus: fault_statuses,
     EngineReady: st.builds(EngineReady, front_end=ids, num_kv_cache_tokens=ids),
     EngineStartFailed: st.builds(EngineStartFailed, failure=failures),
-    AddRequest: st.builds(AddRequest, children=st.lists(core_requests, max_size=2).map(tuple)),
+    AddRequest: st.builds(AddRequest, sequences=st.lists(core_requests, max_size=2).map(tuple)),
     AbortRequests: st.builds(AbortRequests, request_ids=st.lists(texts, max_size=3).map(tuple)),
     ResetPrefixCache: st.builds(ResetPrefixCache, call_id=ids),
     EndDamagedEngine: st.builds(EndDamagedEngine, reason=st.text()),

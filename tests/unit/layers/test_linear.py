@@ -18,7 +18,7 @@ from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
 from inflight.layers.context import make_context, select_layer_ops, select_linear_method
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.linear_method import KernelLinear, PlainLinear
-from inflight.layers.sharding import OutputPart, even_part, head_part
+from inflight.layers.sharding import OutputShard, even_shard, head_shard
 from inflight.layers.weights import WeightSlot
 from tests.support.kernel_reference import multiply_gate
 from tests.unit.layers.contexts import layer_context
@@ -96,7 +96,7 @@ def test_a_plain_weight_multiplies(num_tokens: int, out_features: int, in_featur
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_projections_stand_side_by_side(dtype: torch.dtype) -> None:
-    parts = {"q_proj": OutputPart(12, 0, 12), "k_proj": OutputPart(4, 0, 4)}
+    parts = {"q_proj": OutputShard(12, 0, 12), "k_proj": OutputShard(4, 0, 4)}
     layer = ColumnParallelLinear(8, parts, bias=True, context=layer_context(dtype))
     tensors = {
         f"attn.{name}.{kind}": torch.randn(shape).to(dtype)
@@ -120,7 +120,7 @@ def test_the_ranks_of_a_column_and_a_row_add_up_to_the_whole(size: int) -> None:
     for rank in range(size):
         tp = OneOfMany(size, rank)
         column = ColumnParallelLinear(
-            8, {"up_proj": even_part(16, tp)}, bias=False, context=layer_context(torch.float32, tp)
+            8, {"up_proj": even_shard(16, tp)}, bias=False, context=layer_context(torch.float32, tp)
         )
         row = RowParallelLinear(16, 8, bias=True, context=layer_context(torch.float32, tp))
         fill(dict(column.weight_slots("mlp.gate_up_proj")), {"mlp.up_proj.weight": up})
@@ -133,7 +133,7 @@ def test_the_ranks_of_a_column_and_a_row_add_up_to_the_whole(size: int) -> None:
 
 def test_heads_are_shared_where_there_are_fewer_than_ranks() -> None:
     def starts(num_heads: int, size: int) -> list[tuple[int, int]]:
-        parts = [head_part(num_heads, 10, TensorParallelGroup(size, rank)) for rank in range(size)]
+        parts = [head_shard(num_heads, 10, TensorParallelGroup(size, rank)) for rank in range(size)]
         assert all(part.total == num_heads * 10 for part in parts)
         return [(part.start, part.size) for part in parts]
 
@@ -145,9 +145,9 @@ def test_heads_are_shared_where_there_are_fewer_than_ranks() -> None:
 
 def test_what_cannot_be_divided_is_an_invariant_broken() -> None:
     with pytest.raises(AssertionError, match="5 rows"):
-        even_part(5, TensorParallelGroup(2, 0))
+        even_shard(5, TensorParallelGroup(2, 0))
     with pytest.raises(AssertionError, match="3 heads"):
-        head_part(3, 8, TensorParallelGroup(2, 0))
+        head_shard(3, 8, TensorParallelGroup(2, 0))
 
 
 def test_a_group_of_several_ranks_has_to_bring_collectives() -> None:
@@ -163,7 +163,7 @@ def test_a_group_of_several_ranks_has_to_bring_collectives() -> None:
 @pytest.mark.parametrize("activation", [SILU, GELU_TANH])
 def test_a_gate_is_applied(activation: str, kernels: str, in_features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", kernels)
-    parts = {"gate_proj": OutputPart(5, 0, 5), "up_proj": OutputPart(5, 0, 5)}
+    parts = {"gate_proj": OutputShard(5, 0, 5), "up_proj": OutputShard(5, 0, 5)}
     layer = ColumnParallelLinear(in_features, parts, bias=False, context=layer_context(torch.float32), gate=activation)
     gate, up, x = torch.randn(5, in_features), torch.randn(5, in_features), torch.randn(3, in_features)
     fill(dict(layer.weight_slots("mlp.gate_up_proj")), {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up})
@@ -182,7 +182,7 @@ def quantized(rows: int, columns: int, *, group_size: int, seed: int) -> Quantiz
 @pytest.mark.parametrize("second_group", [32, 64])
 def test_parts_that_are_stored_quantized(second_group: int) -> None:
     """In one format they stay as they are; in several, and beside floats, they are floats."""
-    parts = {"q_proj": OutputPart(6, 0, 6), "k_proj": OutputPart(4, 0, 4)}
+    parts = {"q_proj": OutputShard(6, 0, 6), "k_proj": OutputShard(4, 0, 4)}
     query, key = quantized(6, 64, group_size=32, seed=0), quantized(4, 64, group_size=second_group, seed=1)
     layer = ColumnParallelLinear(64, parts, bias=False, context=layer_context(torch.float32))
     slots = dict(layer.weight_slots("attn.qkv_proj"))
@@ -199,7 +199,7 @@ def test_parts_that_are_stored_quantized(second_group: int) -> None:
 
 
 def test_a_quantized_part_beside_floats() -> None:
-    parts = {"q_proj": OutputPart(6, 0, 6), "k_proj": OutputPart(4, 0, 4)}
+    parts = {"q_proj": OutputShard(6, 0, 6), "k_proj": OutputShard(4, 0, 4)}
     query, key = quantized(6, 64, group_size=32, seed=0), torch.randn(4, 64)
     layer = ColumnParallelLinear(64, parts, bias=False, context=layer_context(torch.float32))
     slots = dict(layer.weight_slots("attn.qkv_proj"))

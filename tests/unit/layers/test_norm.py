@@ -16,7 +16,7 @@ from inflight.distributed.thread_world import ThreadWorlds
 from inflight.layers.norm import RMSNorm
 from inflight.layers.qk_norm import QKNorm, WholeQKNorm
 from inflight.layers.rotary import Rotation
-from inflight.layers.sharding import head_part, repeat_order
+from inflight.layers.sharding import head_shard, repeat_order
 from tests.unit.layers.contexts import layer_context
 
 
@@ -110,7 +110,7 @@ def test_a_norm_of_all_heads_together_is_the_same_on_any_number_of_ranks(
     def normed(rank: int) -> None:
         tp = worlds.of(rank).tensor_parallel_group("model") if num_ranks > 1 else TensorParallelGroup()
         order = torch.arange(head_dim).flip(0)
-        parts = {name: head_part(total // head_dim, head_dim, tp) for name, total in totals.items()}
+        parts = {name: head_shard(total // head_dim, head_dim, tp) for name, total in totals.items()}
         parts = {name: replace(part, order=repeat_order(order, part.size)) for name, part in parts.items()}
         norm = WholeQKNorm(parts["q"], parts["k"], eps, layer_context(torch.float32, tp))
         for name, slot in norm.weight_slots("a.qk_norm"):

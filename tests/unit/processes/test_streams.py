@@ -1,4 +1,4 @@
-"""`Stream` and its I/O thread, over a socket pair."""
+"""`IoStream` and its I/O thread, over a socket pair."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from inflight.interface.codec import Message
 from inflight.interface.start_up import Ready
 from inflight.processes.io_thread import IoThread
-from inflight.processes.streams import BlockingStream, Stream
+from inflight.processes.streams import BlockingStream, IoStream
 from inflight.sockets import listen
 
 
@@ -34,7 +34,7 @@ def test_a_message_that_cannot_be_taken_in_ends_its_stream(
         raise ZeroDivisionError("a defect")
 
     def begin() -> None:
-        stream = Stream(io_thread, ours)
+        stream = IoStream(io_thread, ours)
         stream.on_message, stream.on_end = take_in, ends.put
 
     io_thread.run(begin)
@@ -50,7 +50,7 @@ def test_an_abort_resets_the_link(io_thread: IoThread) -> None:
     with listen("127.0.0.1", 0) as listener:
         theirs = socket.create_connection(listener.getsockname(), timeout=300)
         ours, _ = listener.accept()
-    stream = io_thread.run(lambda: Stream(io_thread, ours))
+    stream = io_thread.run(lambda: IoStream(io_thread, ours))
     io_thread.run(stream.abort)
     with theirs, pytest.raises(ConnectionResetError):
         theirs.recv(1)

@@ -14,7 +14,7 @@ from inflight.interface.kv_cache import KVCacheSpec
 from inflight.layers.attention import Attention
 from inflight.worker.model_runner import ModelRunner
 from tests.unit.worker.driven import make_executor, workers_of, write_small_model
-from tests.unit.worker.test_worker_stages import greedy_job, plan_ahead
+from tests.unit.worker.test_worker_phases import greedy_job, plan_ahead
 
 
 @pytest.fixture(scope="module")

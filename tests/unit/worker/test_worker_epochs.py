@@ -10,7 +10,7 @@ import pytest
 from inflight.errors import RankError
 from tests.support.waits import wait_until
 from tests.unit.worker.driven import make_executor, workers_of, write_small_model
-from tests.unit.worker.test_worker_stages import greedy_job, num_events, plan_ahead, submit
+from tests.unit.worker.test_worker_phases import greedy_job, num_events, plan_ahead, submit
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,7 @@ def test_several_front_ends_share_one_engine() -> None:
                 *(AsyncLLM.attach(args, sockets(process.sockets.pop(i))) for i in (0, 1))
             )
             streams = [await submit(engine, "same", "x", endless(1000)) for engine in (first, second)]  # the same ids
-            seeds = {stream.request.children[0].sampling.seed for stream in streams}
+            seeds = {stream.request.sequences[0].sampling.seed for stream in streams}
             assert len(seeds) == 2, "front ends without a seed draw the same"
             ends = [await submit(engine, "end", "y", endless(20)) for engine in (first, second)]
             for stream in ends:

@@ -36,7 +36,7 @@ def request(request_id: str = "r", prompt: list[int] | None = None, **params: An
     prompt = prompt or [104, 105]
     sampling = ResolvedSampling(params=SamplingParams(**params), seed=0, max_tokens=99)
     n = sampling.params.n
-    children = tuple(
+    sequences = tuple(
         EngineCoreRequest(
             request_id=request_id if n == 1 else f"{index}_{request_id}", sampling=sampling, arrival_time=1.0
         )
@@ -49,7 +49,7 @@ def request(request_id: str = "r", prompt: list[int] | None = None, **params: An
         prompt_array=np.array(prompt, dtype=np.int32),
         params=sampling.params,
         arrival_time=1.0,
-        children=children,
+        sequences=sequences,
     )
 
 
@@ -86,7 +86,7 @@ def cut(token_ids: list[int], sizes: list[int]) -> list[list[int]]:
 
 
 def feed(
-    processor: Processor, child: str, token_ids: list[int], sizes: list[int], finish: FinishReason, **more: Any
+    processor: Processor, sequence: str, token_ids: list[int], sizes: list[int], finish: FinishReason, **more: Any
 ) -> list[RequestOutput]:
     """Send the tokens in pieces, as a core would that learns late of an abort."""
     num_logprobs = more.pop("num_logprobs", None)
@@ -96,7 +96,7 @@ def feed(
         found = processor.process(
             [
                 output(
-                    child,
+                    sequence,
                     piece,
                     finish if i == len(pieces) - 1 else None,
                     logprobs=None if num_logprobs is None else columns(piece, num_logprobs),

@@ -72,11 +72,16 @@ def process(prompt: Any = "hello", processor: Any = None, **params: Any) -> Proc
 )
 def test_the_ways_to_give_a_prompt(prompt: Any, text: str | None) -> None:
     request = process(prompt)
-    [child] = request.children
+    [sequence] = request.sequences
     assert (request.prompt, request.prompt_token_ids) == (text, [104, 105])
     assert all(type(token_id) is int for token_id in request.prompt_token_ids)
     assert request.prompt_array.dtype == np.int32 and request.prompt_array.tolist() == [104, 105]
-    assert (child.request_id, child.prompt_leader, child.arrival_time, child.cache_salt) == ("r", None, 1.5, "")
+    assert (sequence.request_id, sequence.prompt_leader, sequence.arrival_time, sequence.cache_salt) == (
+        "r",
+        None,
+        1.5,
+        "",
+    )
 
 
 def test_what_structured_outputs_need() -> None:
@@ -118,7 +123,7 @@ def test_a_grammar_has_a_frame_unless_the_prompt_has_ended_the_thinking() -> Non
         prompt: list[int], structured: StructuredOutputsParams | None = wanted, **options: Any
     ) -> AnswerFrame | None:
         params = SamplingParams(structured_outputs=structured)
-        return processor.process("r", prompt, params, arrival_time=0.0, **options).children[0].sampling.answer_frame
+        return processor.process("r", prompt, params, arrival_time=0.0, **options).sequences[0].sampling.answer_frame
 
     assert len(end) > 1
     optional = AnswerFrame(begin="<think>", end="</think>")
@@ -141,16 +146,16 @@ def test_an_unknown_end_of_thinking_is_waited_for() -> None:
         tokenizer, vocab_size=tokenizer.vocab_size, structured_outputs=structured, generation_config={"eos_token_id": 3}
     )
     params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
-    found = processor.process("r", [5], params, arrival_time=0.0).children[0].sampling.answer_frame
+    found = processor.process("r", [5], params, arrival_time=0.0).sequences[0].sampling.answer_frame
     assert found == AnswerFrame(begin="", end=";;", is_open=True)
 
 
 def test_priority_and_salt() -> None:
     processor = make(policy="priority")
-    plain = processor.process("r", "x", None, arrival_time=0.0, priority=3, cache_salt="a").children[0]
+    plain = processor.process("r", "x", None, arrival_time=0.0, priority=3, cache_salt="a").sequences[0]
     assert (plain.priority, plain.cache_salt) == (3, "a")
     inner = processor.process("r", {"prompt": "x", "cache_salt": "b"}, None, arrival_time=0.0, cache_salt="a")
-    assert inner.children[0].cache_salt == "b"
+    assert inner.sequences[0].cache_salt == "b"
 
 
 def test_a_priority_without_effect_is_refused() -> None:
@@ -208,13 +213,13 @@ def test_a_tokenizer_larger_than_the_model() -> None:
 
 
 def test_max_tokens() -> None:
-    assert process("x" * 39, max_tokens=1).children[0].sampling.max_tokens == 1
-    assert process("x" * 10, max_tokens=None).children[0].sampling.max_tokens == 30
-    assert process("x" * 10, max_tokens=30).children[0].sampling.max_tokens == 30
-    assert process("x" * 10, max_tokens=31).children[0].sampling.max_tokens == 30
-    assert process("x" * 10, max_tokens=10**6).children[0].sampling.max_tokens == 30
+    assert process("x" * 39, max_tokens=1).sequences[0].sampling.max_tokens == 1
+    assert process("x" * 10, max_tokens=None).sequences[0].sampling.max_tokens == 30
+    assert process("x" * 10, max_tokens=30).sequences[0].sampling.max_tokens == 30
+    assert process("x" * 10, max_tokens=31).sequences[0].sampling.max_tokens == 30
+    assert process("x" * 10, max_tokens=10**6).sequences[0].sampling.max_tokens == 30
     for max_tokens in (None, 50):
-        assert process("x" * 10, max_tokens=max_tokens, min_tokens=50).children[0].sampling.max_tokens == 30
+        assert process("x" * 10, max_tokens=max_tokens, min_tokens=50).sequences[0].sampling.max_tokens == 30
 
 
 def test_a_prompt_that_leaves_no_room_is_told_in_words_that_clients_know() -> None:
@@ -229,13 +234,13 @@ def test_a_prompt_that_leaves_no_room_is_told_in_words_that_clients_know() -> No
 def test_default_params() -> None:
     config = {"temperature": 0.5, "max_new_tokens": 20, "eos_token_id": 7}
     processor = make(generation_config=config)
-    [child] = processor.process("r", "x" * 30, None, arrival_time=0.0).children
-    assert child.sampling.params == processor.default_params == SamplingParams(temperature=0.5, max_tokens=20)
-    assert child.sampling.max_tokens == 10  # gives way to the context
+    [sequence] = processor.process("r", "x" * 30, None, arrival_time=0.0).sequences
+    assert sequence.sampling.params == processor.default_params == SamplingParams(temperature=0.5, max_tokens=20)
+    assert sequence.sampling.max_tokens == 10  # gives way to the context
     processor = make(generation_config=config, use_generation_defaults=False)
-    [child] = processor.process("r", "x", None, arrival_time=0.0).children
-    assert child.sampling.params == SamplingParams()
-    assert child.sampling.eos_token_ids == {7, EOS_ID}
+    [sequence] = processor.process("r", "x", None, arrival_time=0.0).sequences
+    assert sequence.sampling.params == SamplingParams()
+    assert sequence.sampling.eos_token_ids == {7, EOS_ID}
 
 
 @pytest.mark.parametrize(("uses_file", "expected"), [(True, {"temperature": 0.5, "top_k": 3}), (False, {"top_k": 3})])
@@ -269,15 +274,15 @@ def test_without_a_tokenizer() -> None:
     for params in ({"stop": "x"}, {"bad_words": ["x"]}):
         with pytest.raises(InvalidRequestError, match=f"{next(iter(params))} needs a tokenizer"):
             process([1], processor, **params)
-    assert process([1], processor).children[0].sampling.stop_token_ids == {5}
+    assert process([1], processor).sequences[0].sampling.stop_token_ids == {5}
 
 
 def test_end_tokens() -> None:
     processor = make(generation_config={"eos_token_id": [7, 9, 5000]}, eos=(5,))
-    sampling = process("x", processor, stop_token_ids=[5, 20]).children[0].sampling
+    sampling = process("x", processor, stop_token_ids=[5, 20]).sequences[0].sampling
     assert sampling.eos_token_ids == {5, 7, 9, EOS_ID}
     assert sampling.stop_token_ids == {5, 7, 9, 20, EOS_ID}
-    sampling = process("x", processor, stop_token_ids=[5, 20], ignore_eos=True).children[0].sampling
+    sampling = process("x", processor, stop_token_ids=[5, 20], ignore_eos=True).sequences[0].sampling
     assert sampling.eos_token_ids == frozenset()
     assert sampling.stop_token_ids == {5, 20}
 
@@ -285,7 +290,7 @@ def test_end_tokens() -> None:
 def test_bad_words() -> None:
     def tokenized(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
         processor = make(tokenizer, vocab_size=tokenizer.vocab_size)
-        return process([5], processor, bad_words=words).children[0].sampling.bad_words_token_ids
+        return process([5], processor, bad_words=words).sequences[0].sampling.bad_words_token_ids
 
     assert tokenized(["ab", "\n"], byte_tokenizer()) == ((97, 98), (10,))  # after a space it is the same
     merged = Tokenizer(trained("byte_level"))
@@ -300,17 +305,17 @@ def test_bad_words() -> None:
         process([5], make(vocab_size=100), bad_words=["z"])
 
 
-# -- seeds and children --------------------------------------------------------------------------------------------------
+# -- seeds and sequences --------------------------------------------------------------------------------------------------
 
 
 def test_seeds() -> None:
-    assert process(seed=5).children[0].sampling.seed == 5
-    assert process(seed=-1).children[0].sampling.seed == 2**64 - 1
+    assert process(seed=5).sequences[0].sampling.seed == 5
+    assert process(seed=-1).sequences[0].sampling.seed == 2**64 - 1
     first, second = make(engine_seed=3), make(engine_seed=3)
-    seeds = [process(processor=first).children[0].sampling.seed for _ in range(5)]
+    seeds = [process(processor=first).sequences[0].sampling.seed for _ in range(5)]
     assert len(set(seeds)) == 5
-    assert seeds == [process(processor=second).children[0].sampling.seed for _ in range(5)]
-    assert seeds[0] != process(processor=make(engine_seed=4)).children[0].sampling.seed
+    assert seeds == [process(processor=second).sequences[0].sampling.seed for _ in range(5)]
+    assert seeds[0] != process(processor=make(engine_seed=4)).sequences[0].sampling.seed
 
 
 def test_a_caller_may_name_the_seed_of_requests_that_bring_none() -> None:
@@ -318,30 +323,32 @@ def test_a_caller_may_name_the_seed_of_requests_that_bring_none() -> None:
     found = [
         processor.process("r", [1], SamplingParams(seed=seed), arrival_time=0.0, default_seed=9) for seed in (None, 5)
     ]
-    assert [request.children[0].sampling.seed for request in found] == [9, 5]
-    assert process(processor=processor).children[0].sampling.seed == process(processor=make()).children[0].sampling.seed
+    assert [request.sequences[0].sampling.seed for request in found] == [9, 5]
+    assert (
+        process(processor=processor).sequences[0].sampling.seed == process(processor=make()).sequences[0].sampling.seed
+    )
 
 
 def test_a_seeded_request_does_not_shift_the_others() -> None:
     first, second = make(), make()
     process(processor=first, seed=1)
     process(processor=second)
-    assert process(processor=first).children[0].sampling.seed == process(processor=second).children[0].sampling.seed
+    assert process(processor=first).sequences[0].sampling.seed == process(processor=second).sequences[0].sampling.seed
 
 
 def test_a_refused_request_does_not_shift_the_others() -> None:
     first, second = make(), make()
     with pytest.raises(InvalidRequestError):
         process("x" * 40, processor=first)
-    assert process(processor=first).children[0].sampling.seed == process(processor=second).children[0].sampling.seed
+    assert process(processor=first).sequences[0].sampling.seed == process(processor=second).sequences[0].sampling.seed
 
 
-def test_children() -> None:
+def test_sequences() -> None:
     request = process("hi", n=3, seed=11, prompt_logprobs=2, logprobs=1)
-    assert [child.request_id for child in request.children] == ["0_r", "1_r", "2_r"]
-    assert [child.prompt_leader for child in request.children] == [None, "0_r", "0_r"]
-    assert [child.sampling.seed for child in request.children] == [derive_seed(11, i) for i in range(3)]
-    assert request.children[0].sampling.seed == process("hi", seed=11).children[0].sampling.seed
-    assert [child.sampling.params.prompt_logprobs for child in request.children] == [2, None, None]
-    assert {child.sampling.params.logprobs for child in request.children} == {1}
+    assert [sequence.request_id for sequence in request.sequences] == ["0_r", "1_r", "2_r"]
+    assert [sequence.prompt_leader for sequence in request.sequences] == [None, "0_r", "0_r"]
+    assert [sequence.sampling.seed for sequence in request.sequences] == [derive_seed(11, i) for i in range(3)]
+    assert request.sequences[0].sampling.seed == process("hi", seed=11).sequences[0].sampling.seed
+    assert [sequence.sampling.params.prompt_logprobs for sequence in request.sequences] == [2, None, None]
+    assert {sequence.sampling.params.logprobs for sequence in request.sequences} == {1}
     assert request.params.n == 3

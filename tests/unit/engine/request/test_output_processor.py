@@ -290,7 +290,7 @@ def test_the_cached_tokens_are_those_that_the_first_sequence_found_at_first() ->
     for order in ((0, 1), (1, 0)):
         processor = Processor(None)
         state = processor.add_request(request(n=2))
-        for child in order:
-            processor.process([output(f"{child}_r", [97], num_cached_tokens=28 * child + 4)])
-        processor.process([output(f"{child}_r", [98], num_cached_tokens=16) for child in order])
+        for index in order:
+            processor.process([output(f"{index}_r", [97], num_cached_tokens=28 * index + 4)])
+        processor.process([output(f"{index}_r", [98], num_cached_tokens=16) for index in order])
         assert state.num_cached_tokens == 4

@@ -73,9 +73,9 @@ def test_cached_tokens_are_those_of_the_first_child() -> None:
         processor = Processor(byte_tokenizer())
         processor.add_request(request(n=2))
         cached = {"0": 0, "1": 32}
-        for child in order:
+        for index in order:
             found = processor.process(
-                [output(f"{child}_r", [97], FinishReason.LENGTH, num_cached_tokens=cached[child])]
+                [output(f"{index}_r", [97], FinishReason.LENGTH, num_cached_tokens=cached[index])]
             ).request_outputs
         assert [result.num_cached_tokens for result in found] == [0]
 
@@ -102,19 +102,19 @@ def test_a_resumed_request_brings_what_its_caller_has() -> None:
     processor = OutputProcessor(None)
     processed = request("r", [1, 2, 3, 4], n=2, temperature=1.0, prompt_logprobs=0, detokenize=False)
     state = processor.add_request(processed, RequestOutputKind.DELTA)
-    assert all(sent is made for sent, made in zip(state.resumed_children(), processed.children, strict=True))
-    first, second = (child.request_id for child in processed.children)
+    assert all(sent is made for sent, made in zip(state.resumed_sequences(), processed.sequences, strict=True))
+    first, second = (sequence.request_id for sequence in processed.sequences)
     piece = EngineCoreOutput(request_id=first, new_token_ids=(), prompt_logprobs=columns([2, 3], 0))
     processor.update([piece])
-    assert [child.num_prompt_logprobs_done for child in state.resumed_children()] == [3, 1]
+    assert [sequence.num_prompt_logprobs_done for sequence in state.resumed_sequences()] == [3, 1]
     processor.update([EngineCoreOutput(request_id=second, new_token_ids=(7, 8), num_cached_tokens=4)])
     assert state.take_output() is not None  # a delta takes the tokens away from its caller's view only
     rest = EngineCoreOutput(request_id=first, new_token_ids=(5,), prompt_logprobs=columns([4], 0), num_cached_tokens=2)
     processor.update([rest])
     assert state.take_output() is not None
-    found = state.resumed_children()
-    assert [child.emitted_token_ids for child in found] == [(5,), (7, 8)]
-    assert [child.num_prompt_logprobs_done for child in found] == [4, 1]
+    found = state.resumed_sequences()
+    assert [sequence.emitted_token_ids for sequence in found] == [(5,), (7, 8)]
+    assert [sequence.num_prompt_logprobs_done for sequence in found] == [4, 1]
     processor.update([EngineCoreOutput(request_id=first, new_token_ids=(6,), finish_reason=FinishReason.LENGTH)])
-    assert [child.request_id for child in state.resumed_children()] == [second]
+    assert [sequence.request_id for sequence in state.resumed_sequences()] == [second]
     assert state.num_cached_tokens == 2

@@ -77,7 +77,9 @@ def answer(
 ) -> None:
     """The engine sends these tokens for every sequence of the requests, which are running."""
     ids = [
-        child.request_id for each in requests for child in engine._outputs._requests[each.request_id].request.children
+        sequence.request_id
+        for each in requests
+        for sequence in engine._outputs._requests[each.request_id].request.sequences
     ]
     outputs = [EngineCoreOutput(request_id=each, new_token_ids=tuple(token_ids), finish_reason=finish) for each in ids]
     engine._replicas.engines[0]._take_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))

@@ -397,7 +397,7 @@ def test_seeds_follow_the_order_of_the_calls() -> None:
             first = await asyncio.gather(*(engine.process(str(i), prompt) for i, prompt in enumerate(prompts)))
         async with mock_engine({"seed": 3}) as engine:
             second = [await engine.process(str(i), prompt) for i, prompt in enumerate(prompts)]
-        assert [r.children[0].sampling.seed for r in first] == [r.children[0].sampling.seed for r in second]
-        assert first[0].children[0].sampling.seed != first[1].children[0].sampling.seed
+        assert [r.sequences[0].sampling.seed for r in first] == [r.sequences[0].sampling.seed for r in second]
+        assert first[0].sequences[0].sampling.seed != first[1].sequences[0].sampling.seed
 
     run(test)

@@ -1,4 +1,4 @@
-"""`Readiness`: when silence means that the engine hangs."""
+"""`ReadinessCheck`: when silence means that the engine hangs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from inflight.engine.serving.readiness import FRESH_SECONDS, Readiness
+from inflight.engine.serving.readiness import FRESH_SECONDS, ReadinessCheck
 from inflight.errors import EngineError, ErrorKind
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.statistics import SchedulerStats
@@ -35,14 +35,14 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def check(readiness: Readiness, busy_since: float) -> None:
+def check(readiness: ReadinessCheck, busy_since: float) -> None:
     coroutine = readiness.check(no_canary, busy_since)
     with pytest.raises(StopIteration):  # it never waits
         coroutine.send(None)
 
 
 def test_an_engine_that_was_idle_has_its_time_from_the_first_request_on(now: list[float]) -> None:
-    readiness = Readiness(60.0)
+    readiness = ReadinessCheck(60.0)
     readiness.note(end(FinishReason.STOP), None)
     now[0] += 3600
     check(readiness, now[0])
@@ -54,7 +54,7 @@ def test_an_engine_that_was_idle_has_its_time_from_the_first_request_on(now: lis
 
 
 def test_a_step_without_outputs_is_one(now: list[float]) -> None:
-    readiness = Readiness(60.0)
+    readiness = ReadinessCheck(60.0)
     for step_id in range(10):  # pieces of a long prompt
         now[0] += 50
         readiness.note((), stats(step_id))
@@ -79,7 +79,7 @@ def canary() -> str:
 
 
 def test_an_engine_whose_steps_fail_is_not_ready_though_each_failure_leaves_it_idle(now: list[float]) -> None:
-    readiness = Readiness(60.0)
+    readiness = ReadinessCheck(60.0)
     readiness.note((), stats(1))
     check(readiness, now[0])
     for _ in range(3):
@@ -114,7 +114,7 @@ def run(test: Callable[[], Awaitable[None]]) -> list[str]:
 
 def test_a_canary_that_could_not_be_sent_is_sent_again() -> None:
     async def test() -> None:
-        readiness = Readiness(5.0)
+        readiness = ReadinessCheck(5.0)
 
         def fails() -> str:
             raise EngineError("not now")
@@ -134,7 +134,7 @@ def test_a_canary_that_could_not_be_sent_is_sent_again() -> None:
 
 def test_a_canary_that_fails_says_so_to_whoever_waits_still() -> None:
     async def test() -> None:
-        readiness = Readiness(0.02)
+        readiness = ReadinessCheck(0.02)
         with pytest.raises(EngineError, match=r"within 0\.02 s"):
             await readiness.check(lambda: "canary", None)
         readiness.note(end(FinishReason.ERROR, "a defect"), None)  # nobody waits
@@ -152,7 +152,7 @@ def test_a_canary_that_fails_says_so_to_whoever_waits_still() -> None:
 
 
 def test_a_young_step_is_enough(now: list[float]) -> None:
-    readiness = Readiness(1.0)
+    readiness = ReadinessCheck(1.0)
     readiness.note((), stats(0))
     now[0] += FRESH_SECONDS - 1
     check(readiness, 1000.0)

@@ -37,13 +37,13 @@ HASHER = BlockHasher("model", 16)
 
 def taken(client: RecordingClient) -> list[EngineCoreRequest]:
     """Returns the sequences that were sent to this replica since the last call."""
-    found = [child for message in client.sent if isinstance(message, AddRequest) for child in message.children]
+    found = [sequence for message in client.sent if isinstance(message, AddRequest) for sequence in message.sequences]
     client.sent.clear()
     return found
 
 
 def names(client: RecordingClient) -> list[str]:
-    return [child.request_id.split(".", 2)[2] for child in taken(client)]
+    return [sequence.request_id.split(".", 2)[2] for sequence in taken(client)]
 
 
 def report(client: RecordingClient, num_received: int, **state: int) -> None:
@@ -266,9 +266,9 @@ def test_requests_of_a_lost_replica_go_on_elsewhere_at_once() -> None:
         taken(first), taken(second)
         first._lose("gone")
         moved = taken(second)
-        assert [child.request_id.split(".", 2)[2] for child in moved] == ["0_a", "1_a", "0_b", "1_b"]
-        assert [child.emitted_token_ids for child in moved] == [(97, 98), (97, 98), (), ()]
-        assert [child.num_losses for child in moved] == [1] * 4
+        assert [sequence.request_id.split(".", 2)[2] for sequence in moved] == ["0_a", "1_a", "0_b", "1_b"]
+        assert [sequence.emitted_token_ids for sequence in moved] == [(97, 98), (97, 98), (), ()]
+        assert [sequence.num_losses for sequence in moved] == [1] * 4
         assert (first.num_requests, second.num_requests) == (0, 3)
         assert first.admission.load == 0
         report(second, 0, step_id=7)  # it makes steps
@@ -327,8 +327,8 @@ def test_a_request_that_loses_engine_after_engine_stays_at_its_last_one() -> Non
         engine._replicas._resume()
         assert all(names(client) == [] for client in clients)
         at._restore()
-        [child] = taken(at)
-        assert child.num_losses == MAX_FAULTS
+        [sequence] = taken(at)
+        assert sequence.num_losses == MAX_FAULTS
         for client in clients:
             client._finish("gone")
 

@@ -28,7 +28,7 @@ def lose(engine: AsyncLLM, client: RecordingClient) -> None:
 def restore(engine: AsyncLLM, client: RecordingClient) -> list[EngineCoreRequest]:
     """Returns what is sent to the new engine core."""
     client._restore()
-    return [child for message in client.sent if isinstance(message, AddRequest) for child in message.children]
+    return [sequence for message in client.sent if isinstance(message, AddRequest) for sequence in message.sequences]
 
 
 def test_unfinished_requests_are_sent_again_with_their_tokens_in_the_order_of_their_arrival() -> None:
@@ -41,15 +41,15 @@ def test_unfinished_requests_are_sent_again_with_their_tokens_in_the_order_of_th
         lose(engine, client)
         late = engine.submit(request("late"))
         assert client.sent == []
-        assert not late.request.children[0].emitted_token_ids
+        assert not late.request.sequences[0].emitted_token_ids
         again = restore(engine, client)
-        names = [child.request_id.split(".", 2)[2] for child in again]
+        names = [sequence.request_id.split(".", 2)[2] for sequence in again]
         assert names == ["0_begun", "1_begun", "late"]
-        assert [child.emitted_token_ids for child in again] == [(97, 98), (97, 98), ()]
+        assert [sequence.emitted_token_ids for sequence in again] == [(97, 98), (97, 98), ()]
         # only requests that the lost core had received may be the cause of its loss
-        assert [child.num_losses for child in again] == [1, 1, 0]
+        assert [sequence.num_losses for sequence in again] == [1, 1, 0]
         lose(engine, client)
-        assert [child.num_losses for child in restore(engine, client)] == [2, 2, 1]
+        assert [sequence.num_losses for sequence in restore(engine, client)] == [2, 2, 1]
         answer(engine, [begun], [100], FinishReason.LENGTH)
         assert tokens_of(await read(streams[0])) == [97, 98, 100]
         assert reasons_of(await read(streams[1])) == ["length"]
@@ -65,7 +65,7 @@ def test_outputs_that_have_arrived_count_when_the_engine_is_lost() -> None:
         engine.submit_all(requests)
         answer(engine, requests, [97])  # more than the event loop takes in at once
         lose(engine, client)
-        assert [child.emitted_token_ids for child in restore(engine, client)] == [(97,)] * 500
+        assert [sequence.emitted_token_ids for sequence in restore(engine, client)] == [(97,)] * 500
         engine._replicas.engines[0]._finish("gone")
 
     run(test)
@@ -81,7 +81,7 @@ def test_if_requests_may_not_resume_those_fail_that_were_sent() -> None:
             await read(sent)
         late = engine.submit(request("late"))
         again = restore(engine, client)
-        assert [child.request_id.endswith(".late") for child in again] == [True]
+        assert [sequence.request_id.endswith(".late") for sequence in again] == [True]
         late.abort()
 
     run(test)
@@ -119,7 +119,7 @@ def test_a_loss_is_counted_anew_after_progress() -> None:
 
 
 def resumed(state: RequestState) -> list[tuple[str, int]]:
-    return [(child.request_id, child.num_prompt_logprobs_done) for child in state.resumed_children()]
+    return [(sequence.request_id, sequence.num_prompt_logprobs_done) for sequence in state.resumed_sequences()]
 
 
 def test_only_unfinished_sequences_are_resumed() -> None:
@@ -181,7 +181,7 @@ def test_the_message_of_a_request_has_its_prompt_once() -> None:
         prompt = [i % 256 for i in range(2000)]
         stream = engine.submit(request("r", prompt, n=64))
         [message] = client.sent
-        assert isinstance(message, AddRequest) and len(message.children) == 64
+        assert isinstance(message, AddRequest) and len(message.sequences) == 64
         assert message.prompt_token_ids.tolist() == prompt
         assert len(encode(message).segments) == 1 and encode(message).num_bytes < 4 * 2000 + 64 * 1000
         stream.abort()

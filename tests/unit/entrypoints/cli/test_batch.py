@@ -18,7 +18,7 @@ from typer.testing import Result
 
 from inflight.entrypoints.cli.batch import DEFAULT_MAX_TOKENS, LOOKAHEAD, to_json
 from inflight.entrypoints.cli.result_file import ResultFile
-from inflight.entrypoints.cli.rows import Row
+from inflight.entrypoints.cli.rows import InputRow
 from inflight.errors import StepError
 from inflight.outputs import CompletionOutput, Logprob, RequestOutput
 from tests.architecture.source import ROOT
@@ -372,7 +372,7 @@ def test_all_that_a_result_says() -> None:
     second = {"token_id": 98, "token": "b", "logprob": -9999.0, "rank": 7}
     shown = {"index": 1, "text": "b", "finish_reason": "stop", "stop_reason": "c", "num_tokens": 1}
     with_logprobs = {**shown, "cumulative_logprob": -12_000.0, "logprobs": [[second, first]]}
-    assert to_json(Row(4, "id", {}), output, with_token_ids=False) == {
+    assert to_json(InputRow(4, "id", {}), output, with_token_ids=False) == {
         "row": 4,
         "id": "id",
         "outputs": [with_logprobs],
@@ -381,7 +381,7 @@ def test_all_that_a_result_says() -> None:
         "prompt_logprobs": [None, [second], [first]],
     }
     completion.logprobs = output.prompt_logprobs = None
-    assert to_json(Row(4, None, {}), output, with_token_ids=True) == {
+    assert to_json(InputRow(4, None, {}), output, with_token_ids=True) == {
         "row": 4,
         "outputs": [{**shown, "token_ids": [98]}],
         "num_prompt_tokens": 3,

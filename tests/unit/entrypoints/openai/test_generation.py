@@ -56,8 +56,8 @@ def test_the_logprobs_of_an_answer_are_bounded(
 
     def check(num_tokens: int) -> None:
         params = SamplingParams(n=2, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-        children = [SimpleNamespace(sampling=SimpleNamespace(max_tokens=num_tokens))] * 2
-        asked: Any = SimpleNamespace(params=params, children=children, prompt_token_ids=range(num_tokens))
+        sequences = [SimpleNamespace(sampling=SimpleNamespace(max_tokens=num_tokens))] * 2
+        asked: Any = SimpleNamespace(params=params, sequences=sequences, prompt_token_ids=range(num_tokens))
         _check_logprobs([asked, asked], is_stream)
 
     check(most)

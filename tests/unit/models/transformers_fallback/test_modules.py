@@ -18,7 +18,7 @@ from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from inflight.layers.linear import ColumnParallelLinear
-from inflight.layers.sharding import OutputPart
+from inflight.layers.sharding import OutputShard
 from inflight.models.decoder import GatedMLP
 from inflight.models.transformers_fallback import build
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, NormAdapter
@@ -150,7 +150,7 @@ def test_linear_layers_that_are_only_called_are_replaced() -> None:
 
 
 def test_projections_of_one_input_are_one_multiplication() -> None:
-    parts = {name: OutputPart(total=size, start=0, size=size) for name, size in (("q", 4), ("k", 2), ("v", 3))}
+    parts = {name: OutputShard(total=size, start=0, size=size) for name, size in (("q", 4), ("k", 2), ("v", 3))}
     column = ColumnParallelLinear(8, parts, bias=False, context=layer_context(torch.float32))
     weight = torch.randn(9, 8)
     column.weight.data.copy_(weight)

@@ -1,6 +1,6 @@
-"""`FrameReader`: reads the frame of a constrained text (`AnswerFrame`): where reasoning is, and where the constraint begins.
+"""`AnswerFrameReader`: reads the `AnswerFrame` of a constrained text: where reasoning is, and where the constraint begins.
 
-A text has these parts, one after another:
+A text has these sections, one after another:
 
     ANSWER      what the constraint describes. It may be preceded by a literal of the frame, or by blanks after the reasoning.
     REASONING   free text up to `end`; then ANSWER again, or with `next_message` the literals of the next message
@@ -9,7 +9,7 @@ A text has these parts, one after another:
 At the beginning of ANSWER it is open which of the literals follows, or whether the constrained text begins. Both are followed
 until a token decides. A literal that is complete wins.
 
-Which part a token belongs to depends only on the tokens before it.
+Which section a token belongs to depends only on the tokens before it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inflight.structured_output.spec import MAX_WHITESPACE
 from inflight.structured_output.token_texts import BLANKS, TokenTexts
 
 
-class Part(Enum):
+class Section(Enum):
     ANSWER = auto()
     REASONING = auto()
     CALL = auto()
@@ -37,11 +37,11 @@ class Position(NamedTuple):
         literals: in ANSWER the literals that may still be complete next; empty as soon as it is certain that none comes.
         seen: in ANSWER the bytes of a literal so far, in REASONING the last bytes.
         num_blanks: the bytes of white space between the reasoning and the answer; -1 if none is allowed.
-        is_answer: in ANSWER, whether the constraint admits the tokens since the beginning of the part.
+        is_answer: in ANSWER, whether the constraint admits the tokens since the beginning of the section.
     """
 
-    part: Part
-    literals: tuple[tuple[bytes, Part], ...] = ()
+    section: Section
+    literals: tuple[tuple[bytes, Section], ...] = ()
     seen: bytes = b""
     num_blanks: int = -1
     is_answer: bool = True
@@ -49,18 +49,18 @@ class Position(NamedTuple):
     @property
     def is_inside_answer(self) -> bool:
         """Whether it is certain that the next token belongs to the constrained text, or ends it."""
-        return self.part is Part.ANSWER and not self.literals and self.num_blanks < 0
+        return self.section is Section.ANSWER and not self.literals and self.num_blanks < 0
 
 
 @dataclass(slots=True)
 class _Cached:
     """Masks that were needed before, by what they depend on."""
 
-    literal: dict[tuple[tuple[tuple[bytes, Part], ...], bytes], MaskRow]
+    literal: dict[tuple[tuple[tuple[bytes, Section], ...], bytes], MaskRow]
     reasoning: dict[bytes, MaskRow]
 
 
-class FrameReader:
+class AnswerFrameReader:
     """One for a frame and a vocabulary; any number of texts may be read with it, by one thread.
 
     Args:
@@ -76,19 +76,19 @@ class FrameReader:
         # a longer text cannot be the beginning of one of them
         self._num_kept = max(map(len, [self._end, *self._inner])) - 1
         literals = [
-            (frame.begin, Part.REASONING),
-            (frame.answer, Part.ANSWER),
-            *((call, Part.CALL) for call in frame.calls),
+            (frame.begin, Section.REASONING),
+            (frame.answer, Section.ANSWER),
+            *((call, Section.CALL) for call in frame.calls),
         ]
-        first = [(text.encode(), part) for text, part in literals if text]
-        later = [(frame.next_message.encode() + text, part) for text, part in first]
+        first = [(text.encode(), section) for text, section in literals if text]
+        later = [(frame.next_message.encode() + text, section) for text, section in first]
         if frame.next_message and not frame.answer:
-            later = [(frame.next_message.encode(), Part.ANSWER)]
+            later = [(frame.next_message.encode(), Section.ANSWER)]
         self._needs_literal = bool(frame.next_message)  # after the reasoning
         self._after_reasoning = tuple(
-            later if self._needs_literal else [each for each in first if each[1] is Part.CALL]
+            later if self._needs_literal else [each for each in first if each[1] is Section.CALL]
         )
-        self.start = Position(Part.REASONING) if frame.is_open else Position(Part.ANSWER, tuple(first))
+        self.start = Position(Section.REASONING) if frame.is_open else Position(Section.ANSWER, tuple(first))
         self._cached = _Cached({}, {})
         # tokens that contain the whole end, or a text that must not be in reasoning: few, and found by a search of all tokens
         ends = texts.containing(self._end) if self._end else []
@@ -99,29 +99,29 @@ class FrameReader:
         """Returns the position after one more token, or None if the token is not admitted. `matcher` follows the constrained
         text. If a literal comes instead of this text, the matcher is rolled back to its beginning."""
         text = self._texts.bytes_of(token_id)
-        if position.part is Part.CALL:
+        if position.section is Section.CALL:
             return position
-        if position.part is Part.REASONING:
+        if position.section is Section.REASONING:
             return None if token_id in self._texts.eos_token_ids else self._advance_in_reasoning(position.seen + text)
         if self._is_blank_before_answer(position, text):
             return position._replace(num_blanks=position.num_blanks + len(text))
         is_answer = position.is_answer and matcher.accept(token_id)
         if position.literals and token_id not in self._texts.eos_token_ids:
             seen = position.seen + text if position.seen else text.lstrip(BLANKS)
-            for literal, part in position.literals:
+            for literal, section in position.literals:
                 if seen.startswith(literal):
                     matcher.rollback(matcher.num_accepted)
-                    return self._enter(part, seen[len(literal) :])
+                    return self._enter(section, seen[len(literal) :])
             left = tuple(each for each in position.literals if each[0].startswith(seen))
             if left and (seen or is_answer):
-                return Position(Part.ANSWER, left, seen, is_answer=is_answer)
-        return Position(Part.ANSWER) if is_answer else None
+                return Position(Section.ANSWER, left, seen, is_answer=is_answer)
+        return Position(Section.ANSWER) if is_answer else None
 
     def fill(self, position: Position, matcher: GrammarMatcher, row: MaskRow) -> None:
         """Write the mask of the next token."""
-        if position.part is Part.CALL:
+        if position.section is Section.CALL:
             row.fill(ALL_ALLOWED)
-        elif position.part is Part.REASONING:
+        elif position.section is Section.REASONING:
             row[:] = self._reasoning_row(position.seen)
         else:
             row.fill(0)
@@ -135,32 +135,32 @@ class FrameReader:
     def _is_blank_before_answer(self, position: Position, text: bytes) -> bool:
         return 0 <= position.num_blanks < MAX_WHITESPACE and not position.seen and bool(text) and not text.strip(BLANKS)
 
-    def _enter(self, part: Part, rest: bytes) -> Position | None:
+    def _enter(self, section: Section, rest: bytes) -> Position | None:
         """The position after a literal, and `rest` after it in the same token."""
-        if part is Part.REASONING:
+        if section is Section.REASONING:
             return self._advance_in_reasoning(rest)
-        return Position(part) if part is Part.CALL or not rest else None
+        return Position(section) if section is Section.CALL or not rest else None
 
     def _advance_in_reasoning(self, text: bytes) -> Position | None:
         before, end, rest = text.partition(self._end)
         if any(literal in before for literal in self._inner):
             return None
         if not end:
-            return Position(Part.REASONING, seen=text[max(len(text) - self._num_kept, 0) :])
+            return Position(Section.REASONING, seen=text[max(len(text) - self._num_kept, 0) :])
         if not self._may_follow_end(rest):
             return None
         num_blanks = -1 if self._is_exact else len(rest)
-        return Position(Part.ANSWER, self._after_reasoning, num_blanks=num_blanks, is_answer=not self._needs_literal)
+        return Position(Section.ANSWER, self._after_reasoning, num_blanks=num_blanks, is_answer=not self._needs_literal)
 
     def _may_follow_end(self, rest: bytes) -> bool:
         """Whether `rest` may follow the end of the reasoning in the same token."""
         return not rest or (not self._is_exact and len(rest) <= MAX_WHITESPACE and not rest.strip(BLANKS))
 
-    def _literal_row(self, literals: tuple[tuple[bytes, Part], ...], seen: bytes) -> MaskRow:
+    def _literal_row(self, literals: tuple[tuple[bytes, Section], ...], seen: bytes) -> MaskRow:
         key = literals, seen
         if key not in self._cached.literal:
             token_ids: list[int] = []
-            for literal, part in literals:
+            for literal, section in literals:
                 left = literal[len(seen) :]
                 candidates = self._texts.continuing(left)
                 if not seen:  # tokens of sentencepiece may begin with a blank
@@ -169,7 +169,7 @@ class FrameReader:
                     text = self._texts.bytes_of(token_id)
                     text = text if seen else text.lstrip(BLANKS)
                     passes = text.startswith(left)
-                    if text and (not passes or self._enter(part, text[len(left) :]) is not None):
+                    if text and (not passes or self._enter(section, text[len(left) :]) is not None):
                         token_ids.append(token_id)
             self._cached.literal[key] = self._texts.row(token_ids)
         return self._cached.literal[key]

@@ -1,4 +1,4 @@
-"""`Routing`: which experts the routers of a layer choose, noted in one run and repeated in another.
+"""`ExpertRouting`: which experts the routers of a layer choose, noted in one run and repeated in another.
 
 Two experts may have nearly the same score for a token. Then a rounding decides which one is taken, and the token's result is
 another one. So that results can be compared, the second run takes the experts of the first one, if its scores are the same up
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 _TOPK = (torch.topk, Tensor.topk)
 
 
-class Routing(TorchFunctionMode):
+class ExpertRouting(TorchFunctionMode):
     """While it is open, calls of `topk` on scores [num_tokens, ...] are noted, or repeated.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The stages of the real worker's steps: who waits for whom, what is copied out while later steps run, and how errors end."""
+"""The phases of the real worker's steps: who waits for whom, what is copied out while later steps run, and how errors end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.worker.plan_ahead import Job, PlanAhead
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_model(tmp_path_factory.mktemp("stages"))
+    return write_small_model(tmp_path_factory.mktemp("phases"))
 
 
 @pytest.fixture(autouse=True)
@@ -150,12 +150,12 @@ def test_a_forward_that_fails_behind_a_step_without_its_masks(folder: Path, layo
     driven.executor.shutdown()
 
 
-@pytest.mark.parametrize("stage", ["prepare_inputs", "execute_model", "sample"])
-def test_no_step_runs_after_one_that_failed(folder: Path, stage: str) -> None:
+@pytest.mark.parametrize("phase", ["prepare_inputs", "execute_model", "sample"])
+def test_no_step_runs_after_one_that_failed(folder: Path, phase: str) -> None:
     """A later step would lack what the failed one brought (blocks, tokens), and write to blocks that now belong to others."""
     driven = make_executor(folder, 1, 1, 3)
     (worker,) = workers_of(driven)
-    original, execute, ran = getattr(worker.runner, stage), worker.runner.execute_model, []
+    original, execute, ran = getattr(worker.runner, phase), worker.runner.execute_model, []
 
     def failing(step: Any, *arguments: Any) -> Any:
         if getattr(step, "plan", step).step_id == 1:
@@ -167,16 +167,16 @@ def test_no_step_runs_after_one_that_failed(folder: Path, stage: str) -> None:
         return execute(model_input, received)
 
     worker.runner.execute_model = noted  # type: ignore[method-assign]
-    if stage == "execute_model":
+    if phase == "execute_model":
         execute = failing
     else:
-        setattr(worker.runner, stage, failing)
+        setattr(worker.runner, phase, failing)
     futures = submit(plan_ahead(driven, [greedy_job("r")]), 3)
     assert len(futures[0].result(timeout=300).sampled_token_ids) == 1
     for future in futures[1:]:
         with pytest.raises(StepError):
             future.result(timeout=300)
-    assert ran == ([0] if stage == "prepare_inputs" else [0, 1])
+    assert ran == ([0] if phase == "prepare_inputs" else [0, 1])
     driven.executor.check_health()  # without fault tolerance, the engine goes on after this call
     truth = greedy_job("truth", max_tokens=4)
     plan_ahead(driven, [truth]).run()

@@ -1,19 +1,19 @@
-"""`StageOrder`: decides when each stage of a step goes to the device. The order depends only on the commands, never on time.
+"""`PhaseOrder`: decides when each phase of a step goes to the device. The order depends only on the commands, never on time.
 
-On the device a step has two stages: its forward and its sample. A command is a new plan (the scheduler's output for a step), or
-the grammar masks of a step. After each command, all stages that may go are submitted to the device, in the order of their
+On the device a step has two phases: its forward and its sample. A command is a new plan (the scheduler's output for a step), or
+the grammar masks of a step. After each command, all phases that may go are submitted to the device, in the order of their
 steps:
 
     forward N   may go after the forwards of all older steps, and after the sample of the step that draws its inputs
     sample N    may go after forward N, after the samples of all older steps, and, if step N has a grammar, after its masks
 
-So late masks delay only the sample of their step and the stages that depend on this sample. Here step 0 waits for masks, and
+So late masks delay only the sample of their step and the phases that depend on this sample. Here step 0 waits for masks, and
 step 2 computes tokens that step 0 draws:
 
     commands   plan 0           plan 1            plan 2                                   masks 0
     device     forward 0        forward 1                                                  sample 0, sample 1, forward 2, ...
 
-Ranks that get the same commands in the same order submit the same stages in the same order, so their collectives match. A
+Ranks that get the same commands in the same order submit the same phases in the same order, so their collectives match. A
 step waits only for older steps, so there is no deadlock. Only the last pipeline stage waits for masks. A forward on the last
 pipeline stage also waits for the step that draws the forward's inputs, although only the first pipeline stage embeds these
 tokens. This costs no time, because the first pipeline stage, which needs the tokens, cannot send its activations earlier.
@@ -30,8 +30,8 @@ from inflight.interface.step import GrammarOutput
 
 
 @dataclass(slots=True, kw_only=True)
-class StagedStep:
-    """The stages of one step. `sample` is called with the masks.
+class StepPhases:
+    """The phases of one step. `sample` is called with the masks.
 
     `drawn_in_step` is the id of the latest step that draws one of this step's inputs. That step may have ended already.
     """
@@ -45,18 +45,18 @@ class StagedStep:
     grammar_output: GrammarOutput | None = None
 
 
-class StageOrder:
+class PhaseOrder:
     """Only the thread that receives the commands uses it.
 
     Args:
-        submit: gives a stage to the device, which runs stages in the order of these calls.
+        submit: gives a phase to the device, which runs phases in the order of these calls.
     """
 
     def __init__(self, submit: Callable[[Callable[[], None]], object]) -> None:
         self._submit = submit
-        self._steps: deque[StagedStep] = deque()  # the steps whose sample was not submitted yet, in order
+        self._steps: deque[StepPhases] = deque()  # the steps whose sample was not submitted yet, in order
 
-    def add(self, step: StagedStep) -> None:
+    def add(self, step: StepPhases) -> None:
         """Add the step of a new plan. Its id is larger than all earlier ids."""
         self._steps.append(step)
         self._walk()

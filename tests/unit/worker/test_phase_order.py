@@ -1,4 +1,4 @@
-"""`StageOrder`: what goes to the device follows from the commands, keeps every dependency, and goes as soon as it may."""
+"""`PhaseOrder`: what goes to the device follows from the commands, keeps every dependency, and goes as soon as it may."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.interface.step import GrammarOutput
-from inflight.worker.stage_order import StagedStep, StageOrder
+from inflight.worker.phase_order import PhaseOrder, StepPhases
 
 NO_STEP = -1
-Stage = tuple[str, int]  # ("forward" or "sample", step id)
+Phase = tuple[str, int]  # ("forward" or "sample", step id)
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,22 @@ Command = Plan | int  # a plan, or the masks of a step
 
 
 class Recorder:
-    """Stages run when they are handed over. Each step's masks are known by their row."""
+    """Phases run when they are handed over. Each step's masks are known by their row."""
 
     def __init__(self) -> None:
-        self.stages: list[Stage] = []
-        self.order = StageOrder(lambda stage: stage())
+        self.phases: list[Phase] = []
+        self.order = PhaseOrder(lambda phase: phase())
 
     def take(self, command: Command) -> None:
         if isinstance(command, int):
             self.order.provide(command, masks(command))
             return
         self.order.add(
-            StagedStep(
+            StepPhases(
                 step_id=command.step_id,
                 drawn_in_step=command.drawn_in_step,
                 awaits_masks=command.awaits_masks,
-                forward=lambda: self.stages.append(("forward", command.step_id)),
+                forward=lambda: self.phases.append(("forward", command.step_id)),
                 sample=partial(self.sample, command),
             )
         )
@@ -52,7 +52,7 @@ class Recorder:
     def sample(self, plan: Plan, output: GrammarOutput | None) -> None:
         assert (output is not None) == plan.awaits_masks
         assert output is None or output.rows.tolist() == [plan.step_id]
-        self.stages.append(("sample", plan.step_id))
+        self.phases.append(("sample", plan.step_id))
 
 
 def masks(step_id: int) -> GrammarOutput:
@@ -76,10 +76,10 @@ def command_lists(draw: st.DrawFn) -> list[Command]:
     return commands + draw(st.permutations(waiting))
 
 
-def may_go(commands: list[Command]) -> set[Stage]:
+def may_go(commands: list[Command]) -> set[Phase]:
     """The rules as they are written, to their fixed point."""
     plans = [command for command in commands if isinstance(command, Plan)]
-    gone: set[Stage] = set()
+    gone: set[Phase] = set()
     while True:
         before = len(gone)
         for i, plan in enumerate(plans):
@@ -100,9 +100,9 @@ def test_everything_that_may_go_goes_and_nothing_else(commands: list[Command]) -
     recorder = Recorder()
     for i, command in enumerate(commands):
         recorder.take(command)
-        assert sorted(recorder.stages) == sorted(may_go(commands[: i + 1]))  # each once
+        assert sorted(recorder.phases) == sorted(may_go(commands[: i + 1]))  # each once
     plans = [command for command in commands if isinstance(command, Plan)]
-    place = {stage: i for i, stage in enumerate(recorder.stages)}
+    place = {phase: i for i, phase in enumerate(recorder.phases)}
     for kind in ("forward", "sample"):
         places = [place[kind, plan.step_id] for plan in plans]  # nothing is left over
         assert places == sorted(places)
@@ -114,25 +114,25 @@ def test_everything_that_may_go_goes_and_nothing_else(commands: list[Command]) -
 
 @given(command_lists())
 def test_ranks_with_the_same_commands_have_the_same_order(commands: list[Command]) -> None:
-    """One runs its stages at once, the other when all commands have come."""
+    """One runs its phases at once, the other when all commands have come."""
     recorder, late = Recorder(), Recorder()
     held: list[Any] = []
-    late.order = StageOrder(held.append)
+    late.order = PhaseOrder(held.append)
     for command in commands:
         recorder.take(command)
         late.take(command)
-    for stage in held:
-        stage()
-    assert recorder.stages == late.stages
+    for phase in held:
+        phase()
+    assert recorder.phases == late.phases
 
 
 def test_a_late_mask_holds_up_its_step_and_what_depends_on_it() -> None:
     recorder = Recorder()
     for plan in (Plan(0, NO_STEP, True), Plan(1, NO_STEP, False), Plan(2, 0, False), Plan(3, NO_STEP, False)):
         recorder.take(plan)
-    assert recorder.stages == [("forward", 0), ("forward", 1)]
+    assert recorder.phases == [("forward", 0), ("forward", 1)]
     recorder.take(0)
-    assert recorder.stages[2:] == [
+    assert recorder.phases[2:] == [
         ("sample", 0),
         ("sample", 1),
         ("forward", 2),
