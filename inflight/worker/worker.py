@@ -77,7 +77,6 @@ class Worker(StepPipeline):
 
     def load_model(self) -> None:
         if self._runner is None:
-            self._memory.check_before_loading()
             self._device.submit(self._load_model).result()
 
     @torch.inference_mode()
@@ -208,7 +207,12 @@ class Worker(StepPipeline):
     def _load_stage(self, backend: AttentionBackend) -> CausalLM:
         """This rank's part of the model, weights included. Benchmarks override it."""
         return load_model(
-            self._config.model, device=self._device.torch_device, backend=backend, tp=self._tp, stage=self._stage
+            self._config.model,
+            device=self._device.torch_device,
+            backend=backend,
+            tp=self._tp,
+            stage=self._stage,
+            check_size=self._memory.check_before_loading,
         )
 
     def _compute(self, task: Callable[[], T]) -> T:
