@@ -33,7 +33,7 @@ from inflight.worker.model_runner import ModelRunner
 from inflight.worker.phase_order import PhaseOrder
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profiling import RankProfiler
-from inflight.worker.runner import Runner
+from inflight.worker.runner import RankParts, Runner
 from inflight.worker.startup import join_world, start_threads
 from inflight.worker.step_pipeline import StepPipeline
 
@@ -100,7 +100,15 @@ class Worker(StepPipeline):
             backend = model.backend
         make_runner = _runner_class(device, self._config)
         self._runner = make_runner(
-            self._config, model, backend, device, self._timeline, tp=self._tp, pipeline=self._pipeline
+            RankParts(
+                config=self._config,
+                model=model,
+                backend=backend,
+                device=device,
+                timeline=self._timeline,
+                tp=self._tp,
+                pipeline=self._pipeline,
+            )
         )
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -224,7 +232,7 @@ class Worker(StepPipeline):
             raise
 
 
-def _runner_class(device: Device, config: EngineConfig) -> Callable[..., Runner]:
+def _runner_class(device: Device, config: EngineConfig) -> type[Runner]:
     """The class of the runner. Drafts are proposed and verified on the host, so an engine with drafts has a
     `ModelRunner` on a GPU too, and so has a model whose code may wait for the device: no graph can be captured of it."""
     is_fallback = config.model.architecture.implementation == TRANSFORMERS
