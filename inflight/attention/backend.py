@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -64,6 +64,20 @@ class Rotation:
         [num_tokens, num_heads + num_kv_heads, head_dim], queries first."""
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         return self.ops.norm_and_rotate(heads, weight, eps, self.cos, self.sin)
+
+
+class LayerStep(NamedTuple):
+    """What all layers of a stage read in a step.
+
+    Attributes:
+        rotations: one for each kind of rotary embedding.
+        attn_metadata: one for each KV group.
+        token_inputs: see `TokenInputs`; None if the model has none.
+    """
+
+    rotations: tuple[Rotation, ...]
+    attn_metadata: tuple[AttentionMetadata, ...]
+    token_inputs: Tensor | None = None
 
 
 class AttentionBackend(ABC):

@@ -65,17 +65,6 @@ class LatentSpec:
     value_dim: int
     eps: float = 1e-6
 
-    def rank_sizes(self, num_heads: int) -> tuple[int, int]:
-        """See `AttentionSpec.rank_sizes`. `num_heads`: of one rank."""
-        queries = self.query_rank or num_heads * (self.nope_dim + self.rope_dim)
-        return queries + self.rank + self.rope_dim, num_heads * self.value_dim
-
-    def inner_sizes(self, num_heads: int) -> tuple[int, int, int]:
-        """The weights of one rank from a latent vector to queries, those to keys and values, and those of norms."""
-        query_rank = self.query_rank or 0
-        queries = num_heads * (self.nope_dim + self.rope_dim) * query_rank
-        return queries, num_heads * (self.nope_dim + self.value_dim) * self.rank, query_rank + self.rank
-
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
@@ -115,13 +104,15 @@ class AttentionSpec:
         """The size of what `rope` rotates, or rotates a part of."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
-    def rank_sizes(self, tp_size: int) -> tuple[int, int]:
-        """The output features of the input projections, and the input features of the output projection, on one rank."""
-        if self.latent is not None:
-            return self.latent.rank_sizes(self.num_heads // tp_size)
-        inner = self.num_heads // tp_size * self.head_dim
-        kv = max(1, self.num_kv_heads // tp_size) * self.head_dim
-        return (2 if self.has_gate else 1) * inner + (0 if self.kv_layer is not None else 2 * kv), inner
+    @property
+    def num_features(self) -> int:
+        """The output features of the input projections, and the input features of the output projection. Times the hidden size,
+        this is the number of their weights."""
+        if (latent := self.latent) is not None:
+            queries = latent.query_rank or self.num_heads * (latent.nope_dim + latent.rope_dim)
+            return queries + latent.rank + latent.rope_dim + self.num_heads * latent.value_dim
+        num_new = 0 if self.kv_layer is not None else 2 * self.num_kv_heads
+        return ((3 if self.has_gate else 2) * self.num_heads + num_new) * self.head_dim
 
     def fits(self, tp_size: int) -> bool:
         """Whether the heads can be divided among `tp_size` ranks. If there are fewer key/value heads than ranks, several ranks
@@ -145,23 +136,20 @@ class GatedDeltaSpec:
     kernel_size: int
     is_grouped: bool = False
 
-    def rank_sizes(self, tp_size: int) -> tuple[int, int]:
-        """See `AttentionSpec.rank_sizes`."""
-        inner = self.num_value_heads // tp_size * self.value_dim
-        return self._num_channels(tp_size) + inner + 2 * (self.num_value_heads // tp_size), inner
+    @property
+    def num_features(self) -> int:
+        """See `AttentionSpec.num_features`."""
+        return self._num_channels + 2 * self.num_value_heads * (self.value_dim + 1)
 
-    def _num_channels(self, tp_size: int) -> int:
+    @property
+    def _num_channels(self) -> int:
         """Of the convolution: queries, keys and values."""
-        return (2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim) // tp_size
-
-    def num_float32(self, tp_size: int) -> int:
-        """The weights of a rank that are float32 whatever the model's dtype is: convolution, rates, biases and norm."""
-        return self.kernel_size * self._num_channels(tp_size) + 2 * self.num_value_heads // tp_size + self.value_dim
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
     def state_bytes(self, itemsize: int, tp_size: int) -> int:
         """What a rank keeps of a sequence, if the model's dtype has `itemsize` bytes."""
         matrices = self.num_value_heads // tp_size * self.key_dim * self.value_dim
-        return 4 * matrices + (self.kernel_size - 1) * self._num_channels(tp_size) * itemsize
+        return 4 * matrices + (self.kernel_size - 1) * self._num_channels // tp_size * itemsize
 
     def fits(self, tp_size: int) -> bool:
         """See `AttentionSpec.fits`."""
@@ -179,13 +167,10 @@ class ShortConvSpec:
     kernel_size: int
     bias: bool = False
 
-    def rank_sizes(self, tp_size: int) -> tuple[int, int]:
-        """See `AttentionSpec.rank_sizes`."""
-        return 3 * self.num_channels // tp_size, self.num_channels // tp_size
-
-    def num_float32(self, tp_size: int) -> int:
-        """See `GatedDeltaSpec.num_float32`."""
-        return (self.kernel_size + self.bias) * self.num_channels // tp_size
+    @property
+    def num_features(self) -> int:
+        """See `AttentionSpec.num_features`."""
+        return 4 * self.num_channels
 
     def state_bytes(self, itemsize: int, tp_size: int) -> int:
         """See `GatedDeltaSpec.state_bytes`."""

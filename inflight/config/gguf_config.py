@@ -102,12 +102,11 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
             f"{file.path}: general.architecture={architecture!r} is not supported; supported are {', '.join(_FAMILIES)}"
         )
     prefix = f"{architecture}."
-    per_layer = {f"{prefix}{key}" for key in family.gguf_keys}
+    keys = (*family.gguf_names, *family.gguf_keys)
+    per_layer = {f"{prefix}{key}" for key in keys}
     given = {key.removeprefix(prefix): _plain(file, key, per_layer) for key in file.metadata if key.startswith(prefix)}
-    given |= {
-        name: _factors(file, name, family.gguf_keys) for name in _LONG_FACTORS if f"{name}.weight" in file.tensors
-    }
-    unread = {key: value for key, value in given.items() if key not in family.gguf_keys}
+    given |= {name: _factors(file, name, keys) for name in _LONG_FACTORS if f"{name}.weight" in file.tensors}
+    unread = {key: value for key, value in given.items() if key not in keys}
     _refuse_unserved_fields(file, prefix, unread, given.get("context_length"))
     config = {name: given[key] for key, name in _FIELDS.items() if key in given}
     config |= {
@@ -121,7 +120,7 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     }
     _check_head_dim(file, prefix, unread, config)
     config["rope_scaling"] = _rope_scaling(file, prefix, given, config)
-    return config | family.gguf_fields({**given, "attention.key_length": config["head_dim"]})
+    return config | family.from_gguf({**given, "attention.key_length": config["head_dim"]})
 
 
 def _refuse_other_kinds(file: GgufFile) -> None:

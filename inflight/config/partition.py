@@ -79,7 +79,7 @@ def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_co
 
 def layer_cost(architecture: ModelArchitecture) -> int:
     """The number of weights in the matrices of one layer, on average."""
-    weights = (sum(layer.mixer.rank_sizes(1)) + 3 * layer.mlp.size for layer in architecture.layers)
+    weights = (layer.mixer.num_features + 3 * layer.mlp.size for layer in architecture.layers)
     return architecture.hidden_size * sum(weights) // architecture.num_layers
 
 

@@ -4,8 +4,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from operator import add, sub
 from typing import Literal, get_args
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """What the steps have done since the engine started, or in some time.
+
+    Attributes:
+        num_preemptions: how often a running request lost its blocks, and waited again.
+        num_queried_tokens: tokens of admitted requests, which were looked up in the prefix cache or at a leader.
+        num_hit_tokens: how many of these tokens were found.
+        num_sampled_tokens: tokens that were drawn and added to requests.
+        num_forced_tokens: tokens that were added without a draw, because a grammar allowed no other token.
+        num_draft_tokens: drafts that were verified.
+        num_accepted_tokens: how many of these drafts were accepted.
+    """
+
+    num_preemptions: int = 0
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_sampled_tokens: int = 0
+    num_forced_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def __add__(self, other: StepCounts) -> StepCounts:
+        return StepCounts(*map(add, astuple(self), astuple(other)))
+
+    def __sub__(self, earlier: StepCounts) -> StepCounts:
+        return StepCounts(*map(sub, astuple(self), astuple(earlier)))
+
+    @property
+    def num_computed_prompt_tokens(self) -> int:
+        return self.num_queried_tokens - self.num_hit_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +54,7 @@ class SchedulerStats:
             prompt, the prompt's tokens count once.
         num_running_tokens: the tokens of running requests that are not computed yet. A request that decodes has one.
         kv_cache_usage: share of the KV blocks in use, in [0, 1].
-        prefix_cache_queries: tokens looked up in the prefix cache since the last report.
-        prefix_cache_hits: how many of these tokens were found.
-        num_preemptions: preemptions since the last report.
-        num_generation_tokens: tokens added to requests since the last report.
-        num_draft_tokens: drafts that were verified since the last report.
-        num_accepted_tokens: how many of these drafts were accepted.
+        counts: what the steps since the last report have done.
         step_tokens: for each step since the last report, the tokens that it was planned to compute, drafts among them.
         step_gaps: for each step since the last report, the seconds that the devices were idle before it.
         step_time_ratios: measured time / predicted time of each step since the last report. Steps without a prediction are
@@ -42,12 +71,7 @@ class SchedulerStats:
     num_waiting_tokens: int
     kv_cache_usage: float
     num_running_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
-    num_generation_tokens: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
+    counts: StepCounts = field(default_factory=StepCounts)
     step_tokens: tuple[int, ...] = ()
     step_gaps: tuple[float, ...] = ()
     step_time_ratios: tuple[float, ...] = ()

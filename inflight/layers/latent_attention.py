@@ -13,8 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionParams, Rotation
-from inflight.attention.metadata import AttentionMetadata
+from inflight.attention.backend import AttentionParams, LayerStep
 from inflight.config.architecture import AttentionSpec
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
@@ -82,15 +81,9 @@ class LatentAttention(Loadable):
         self.expand_values = self.linear.prepare_heads(of_values.contiguous())
         del self.kv_b_weight
 
-    def forward(
-        self,
-        hidden: Tensor,
-        rotations: tuple[Rotation, ...],
-        attn_metadata: tuple[AttentionMetadata, ...],
-        rows: Tensor | None,
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, step: LayerStep, rows: Tensor | None) -> Tensor:
         """hidden [num_tokens, hidden_size] -> [num_tokens, hidden_size]; with `rows`, only these tokens are in the result."""
-        latent, rotation, num_heads = self.latent, rotations[self.rotation_index], self.num_heads
+        latent, rotation, num_heads = self.latent, step.rotations[self.rotation_index], self.num_heads
         projected = self.in_proj(hidden)
         row_size = latent.rank + latent.rope_dim
         if self.q_a_layernorm is not None:
@@ -103,7 +96,7 @@ class LatentAttention(Loadable):
         self.ops.norm_heads(cached[:, :, : latent.rank], self.kv_a_layernorm.weight.unsqueeze(0), latent.eps)
         key_rope = cached[:, :, latent.rank :]
         self.ops.copy_heads(rotation.apply(key_rope, None), key_rope)
-        attended = self.attn.forward_latent(query, cached, attn_metadata).flatten(1)
+        attended = self.attn.forward_latent(query, cached, step.attn_metadata).flatten(1)
         if rows is not None:
             attended = self.ops.select_rows(attended, rows)
         values = attended.new_empty((len(attended), num_heads * latent.value_dim))

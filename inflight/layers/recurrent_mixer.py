@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from inflight.attention.backend import LayerStep
 from inflight.attention.cpu_paged import CpuStateMetadata
-from inflight.attention.metadata import AttentionMetadata, StateMetadata
+from inflight.attention.metadata import StateMetadata
 from inflight.kernels.cpu.functions import AttentionStep
 from inflight.kernels.layer_ops import LayerOps
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -47,10 +48,10 @@ class RecurrentMixer(Loadable):
             [num_tokens, the second projection's in_features], and the tensors of the state after these tokens.
         """
 
-    def forward(self, hidden: Tensor, attn_metadata: tuple[AttentionMetadata, ...], rows: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, step: LayerStep, rows: Tensor | None) -> Tensor:
         """hidden [num_tokens, hidden_size] -> [num_tokens, hidden_size]; with `rows`, only these tokens are in the result."""
         projected = self.in_proj(hidden)
-        metadata = attn_metadata[self.state.group_index]
+        metadata = step.attn_metadata[self.state.group_index]
         assert isinstance(metadata, StateMetadata), f"metadata of another layer: {type(metadata).__name__}"
         if self.kernel is not None and isinstance(metadata, CpuStateMetadata):
             assert self.state.kv_cache is not None, f"{self.state.layer_name} has no cache yet"

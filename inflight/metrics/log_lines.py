@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Sequence
 
-from inflight.interface.statistics import SchedulerStats
+from inflight.interface.statistics import SchedulerStats, StepCounts
 from inflight.metrics.observer import EngineObserver, FinishedRequest
 from inflight.sampling_params import SamplingParams
 
@@ -29,28 +28,28 @@ class StatsLog(EngineObserver):
     def __init__(self, interval: float, engine: int | None = None) -> None:
         self._interval, self._engine = interval, engine
         self._begin = 0.0  # start of the current interval
-        self._reports: list[SchedulerStats] = []  # the reports of this interval
+        self._counts = StepCounts()  # of this interval
         self._newest: SchedulerStats | None = None  # None if the engine is idle and no interval runs
 
     def stats_changed(self, stats: SchedulerStats) -> None:
         if stats.engine != (self._engine or 0):
             return
         if self._newest is None:
-            if not _has_requests(stats) and _num_computed(stats) <= CANARY_TOKENS:
+            if not _has_requests(stats) and stats.counts.num_computed_prompt_tokens <= CANARY_TOKENS:
                 return
             self._start_interval()
         self._newest = stats
-        self._reports.append(stats)
+        self._counts += stats.counts
 
     def _start_interval(self) -> None:
-        self._reports = []
+        self._counts = StepCounts()
         loop = asyncio.get_running_loop()
         self._begin = loop.time()
         loop.call_later(self._interval, self._end_interval)
 
     def _end_interval(self) -> None:
         assert self._newest is not None
-        line = describe(self._newest, self._reports, asyncio.get_running_loop().time() - self._begin)
+        line = describe(self._newest, self._counts, asyncio.get_running_loop().time() - self._begin)
         logger.info("%s", line if self._engine is None else f"engine {self._engine}: {line}")
         if _has_requests(self._newest):
             self._start_interval()
@@ -58,33 +57,26 @@ class StatsLog(EngineObserver):
             self._newest = None
 
 
-def describe(newest: SchedulerStats, reports: Sequence[SchedulerStats], seconds: float) -> str:
-    """Returns a line about the engine: its state now, and rates from the counts of `reports`, which came within `seconds`."""
-
-    def total(name: str) -> int:
-        return sum(getattr(report, name) for report in reports)
-
+def describe(newest: SchedulerStats, counts: StepCounts, seconds: float) -> str:
+    """Returns a line about the engine: its state now, and rates from what its steps did within `seconds`."""
+    num_output_tokens = counts.num_sampled_tokens + counts.num_forced_tokens
     state = f"{newest.num_running} requests run, {newest.num_waiting} wait"
     parts = [
         state if _has_requests(newest) else "the engine is idle now",
-        f"{sum(map(_num_computed, reports)) / seconds:.1f} prompt tokens/s",
-        f"{total('num_generation_tokens') / seconds:.1f} output tokens/s",
+        f"{counts.num_computed_prompt_tokens / seconds:.1f} prompt tokens/s",
+        f"{num_output_tokens / seconds:.1f} output tokens/s",
         f"KV cache {newest.kv_cache_usage:.1%} used",
-        f"prefix cache hits {total('prefix_cache_hits') / max(total('prefix_cache_queries'), 1):.1%}",
+        f"prefix cache hits {counts.num_hit_tokens / max(counts.num_queried_tokens, 1):.1%}",
     ]
     if newest.shares_cores:
         parts.append("compute threads wait for cores")
-    if num_drafts := total("num_draft_tokens"):
-        parts.append(f"drafts accepted {total('num_accepted_tokens') / num_drafts:.1%}")
+    if counts.num_draft_tokens:
+        parts.append(f"drafts accepted {counts.num_accepted_tokens / counts.num_draft_tokens:.1%}")
     return ", ".join(parts)
 
 
 def _has_requests(stats: SchedulerStats) -> bool:
     return bool(stats.num_running or stats.num_waiting)
-
-
-def _num_computed(stats: SchedulerStats) -> int:
-    return stats.prefix_cache_queries - stats.prefix_cache_hits
 
 
 class RequestLog(EngineObserver):

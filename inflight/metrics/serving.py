@@ -42,16 +42,16 @@ class ServingMetrics(EngineObserver):
         self._flush()
         if not self._records_engine:
             return
-        engine = stats.engine
+        engine, counts = stats.engine, stats.counts
         self._set("num_requests_running", stats.num_running, engine=engine)
         self._set("num_requests_waiting", stats.num_waiting, engine=engine)
         self._set("num_waiting_tokens", stats.num_waiting_tokens, engine=engine)
         self._set("kv_cache_usage_perc", stats.kv_cache_usage, engine=engine)
-        self._inc("prefix_cache_queries", stats.prefix_cache_queries, engine=engine)
-        self._inc("prefix_cache_hits", stats.prefix_cache_hits, engine=engine)
-        self._inc("num_preemptions", stats.num_preemptions, engine=engine)
-        self._inc("spec_decode_num_draft_tokens", stats.num_draft_tokens, engine=engine)
-        self._inc("spec_decode_num_accepted_tokens", stats.num_accepted_tokens, engine=engine)
+        self._inc("prefix_cache_queries", counts.num_queried_tokens, engine=engine)
+        self._inc("prefix_cache_hits", counts.num_hit_tokens, engine=engine)
+        self._inc("num_preemptions", counts.num_preemptions, engine=engine)
+        self._inc("spec_decode_num_draft_tokens", counts.num_draft_tokens, engine=engine)
+        self._inc("spec_decode_num_accepted_tokens", counts.num_accepted_tokens, engine=engine)
         if (last_step := self._last_steps.get(engine)) is not None:
             self._inc("engine_steps", max(0, stats.step_id - last_step), engine=engine)
         self._last_steps[engine] = stats.step_id

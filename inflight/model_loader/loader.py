@@ -36,6 +36,7 @@ from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.gguf_source import GgufSource
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint
 from inflight.model_loader.weight_check import check_weights, list_names
+from inflight.model_loader.weight_size import weight_bytes
 from inflight.model_loader.weight_source import ReadPart, WeightSource
 from inflight.models.causal_lm import CausalLM
 from inflight.models.decoder import DecoderForCausalLM
@@ -54,9 +55,10 @@ def load_model(
     backend: AttentionBackend,
     tp: TensorParallelGroup,
     stage: PipelineStage | None = None,
+    check_size: Callable[[int], None] | None = None,
 ) -> CausalLM:
     """Returns a model that can run, with weights in `model_config.dtype`. If `stage` is given, the model has only this pipeline
-    stage.
+    stage. `check_size` is called with the bytes of the weights, before memory is allocated for them.
 
     Every stage checks the whole checkpoint against the whole model, but reads only its own weights.
 
@@ -74,8 +76,6 @@ def load_model(
         backend=backend,
         quantization=model_config.quantization,
     )
-    if model_config.batch_invariant:
-        _check_batch_invariance(context, architecture)
     source = None if model_config.load_format == "dummy" else _open_source(model_config)
     # Each block gets memory only when it is filled. By then the previous block has converted its weights and freed the old
     # ones.
@@ -93,6 +93,10 @@ def load_model(
         else partial(DecoderForCausalLM, architecture)
     )
     model = make(later, stage)
+    if model_config.batch_invariant:
+        _check_batch_invariance(context, architecture, model)
+    if check_size is not None:
+        check_size(weight_bytes(model, model_config))
     if source is not None:
         # tensors on the meta device have shapes but no memory
         on_meta = replace(later, device=torch.device("meta"))
@@ -162,7 +166,7 @@ def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> 
     )
 
 
-def _check_batch_invariance(context: LayerContext, architecture: ModelArchitecture) -> None:
+def _check_batch_invariance(context: LayerContext, architecture: ModelArchitecture, model: CausalLM) -> None:
     """Checks that a row's result cannot depend on the other rows of its batch.
 
     Raises:
@@ -172,12 +176,11 @@ def _check_batch_invariance(context: LayerContext, architecture: ModelArchitectu
     def refusal(reason: str) -> ConfigError:
         return ConfigError(f"batch_invariant=True cannot be kept here: {reason}; leave it out")
 
-    ranks = context.tp.size
     sizes = {architecture.hidden_size}
-    for layer in architecture.layers:
-        sizes |= {layer.mixer.rank_sizes(ranks)[1], layer.mlp.size // ranks}
-        if layer.attention is not None and (latent := layer.attention.latent) is not None:
-            sizes |= {latent.nope_dim, latent.rank, latent.query_rank or latent.rank}
+    sizes |= {module.in_features for module in model.modules() if isinstance(module, Linear)}
+    for attention in architecture.attentions:
+        if attention.latent is not None:
+            sizes |= {attention.latent.nope_dim, attention.latent.rank}
     if not all(method.is_batch_invariant(size) for method in (context.linear, context.head) for size in sizes):
         raise refusal(
             "its linear layers are not computed by the C++ kernels (which need input features in multiples of 4)"

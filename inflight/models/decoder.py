@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionParams, Rotation
+from inflight.attention.backend import AttentionParams, LayerStep
 from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import HEAD, SIGMOID, WHOLE, AttentionSpec, GatedDeltaSpec, MlpSpec, ModelArchitecture
 from inflight.config.pipeline_stage import PipelineStage
@@ -93,13 +93,7 @@ class DecoderAttention(Loadable):
             owner=owner,
         )
 
-    def forward(
-        self,
-        hidden: Tensor,
-        rotations: tuple[Rotation, ...],
-        attn_metadata: tuple[AttentionMetadata, ...],
-        rows: Tensor | None,
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, step: LayerStep, rows: Tensor | None) -> Tensor:
         num_tokens = hidden.shape[0]
         projected = self.qkv_proj(hidden)
         if self.whole_qk_norm is not None:
@@ -109,10 +103,10 @@ class DecoderAttention(Loadable):
             heads = heads[:, : -self.num_heads]
         if self.value_norm is not None:
             self.ops.norm_heads(heads[:, -self.num_new :], self.value_norm, self.eps)
-        rotation = rotations[self.rotation_index]
+        rotation = step.rotations[self.rotation_index]
         if rotation.query_scale is not None:
             self.ops.add_and_scale(projected[:, : self.num_heads * self.head_dim], None, rotation.query_scale)
-        attended = self.attn(heads, rotation, self.qk_norm, attn_metadata)
+        attended = self.attn(heads, rotation, self.qk_norm, step.attn_metadata)
         attended = attended.view(num_tokens, -1)  # was [num_tokens, num_heads, head_dim]
         if self.has_gate:
             self.ops.multiply_activation(attended, projected[:, -attended.shape[1] :], SIGMOID)
@@ -210,25 +204,15 @@ class DecoderLayer(Loadable):
             yield f"{prefix}.layer_scalar", WeightSlot(shape=(1,), destination=self.scalar.data, is_scale=True)
 
     def forward(
-        self,
-        delta: Tensor | None,
-        residual: Tensor,
-        rotations: tuple[Rotation, ...],
-        attn_metadata: tuple[AttentionMetadata, ...],
-        token_inputs: Tensor | None,
-        rows: Tensor | None = None,
+        self, delta: Tensor | None, residual: Tensor, step: LayerStep, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`delta` is the output of the previous layer, not yet added to `residual`. Returns this layer's delta, and `residual`,
-        changed in place. `token_inputs`: see `TokenInputs`. The layer may change its own vectors.
+        changed in place. The layer may change its own vectors of `step.token_inputs`.
 
         Keys and values are written for all tokens. With `rows`, everything after the attention is computed for these tokens
         only.
         """
-        hidden = self._add(delta, residual, self.before_attention)
-        if isinstance(self.self_attn, RecurrentMixer):
-            hidden = self.self_attn(hidden, attn_metadata, rows)
-        else:
-            hidden = self.self_attn(hidden, rotations, attn_metadata, rows)
+        hidden = self.self_attn(self._add(delta, residual, self.before_attention), step, rows)
         if self.after_attention is not None:
             hidden = self.after_attention(hidden)
         if rows is not None:
@@ -237,8 +221,8 @@ class DecoderLayer(Loadable):
         if self.after_mlp is not None:
             hidden = self.after_mlp(hidden)
         if self.token_input is not None:
-            assert token_inputs is not None, "the model has made none"
-            vectors = token_inputs[:, self.layer]
+            assert step.token_inputs is not None, "the model has made none"
+            vectors = step.token_inputs[:, self.layer]
             self.ops.add_and_scale(residual, hidden, None)
             hidden = self.token_input(residual, vectors if rows is None else self.ops.select_rows(vectors, rows))
         if self.scalar is not None:
@@ -322,13 +306,14 @@ class DecoderForCausalLM(CausalLM):
             delta, residual = intermediate.delta, intermediate.residual
         rows = rows if self.stage.is_last else None
         token_inputs = None if self.token_inputs is None else self.token_inputs(input_ids, residual)
+        step = LayerStep(rotations, attn_metadata, token_inputs)
 
         def compute() -> tuple[Tensor, Tensor]:
             *others, last = self.layers if layers is None else [self.layers[index] for index in layers]
             result: tuple[Tensor | None, Tensor] = delta, residual
             for layer in others:
-                result = layer(*result, rotations, attn_metadata, token_inputs)
-            last_result: tuple[Tensor, Tensor] = last(*result, rotations, attn_metadata, token_inputs, rows)
+                result = layer(*result, step)
+            last_result: tuple[Tensor, Tensor] = last(*result, step, rows)
             return last_result
 
         inputs = (residual, delta, token_inputs, *(tensor for rotation in rotations for tensor in rotation.tensors))

@@ -5,13 +5,13 @@ To commit a step is to add its results to the requests. A draft is a guessed tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from inflight.errors import ErrorKind
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
+from inflight.interface.statistics import StepCounts
 from inflight.interface.step import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.request import Request, RequestStatus
@@ -19,19 +19,6 @@ from inflight.scheduler.request import Request, RequestStatus
 # The most forced tokens that one commit adds to a request. The engine waits while they are found, up to 2 ms for each.
 MAX_FORCED_TOKENS = 16
 NOTHING_TO_DRAW = "no token could be drawn: the model's logits are not finite, or every token is forbidden"
-
-
-@dataclass(slots=True)
-class StepCounters:
-    """Numbers counted since the engine started."""
-
-    num_preemptions: int = 0
-    num_queried_tokens: int = 0  # tokens of admitted requests, which were looked up in the prefix cache or at a leader
-    num_hit_tokens: int = 0  # how many of these were found
-    num_sampled_tokens: int = 0
-    num_forced_tokens: int = 0  # emitted without a draw, because a grammar allowed no other token
-    num_draft_tokens: int = 0  # drafts that were verified
-    num_accepted_tokens: int = 0  # drafts that were accepted
 
 
 class SampledRow(NamedTuple):
@@ -90,7 +77,7 @@ class AddedTokens(NamedTuple):
 NOTHING_ADDED = AddedTokens((), None, "")
 
 
-def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, stats: StepCounters) -> AddedTokens:
+def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, stats: StepCounts) -> AddedTokens:
     """Append the drawn tokens to the request, and then the tokens that its grammar forces (the only ones that it allows).
 
     Forced tokens depend only on the grammar and the earlier tokens, so every schedule gives the same tokens. If a request wants
@@ -143,7 +130,7 @@ def _append(
 
 
 def take_back_rejected(
-    request: Request, drawn: SampledRow, num_scheduled: int, max_drafts: int, stats: StepCounters
+    request: Request, drawn: SampledRow, num_scheduled: int, max_drafts: int, stats: StepCounts
 ) -> int:
     """The plan assumed that all drafts are computed and accepted. Subtract the others from the request's numbers of tokens.
     Returns how many tokens of the request are computed."""

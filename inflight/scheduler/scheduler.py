@@ -34,12 +34,12 @@ from collections.abc import Collection
 from inflight.config.engine import SchedulerConfig
 from inflight.errors import EngineError, ErrorKind
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, Int32Array
+from inflight.interface.statistics import StepCounts
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.added_tokens import (
     NOTHING_ADDED,
     AddedTokens,
-    StepCounters,
     add_tokens,
     make_output,
     sampled_rows,
@@ -89,7 +89,7 @@ class Scheduler:
         self._in_flight: deque[tuple[SchedulerOutput, list[Request]]] = deque()
         self._num_added, self._next_step_id = 0, first_step_id
         self._failed: list[EngineCoreOutput] = []  # requests that failed outside a commit, see `take_failures`
-        self.stats, self.suspects = StepCounters(), Suspects(self._in_flight)
+        self.stats, self.suspects = StepCounts(), Suspects(self._in_flight)
 
     @property
     def num_running(self) -> int:

@@ -84,12 +84,6 @@ class GrammarMatcher(ABC):
                 return i
         return len(token_ids)
 
-    def validate_tokens(self, token_ids: Sequence[int]) -> int:
-        """Returns how many tokens `accept_tokens` would accept. The state does not change."""
-        num_accepted = self.accept_tokens(token_ids)
-        self.rollback(num_accepted)
-        return num_accepted
-
     def rollback(self, num_tokens: int) -> None:
         """Forget the last `num_tokens` accepted tokens."""
         assert 0 <= num_tokens <= self.num_accepted

@@ -17,21 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
-from inflight.config.engine import EngineConfig
-from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.request import Int32Array, ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, NewRequestData, PromptLogprobs, SchedulerOutput
-from inflight.models.causal_lm import CausalLM
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput
 from inflight.sample.verification import num_emitted
 from inflight.sampling_params import SamplingParams
 from inflight.spec_decode.ngram import NgramProposer
-from inflight.timeline import Timeline
 from inflight.worker.draw_rows import grammar_masks, message_of, resolve_drafts
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import StepInputs
@@ -39,23 +33,14 @@ from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, 
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profile_run import one_token_each, zero_activations
 from inflight.worker.prompt_logprobs import joined
-from inflight.worker.runner import Runner
+from inflight.worker.runner import RankParts, Runner
 from inflight.worker.token_inbox import TokenInbox
 
 
 class ModelRunner(Runner):
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: CausalLM,
-        backend: AttentionBackend,
-        device: Device,
-        timeline: Timeline,
-        *,
-        tp: TensorParallelGroup,
-        pipeline: Pipeline,
-    ) -> None:
-        super().__init__(config, model, backend, device, timeline, tp=tp, pipeline=pipeline)
+    def __init__(self, parts: RankParts) -> None:
+        super().__init__(parts)
+        config, device, pipeline = parts.config, parts.device, parts.pipeline
         architecture, max_num_seqs = config.model.architecture, config.scheduler.max_num_seqs
         self._sampler = Sampler(architecture.vocab_size, device.torch_device)
         self._proposer = NgramProposer(config.speculative) if config.speculative is not None else None

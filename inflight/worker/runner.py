@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -47,33 +47,34 @@ class PreparedStep(Protocol):
     def inputs(self) -> StepInputs: ...
 
 
-class Runner(ABC):
-    """Owns the model, the KV arena (the memory of all KV blocks) and the `InputBatch`.
+@dataclass(frozen=True, kw_only=True)
+class RankParts:
+    """What a runner gets from its worker.
 
-    Args:
-        model: the layers of this rank's pipeline stage. On an accelerator the constructor tunes its matrix products, so call
-            the constructor in the device's compute thread.
-        pipeline: the links to the other stages; the caller closes them.
+    Attributes:
+        model: the layers of this rank's pipeline stage.
+        pipeline: the links to the other stages; the worker closes them.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: CausalLM,
-        backend: AttentionBackend,
-        device: Device,
-        timeline: Timeline,
-        *,
-        tp: TensorParallelGroup,
-        pipeline: Pipeline,
-    ) -> None:
-        self._config = config
-        self._model = model
-        self._backend = backend
-        self._device = device
-        self._timeline = timeline
-        self._tp, self._stage, self._pipeline = tp, pipeline.stage, pipeline
-        self._draws = self._stage.is_last and tp.rank == 0
+    config: EngineConfig
+    model: CausalLM
+    backend: AttentionBackend
+    device: Device
+    timeline: Timeline
+    tp: TensorParallelGroup
+    pipeline: Pipeline
+
+
+class Runner(ABC):
+    """Owns the model, the KV arena (the memory of all KV blocks) and the `InputBatch`. On an accelerator the constructor tunes
+    the model's matrix products, so call it in the device's compute thread."""
+
+    def __init__(self, parts: RankParts) -> None:
+        config, model, device, pipeline = parts.config, parts.model, parts.device, parts.pipeline
+        self._config, self._model, self._device, self._timeline = config, model, device, parts.timeline
+        self._backend = parts.backend
+        self._tp, self._stage, self._pipeline = parts.tp, pipeline.stage, pipeline
+        self._draws = self._stage.is_last and parts.tp.rank == 0
         architecture = config.model.architecture
         self._linears = model.tune(config.scheduler.max_num_seqs) if isinstance(device, Accelerator) else []
         self._sampling_state = SamplingState(

@@ -33,7 +33,7 @@ from inflight.worker.model_runner import ModelRunner
 from inflight.worker.phase_order import PhaseOrder
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profiling import RankProfiler
-from inflight.worker.runner import Runner
+from inflight.worker.runner import RankParts, Runner
 from inflight.worker.startup import join_world, start_threads
 from inflight.worker.step_pipeline import StepPipeline
 
@@ -77,7 +77,6 @@ class Worker(StepPipeline):
 
     def load_model(self) -> None:
         if self._runner is None:
-            self._memory.check_before_loading()
             self._device.submit(self._load_model).result()
 
     @torch.inference_mode()
@@ -101,7 +100,15 @@ class Worker(StepPipeline):
             backend = model.backend
         make_runner = _runner_class(device, self._config)
         self._runner = make_runner(
-            self._config, model, backend, device, self._timeline, tp=self._tp, pipeline=self._pipeline
+            RankParts(
+                config=self._config,
+                model=model,
+                backend=backend,
+                device=device,
+                timeline=self._timeline,
+                tp=self._tp,
+                pipeline=self._pipeline,
+            )
         )
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -208,7 +215,12 @@ class Worker(StepPipeline):
     def _load_stage(self, backend: AttentionBackend) -> CausalLM:
         """This rank's part of the model, weights included. Benchmarks override it."""
         return load_model(
-            self._config.model, device=self._device.torch_device, backend=backend, tp=self._tp, stage=self._stage
+            self._config.model,
+            device=self._device.torch_device,
+            backend=backend,
+            tp=self._tp,
+            stage=self._stage,
+            check_size=self._memory.check_before_loading,
         )
 
     def _compute(self, task: Callable[[], T]) -> T:
@@ -220,7 +232,7 @@ class Worker(StepPipeline):
             raise
 
 
-def _runner_class(device: Device, config: EngineConfig) -> Callable[..., Runner]:
+def _runner_class(device: Device, config: EngineConfig) -> type[Runner]:
     """The class of the runner. Drafts are proposed and verified on the host, so an engine with drafts has a
     `ModelRunner` on a GPU too, and so has a model whose code may wait for the device: no graph can be captured of it."""
     is_fallback = config.model.architecture.implementation == TRANSFORMERS

@@ -52,7 +52,7 @@ def is_dense(fields: JsonFields) -> bool:
     return fields.integer("first_k_dense_replace", 0) >= num_layers
 
 
-def make_dense(fields: JsonFields, name: str, attention: AttentionSpec, *, mlp_bias: bool = False) -> ModelArchitecture:
+def make_dense(fields: JsonFields, attention: AttentionSpec, *, mlp_bias: bool = False) -> ModelArchitecture:
     if not is_dense(fields):
         raise UnsupportedModelError(
             f"{fields.where}: layers with experts (from layer first_k_dense_replace="
@@ -60,12 +60,12 @@ def make_dense(fields: JsonFields, name: str, attention: AttentionSpec, *, mlp_b
             "model_impl='transformers'"
         )
     layer = LayerSpec(attention=attention, mlp=read_mlp(fields, bias=mlp_bias))
-    return make_architecture(fields, name, (layer,) * fields.integer("num_hidden_layers"))
+    return make_architecture(fields, (layer,) * fields.integer("num_hidden_layers"))
 
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
     attention = read_latent_attention(fields, interleaved=True)
-    return make_dense(fields, FAMILY.architecture, attention, mlp_bias=fields.boolean("mlp_bias", False))
+    return make_dense(fields, attention, mlp_bias=fields.boolean("mlp_bias", False))
 
 
 FAMILY = Family(architecture="DeepseekV2ForCausalLM", model_type="deepseek_v2", parse=_parse, takes=is_dense)

@@ -10,7 +10,7 @@ from inflight.config.json_fields import JsonFields
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
     interleaved = fields.boolean("rope_interleave", True)
-    return make_dense(fields, FAMILY.architecture, read_latent_attention(fields, interleaved=interleaved))
+    return make_dense(fields, read_latent_attention(fields, interleaved=interleaved))
 
 
 FAMILY = Family(architecture="DeepseekV3ForCausalLM", model_type="deepseek_v3", parse=_parse, takes=is_dense)

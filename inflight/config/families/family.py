@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from inflight.config.architecture import (
@@ -61,9 +61,10 @@ class Family:
     images; of such a model the part for text is used. `takes`: whether Inflight's own code computes this variant of the family.
     `unread`: see `ModelArchitecture`. In a GGUF file the family's name is
     `gguf_name` (None: no GGUF file of the family is supported). `gguf_interleaves_heads`: llama.cpp's converter changes the
-    order of the rows of queries and keys. `gguf_fields` makes the fields of config.json that only this family has, from the
-    keys of the file without the family's name. `gguf_keys` are those of them that it reads. `gguf_tensors`: names of a layer's
-    tensors in the file -> their names in the model, where they are not those of most families.
+    order of the rows of queries and keys. `gguf_names`: keys of the file, without the family's name, -> the fields of
+    config.json with the same values, where only this family has them. `gguf_fields` makes further fields of config.json from
+    the keys of the file, of which it reads `gguf_keys`. `gguf_tensors`: names of a layer's tensors in the file -> their names
+    in the model, where they are not those of most families.
     """
 
     architecture: str
@@ -74,10 +75,16 @@ class Family:
     wrapper: tuple[str, str] | None = None
     takes: Callable[[JsonFields], bool] = lambda fields: True
     gguf_name: str | None = None
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_fields: Callable[[Mapping[str, object]], dict[str, object]] = lambda given: {}
     gguf_keys: tuple[str, ...] = ()
     gguf_tensors: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaves_heads: bool = False
+
+    def from_gguf(self, given: Mapping[str, object]) -> dict[str, object]:
+        """The fields of config.json that only this family has, from the keys of a GGUF file."""
+        same = {name: given[key] for key, name in self.gguf_names.items() if key in given}
+        return same | self.gguf_fields(given)
 
     def specify(self, fields: JsonFields) -> ModelArchitecture:
         """
@@ -91,7 +98,7 @@ class Family:
                     "the result"
                 )
         architecture = self.parse(fields)
-        return replace(architecture, unread=(*self.unread, *architecture.unread))
+        return replace(architecture, name=self.architecture, unread=(*self.unread, *architecture.unread))
 
 
 def partial_rotation(given: Mapping[str, object]) -> dict[str, object]:
@@ -103,16 +110,17 @@ def partial_rotation(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def make_architecture(
-    fields: JsonFields, name: str, layers: tuple[LayerSpec, ...], *, eps: float = 1e-6, is_tied: bool = False
+    fields: JsonFields, layers: tuple[LayerSpec, ...], *, eps: float = 1e-6, is_tied: bool = False
 ) -> ModelArchitecture:
-    """The specification of a model with these layers. The other fields have the same names in all families.
+    """The specification of a model with these layers. The other fields have the same names in all families. `Family.specify`
+    adds the name.
 
     Args:
         eps: if config.json has no rms_norm_eps, this value is used.
         is_tied: if config.json has no tie_word_embeddings, this value is used.
     """
     return ModelArchitecture(
-        name=name,
+        name="",
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
         layers=layers,
@@ -149,8 +157,9 @@ def read_attention(
     theta: float = 10000.0,
     partial_rotary_factor: float | None = None,
     has_rope: bool = True,
+    reads_bias: bool = False,
 ) -> AttentionSpec:
-    """Heads and rotary embedding, without window and biases.
+    """Heads, rotary embedding and biases, without window.
 
     Args:
         head_dim: if config.json has no head_dim, this value is used; None: hidden_size / number of heads.
@@ -159,6 +168,7 @@ def read_attention(
             an absent field is an error, because the default of transformers is right for only one model of the family. In all
             families null means num_attention_heads.
         has_rope: False leaves the rotary embedding out, for families that have several (`read_ropes`).
+        reads_bias: whether the field attention_bias says that all projections have biases. Otherwise there are none.
     """
     num_heads = fields.integer("num_attention_heads")
     absent_means_all = absent_kv_heads_mean_all or "num_key_value_heads" in fields.values
@@ -169,7 +179,10 @@ def read_attention(
         )
     head_dim = _head_dim(fields, num_heads, head_dim)
     rope = parse_rope(fields, head_dim, theta=theta, partial_rotary_factor=partial_rotary_factor) if has_rope else None
-    return AttentionSpec(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rope=rope)
+    bias = reads_bias and fields.boolean("attention_bias", False)
+    return AttentionSpec(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rope=rope, qkv_bias=bias, output_bias=bias
+    )
 
 
 def _head_dim(fields: JsonFields, num_heads: int, default: int | None) -> int:
@@ -246,16 +259,30 @@ def read_ropes(
     )
 
 
-def with_windows(layer: LayerSpec, windows: Iterable[int | None], max_length: int) -> tuple[LayerSpec, ...]:
+def with_windows(fields: JsonFields, layer: LayerSpec, windows: Iterable[int | None]) -> tuple[LayerSpec, ...]:
     """Copies of `layer`, one per window.
 
-    A window of `max_length` tokens or more hides no token, so it is left out (None). Then the layer can share a block table
-    with layers that have no window.
+    A window of max_position_embeddings tokens or more hides no token, so it is left out (None). Then the layer can share a
+    block table with layers that have no window.
     """
+    max_length = fields.integer("max_position_embeddings")
     shorter = (window if window is not None and window < max_length else None for window in windows)
     attention = layer.attention
     assert attention is not None, "a recurrent layer has no window"
     return tuple(replace(layer, attention=replace(attention, window=window)) for window in shorter)
+
+
+def two_kinds_of_layers(
+    fields: JsonFields, layer: LayerSpec, ropes: Sequence[RopeConfig], pattern: int
+) -> tuple[LayerSpec, ...]:
+    """Copies of `layer`. Those without a window have the first rotary embedding, those with one have the second. If layer_types
+    is absent, every `pattern`-th layer has no window."""
+    window, num_layers = read_window(fields), fields.integer("num_hidden_layers")
+    by_index = [(index + 1) % pattern != 0 for index in range(num_layers)]
+    assert layer.attention is not None
+    full, local = (replace(layer, attention=replace(layer.attention, rope=rope)) for rope in ropes)
+    (local,) = with_windows(fields, local, [window])
+    return tuple(local if windowed else full for windowed in read_layer_types(fields, by_index, window))
 
 
 def read_window(fields: JsonFields, default: int = 4096) -> int | None:

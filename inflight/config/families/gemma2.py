@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture, NormNames
 from inflight.config.families.family import (
@@ -25,33 +26,29 @@ NORMS = NormNames(
 )
 
 
-_GGUF_FIELDS = {
-    "attention.sliding_window": "sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
-
-
 def _parse(fields: JsonFields) -> ModelArchitecture:
-    bias, window = fields.boolean("attention_bias", False), read_window(fields)
+    window = read_window(fields)
     attention = replace(
-        read_attention(fields, head_dim=256),
+        read_attention(fields, head_dim=256, reads_bias=True),
         scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         soft_cap=read_cap(fields, "attn_logit_softcapping", 50.0),
-        qkv_bias=bias,
-        output_bias=bias,
     )
     mlp = read_mlp(fields, name="hidden_activation", default="gelu_pytorch_tanh")
     layer = LayerSpec(attention=attention, mlp=mlp, norms=NORMS)
     by_index = [index % 2 == 0 for index in range(fields.integer("num_hidden_layers"))]
     windows = [window if windowed else None for windowed in read_layer_types(fields, by_index, window)]
-    layers = with_windows(layer, windows, fields.integer("max_position_embeddings"))
+    return replace(make_gemma(fields, with_windows(fields, layer, windows), logits_cap=30.0), norm_offset=1.0)
+
+
+def make_gemma(
+    fields: JsonFields, layers: tuple[LayerSpec, ...], *, logits_cap: float | None = None
+) -> ModelArchitecture:
+    """`logits_cap`: if config.json has no final_logit_softcapping, this value is used."""
     return replace(
-        make_architecture(fields, FAMILY.architecture, layers, is_tied=True),
+        make_architecture(fields, layers, is_tied=True),
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         rounds_embedding_scale=True,
-        logits_cap=read_cap(fields, "final_logit_softcapping", 30.0),
-        norm_offset=1.0,
+        logits_cap=read_cap(fields, "final_logit_softcapping", logits_cap),
     )
 
 
@@ -65,16 +62,14 @@ def scale_from_gguf(given: Mapping[str, object], num_layers: int) -> dict[str, o
     return {"query_pre_attn_scalar": given.get("attention.key_length")}
 
 
-def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
-    return {name: given[key] for key, name in _GGUF_FIELDS.items() if key in given} | scale_from_gguf(
-        given, num_layers=46
-    )
-
-
 FAMILY = Family(
     gguf_name="gemma2",
-    gguf_fields=_from_gguf,
-    gguf_keys=tuple(_GGUF_FIELDS),
+    gguf_names={
+        "attention.sliding_window": "sliding_window",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    gguf_fields=partial(scale_from_gguf, num_layers=46),
     architecture="Gemma2ForCausalLM",
     model_type="gemma2",
     parse=_parse,

@@ -9,15 +9,13 @@ from dataclasses import replace
 from inflight.config.architecture import HEAD, AttentionSpec, LayerSpec, ModelArchitecture, RopeConfig, TokenInputsSpec
 from inflight.config.families.family import (
     Family,
-    make_architecture,
     read_attention,
-    read_cap,
     read_layer_types,
     read_mlp,
     read_window,
     with_windows,
 )
-from inflight.config.families.gemma2 import NORMS
+from inflight.config.families.gemma2 import NORMS, make_gemma
 from inflight.config.json_fields import JsonFields
 from inflight.config.parse_rope import parse_rope
 from inflight.errors import UnsupportedModelError
@@ -50,12 +48,9 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     for index, (has_window, owner) in enumerate(zip(windowed, owners, strict=True)):
         attention = replace(_read_attention(fields, index, has_window), kv_layer=owner)
         layer = LayerSpec(attention=attention, mlp=mlp if owner is None else wide, norms=NORMS, has_scalar=True)
-        layers += with_windows(layer, [window if has_window else None], fields.integer("max_position_embeddings"))
+        layers += with_windows(fields, layer, [window if has_window else None])
     return replace(
-        make_architecture(fields, FAMILY.architecture, tuple(layers), is_tied=True),
-        embedding_scale=fields.integer("hidden_size") ** 0.5,
-        rounds_embedding_scale=True,
-        logits_cap=read_cap(fields, "final_logit_softcapping", None),
+        make_gemma(fields, tuple(layers)),
         token_inputs=_read_token_inputs(fields, mlp.activation),
         # checkpoints may have weights for keys and values that no layer uses
         unread=tuple(
@@ -93,14 +88,12 @@ def _read_attention(fields: JsonFields, index: int, has_window: bool) -> Attenti
         values["head_dim"] = fields.integer("global_head_dim", 512)
         if is_equal and fields.has("num_global_key_value_heads"):
             values["num_key_value_heads"] = fields.integer("num_global_key_value_heads")
-    bias = fields.boolean("attention_bias", False)
-    attention = read_attention(JsonFields({**fields.values, **values}, fields.where), head_dim=256, has_rope=False)
+    merged = JsonFields({**fields.values, **values}, fields.where)
+    attention = read_attention(merged, head_dim=256, has_rope=False, reads_bias=True)
     return replace(
         attention,
         rope=_read_rope(fields, attention.head_dim, has_window),
         scale=1.0,
-        qkv_bias=bias,
-        output_bias=bias,
         qk_norm=HEAD,
         has_value_norm=True,
         values_are_keys=is_equal,

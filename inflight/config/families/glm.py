@@ -10,18 +10,18 @@ from inflight.config.json_fields import JsonFields
 
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
-    return parse_glm(fields, FAMILY.architecture, NormNames())
+    return parse_glm(fields, NormNames())
 
 
-def parse_glm(fields: JsonFields, name: str, norms: NormNames) -> ModelArchitecture:
-    partial = fields.number("partial_rotary_factor", 0.5)
-    attention = read_attention(fields, head_dim=128, partial_rotary_factor=partial)
+def parse_glm(fields: JsonFields, norms: NormNames) -> ModelArchitecture:
+    share = fields.number("partial_rotary_factor", 0.5)
+    attention = read_attention(fields, head_dim=128, partial_rotary_factor=share)
     assert attention.rope is not None
     attention = replace(
         attention, rope=replace(attention.rope, interleaved=True), qkv_bias=fields.boolean("attention_bias", True)
     )
     layer = LayerSpec(attention=attention, mlp=read_mlp(fields, is_fused=True), norms=norms)
-    return make_architecture(fields, name, (layer,) * fields.integer("num_hidden_layers"), eps=1.5625e-7)
+    return make_architecture(fields, (layer,) * fields.integer("num_hidden_layers"), eps=1.5625e-7)
 
 
 FAMILY = Family(architecture="GlmForCausalLM", model_type="glm", parse=_parse, reads=("partial_rotary_factor",))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from inflight.config.architecture import ModelArchitecture, NormNames
+from functools import partial
+
+from inflight.config.architecture import NormNames
 from inflight.config.families.family import Family, partial_rotation
 from inflight.config.families.glm import parse_glm
-from inflight.config.json_fields import JsonFields
 
 _NORMS = NormNames(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
-
-
-def _parse(fields: JsonFields) -> ModelArchitecture:
-    return parse_glm(fields, FAMILY.architecture, _NORMS)
 
 
 FAMILY = Family(
@@ -21,6 +18,6 @@ FAMILY = Family(
     gguf_fields=partial_rotation,
     gguf_keys=("rope.dimension_count",),
     gguf_tensors={"ffn_up": "mlp.gate_up_proj"},
-    parse=_parse,
+    parse=partial(parse_glm, norms=_NORMS),
     reads=("partial_rotary_factor",),
 )

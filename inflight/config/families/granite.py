@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp, with_residual_scale
 from inflight.config.json_fields import JsonFields
 
-_GGUF_FIELDS = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
-    bias = fields.boolean("attention_bias", False)
-    attention = replace(
-        read_attention(fields, absent_kv_heads_mean_all=True),
-        scale=fields.number("attention_multiplier", 1.0),
-        qkv_bias=bias,
-        output_bias=bias,
-    )
+    attention = read_attention(fields, absent_kv_heads_mean_all=True, reads_bias=True)
+    attention = replace(attention, scale=fields.number("attention_multiplier", 1.0))
     layer = LayerSpec(attention=attention, mlp=read_mlp(fields, bias=fields.boolean("mlp_bias", False)))
-    model = make_architecture(fields, FAMILY.architecture, (layer,) * fields.integer("num_hidden_layers"))
+    model = make_architecture(fields, (layer,) * fields.integer("num_hidden_layers"))
     return with_residual_scale(
         model,
         fields.number("residual_multiplier", 1.0),
@@ -35,16 +22,16 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     )
 
 
-def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
-    return {name: given[key] for key, name in _GGUF_FIELDS.items() if key in given}
-
-
 FAMILY = Family(
     architecture="GraniteForCausalLM",
     model_type="granite",
     gguf_name="granite",
-    gguf_fields=_from_gguf,
-    gguf_keys=tuple(_GGUF_FIELDS),
+    gguf_names={
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    },
     gguf_interleaves_heads=True,
     parse=_parse,
     reads=("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),

@@ -45,7 +45,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     layers = tuple(full if each else short for each in has_attention)
     is_tied = fields.boolean("tie_embedding", fields.boolean("tie_word_embeddings", True))
     return replace(
-        make_architecture(fields, FAMILY.architecture, layers),
+        make_architecture(fields, layers),
         rms_norm_eps=fields.number("norm_eps", 1e-5),
         tie_word_embeddings=is_tied,
         renames=_RENAMES,

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family, fixed_layer_types, make_architecture, read_attention, read_mlp
 from inflight.config.json_fields import JsonFields
 
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
-    bias, num_layers = fields.boolean("attention_bias", False), fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers")
     fixed_layer_types(fields, [False] * num_layers, None, FAMILY.architecture)
     # the configs of the first Llama models have no num_key_value_heads
-    attention = read_attention(fields, absent_kv_heads_mean_all=True)
-    layer = LayerSpec(
-        attention=replace(attention, qkv_bias=bias, output_bias=bias),
-        mlp=read_mlp(fields, bias=fields.boolean("mlp_bias", False)),
-    )
-    return make_architecture(fields, FAMILY.architecture, (layer,) * num_layers)
+    attention = read_attention(fields, absent_kv_heads_mean_all=True, reads_bias=True)
+    layer = LayerSpec(attention=attention, mlp=read_mlp(fields, bias=fields.boolean("mlp_bias", False)))
+    return make_architecture(fields, (layer,) * num_layers)
 
 
 FAMILY = Family(

@@ -15,7 +15,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     value_dim = hidden_size // fields.integer("num_attention_heads")
     attention = read_latent_attention(fields, interleaved=False, value_dim=value_dim)
     layer = LayerSpec(attention=attention, mlp=read_mlp(fields, bias=fields.boolean("mlp_bias", False)))
-    model = make_architecture(fields, FAMILY.architecture, (layer,) * num_layers, eps=1e-5, is_tied=True)
+    model = make_architecture(fields, (layer,) * num_layers, eps=1e-5, is_tied=True)
     return with_residual_scale(
         model,
         _number(fields, "scale_depth", 1.4, math.sqrt(num_layers)) / math.sqrt(num_layers),

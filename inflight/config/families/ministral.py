@@ -20,8 +20,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     by_default = [window is not None] * fields.integer("num_hidden_layers")
     windows = [window if windowed else None for windowed in read_layer_types(fields, by_default, window)]
     layer = LayerSpec(attention=read_attention(fields), mlp=read_mlp(fields))
-    layers = with_windows(layer, windows, fields.integer("max_position_embeddings"))
-    return make_architecture(fields, FAMILY.architecture, layers)
+    return make_architecture(fields, with_windows(fields, layer, windows))
 
 
 FAMILY = Family(architecture="MinistralForCausalLM", model_type="ministral", parse=_parse)

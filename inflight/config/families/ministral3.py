@@ -38,8 +38,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     values = {name: value for name, value in (given.values or _ROPE).items() if name != "max_position_embeddings"}
     rope = parse_rope(fields, attention.head_dim, rope=JsonFields(values, given.where))
     layer = LayerSpec(attention=replace(attention, rope=rope), mlp=read_mlp(fields))
-    layers = with_windows(layer, [window] * num_layers, fields.integer("max_position_embeddings"))
-    return make_architecture(fields, FAMILY.architecture, layers, eps=1e-5)
+    return make_architecture(fields, with_windows(fields, layer, [window] * num_layers), eps=1e-5)
 
 
 FAMILY = Family(

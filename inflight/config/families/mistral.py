@@ -19,8 +19,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     window, num_layers = read_window(fields), fields.integer("num_hidden_layers")
     fixed_layer_types(fields, [window is not None] * num_layers, window, FAMILY.architecture)
     layer = LayerSpec(attention=read_attention(fields), mlp=read_mlp(fields))
-    layers = with_windows(layer, [window] * num_layers, fields.integer("max_position_embeddings"))
-    return make_architecture(fields, FAMILY.architecture, layers)
+    return make_architecture(fields, with_windows(fields, layer, [window] * num_layers))
 
 
 WRAPPER = "Mistral3ForConditionalGeneration", "mistral3"

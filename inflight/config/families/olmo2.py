@@ -17,11 +17,9 @@ NORMS = NormNames(
 
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
-    bias = fields.boolean("attention_bias", False)
-    attention = read_attention(fields, absent_kv_heads_mean_all=True)
-    attention = replace(attention, qkv_bias=bias, output_bias=bias, qk_norm=WHOLE)
+    attention = replace(read_attention(fields, absent_kv_heads_mean_all=True, reads_bias=True), qk_norm=WHOLE)
     layer = LayerSpec(attention=attention, mlp=read_mlp(fields), norms=NORMS)
-    return make_architecture(fields, FAMILY.architecture, (layer,) * fields.integer("num_hidden_layers"), eps=1e-5)
+    return make_architecture(fields, (layer,) * fields.integer("num_hidden_layers"), eps=1e-5)
 
 
 FAMILY = Family(architecture="Olmo2ForCausalLM", model_type="olmo2", gguf_name="olmo2", parse=_parse)

@@ -9,31 +9,19 @@ from inflight.config.families.family import (
     Family,
     make_architecture,
     read_attention,
-    read_layer_types,
     read_mlp,
     read_ropes,
-    read_window,
-    with_windows,
+    two_kinds_of_layers,
 )
 from inflight.config.families.olmo2 import NORMS
 from inflight.config.json_fields import JsonFields
 
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
-    bias, window = fields.boolean("attention_bias", False), read_window(fields)
-    attention = read_attention(fields, absent_kv_heads_mean_all=True, has_rope=False)
-    attention = replace(attention, qkv_bias=bias, output_bias=bias, qk_norm=WHOLE)
+    attention = read_attention(fields, absent_kv_heads_mean_all=True, has_rope=False, reads_bias=True)
+    layer = LayerSpec(attention=replace(attention, qk_norm=WHOLE), mlp=read_mlp(fields), norms=NORMS)
     ropes = read_ropes(fields, attention.head_dim, theta=500000.0, local_theta=500000.0)
-    full, local = (
-        LayerSpec(attention=replace(attention, rope=rope), mlp=read_mlp(fields), norms=NORMS) for rope in ropes
-    )
-    by_index = [(index + 1) % 4 != 0 for index in range(fields.integer("num_hidden_layers"))]
-    max_length = fields.integer("max_position_embeddings")
-    layers = tuple(
-        with_windows(local, [window], max_length)[0] if windowed else full
-        for windowed in read_layer_types(fields, by_index, window)
-    )
-    return make_architecture(fields, FAMILY.architecture, layers, eps=1e-5)
+    return make_architecture(fields, two_kinds_of_layers(fields, layer, ropes, 4), eps=1e-5)
 
 
 FAMILY = Family(architecture="Olmo3ForCausalLM", model_type="olmo3", parse=_parse)

@@ -24,8 +24,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     layer = LayerSpec(attention=replace(attention, is_fused=True), mlp=read_mlp(fields, is_fused=True))
     window = fields.integer("sliding_window") if fields.has("sliding_window") else None
     windows = [window] * fields.integer("num_hidden_layers")
-    layers = with_windows(layer, windows, fields.integer("max_position_embeddings"))
-    return make_architecture(fields, FAMILY.architecture, layers, eps=1e-5)
+    return make_architecture(fields, with_windows(fields, layer, windows), eps=1e-5)
 
 
 def _with_today_s_names(fields: JsonFields) -> JsonFields:

@@ -20,8 +20,7 @@ from inflight.errors import UnsupportedModelError
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
     layer = LayerSpec(attention=replace(read_attention(fields), qkv_bias=True), mlp=read_mlp(fields))
-    layers = with_windows(layer, read_windows(fields), fields.integer("max_position_embeddings"))
-    return make_architecture(fields, FAMILY.architecture, layers)
+    return make_architecture(fields, with_windows(fields, layer, read_windows(fields)))
 
 
 def read_windows(fields: JsonFields) -> list[int | None]:

@@ -11,11 +11,9 @@ from inflight.config.json_fields import JsonFields
 
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
-    bias = fields.boolean("attention_bias", False)
-    attention = replace(read_attention(fields, head_dim=128), qkv_bias=bias, output_bias=bias, qk_norm=HEAD)
+    attention = replace(read_attention(fields, head_dim=128, reads_bias=True), qk_norm=HEAD)
     layer = LayerSpec(attention=attention, mlp=read_mlp(fields))
-    layers = with_windows(layer, read_windows(fields), fields.integer("max_position_embeddings"))
-    return make_architecture(fields, FAMILY.architecture, layers)
+    return make_architecture(fields, with_windows(fields, layer, read_windows(fields)))
 
 
 FAMILY = Family(architecture="Qwen3ForCausalLM", model_type="qwen3", parse=_parse, gguf_name="qwen3")

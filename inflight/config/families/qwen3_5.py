@@ -22,26 +22,21 @@ from inflight.errors import UnsupportedModelError
 _FIELDS_OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
-def parse_hybrid(fields: JsonFields, name: str, *, is_grouped: bool = False) -> ModelArchitecture:
+def parse_hybrid(fields: JsonFields, *, is_grouped: bool = False) -> ModelArchitecture:
     """`is_grouped`: see `GatedDeltaSpec`."""
     rope = fields.mapping("rope_parameters")
     values = {name: value for name, value in rope.values.items() if name not in _FIELDS_OF_IMAGES}
     fields = JsonFields({**fields.values, "rope_parameters": values}, fields.where)
-    bias, partial = fields.boolean("attention_bias", False), fields.number("partial_rotary_factor", 0.25)
-    attention = replace(
-        read_attention(fields, head_dim=256, partial_rotary_factor=partial),
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm=HEAD,
-        has_gate=True,
-    )
+    partial = fields.number("partial_rotary_factor", 0.25)
+    attention = read_attention(fields, head_dim=256, partial_rotary_factor=partial, reads_bias=True)
+    attention = replace(attention, qk_norm=HEAD, has_gate=True)
     mlp, recurrence = read_silu_mlp(fields), replace(_read_recurrence(fields), is_grouped=is_grouped)
     full, recurrent = LayerSpec(attention=attention, mlp=mlp), LayerSpec(gated_delta=recurrence, mlp=mlp)
     num_layers, interval = fields.integer("num_hidden_layers"), fields.integer("full_attention_interval", 4)
     every_fourth = [(index + 1) % interval == 0 for index in range(num_layers)]
     has_attention = read_recurrent_layers(fields, "linear_attention", every_fourth)
     layers = tuple(full if each else recurrent for each in has_attention)
-    return replace(make_architecture(fields, name, layers), norm_offset=1.0)
+    return replace(make_architecture(fields, layers), norm_offset=1.0)
 
 
 def _read_recurrence(fields: JsonFields) -> GatedDeltaSpec:
@@ -66,39 +61,30 @@ def _read_recurrence(fields: JsonFields) -> GatedDeltaSpec:
     )
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
-    return parse_hybrid(fields, FAMILY.architecture)
-
-
-_GGUF_FIELDS = {
-    "ssm.group_count": "linear_num_key_heads",
-    "ssm.time_step_rank": "linear_num_value_heads",
-    "ssm.state_size": "linear_key_head_dim",
-    "ssm.conv_kernel": "linear_conv_kernel_dim",
-    "full_attention_interval": "full_attention_interval",
-}
-
-
 def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
-    found = {name: given[key] for key, name in _GGUF_FIELDS.items() if key in given}
-    heads, width = found.get("linear_num_value_heads"), given.get("ssm.inner_size")
-    if heads != found.get("linear_num_key_heads") or not (
-        isinstance(heads, int) and isinstance(width, int) and heads > 0
-    ):
+    heads, width = given.get("ssm.time_step_rank"), given.get("ssm.inner_size")
+    if heads != given.get("ssm.group_count") or not (isinstance(heads, int) and isinstance(width, int) and heads > 0):
         raise UnsupportedModelError(
             f"a GGUF file with qwen35.ssm.time_step_rank={heads!r} value heads is not supported, because llama.cpp has them in "
             "another order unless they are as many as the key heads (ssm.group_count); use the model's safetensors"
         )
-    return {**found, "linear_value_head_dim": width // heads, **partial_rotation(given)}
+    return {"linear_value_head_dim": width // heads, **partial_rotation(given)}
 
 
 FAMILY = Family(
     architecture="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
     gguf_name="qwen35",
+    gguf_names={
+        "ssm.group_count": "linear_num_key_heads",
+        "ssm.time_step_rank": "linear_num_value_heads",
+        "ssm.state_size": "linear_key_head_dim",
+        "ssm.conv_kernel": "linear_conv_kernel_dim",
+        "full_attention_interval": "full_attention_interval",
+    },
     gguf_fields=_from_gguf,
     # the sections are for images
-    gguf_keys=(*_GGUF_FIELDS, "ssm.inner_size", "rope.dimension_count", "rope.dimension_sections"),
+    gguf_keys=("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections"),
     gguf_tensors={
         "post_attention_norm": "post_attention_layernorm",
         "attn_qkv": "linear_attn.in_proj_qkv",
@@ -113,6 +99,6 @@ FAMILY = Family(
     },
     wrapper=("Qwen3_5ForConditionalGeneration", "qwen3_5"),
     unread=("mtp.", "model.visual."),
-    parse=_parse,
+    parse=parse_hybrid,
     reads=("partial_rotary_factor",),
 )

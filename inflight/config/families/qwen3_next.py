@@ -19,7 +19,7 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
         raise UnsupportedModelError(
             f"{fields.where}: layers with experts are not supported by Inflight's own code; use model_impl='transformers'"
         )
-    return parse_hybrid(fields, FAMILY.architecture, is_grouped=True)
+    return parse_hybrid(fields, is_grouped=True)
 
 
 FAMILY = Family(

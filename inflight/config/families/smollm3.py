@@ -18,8 +18,7 @@ from inflight.errors import UnsupportedModelError
 
 
 def _parse(fields: JsonFields) -> ModelArchitecture:
-    bias = fields.boolean("attention_bias", False)
-    attention = replace(read_attention(fields, theta=2000000.0), qkv_bias=bias, output_bias=bias)
+    attention = read_attention(fields, theta=2000000.0, reads_bias=True)
     mlp = read_mlp(fields, bias=fields.boolean("mlp_bias", False))
     has_rope = _layers_with_rope(fields)
     uses_window = fields.boolean("use_sliding_window", False) and fields.has("sliding_window")
@@ -27,11 +26,11 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     by_default = [uses_window and not rotates for rotates in has_rope]
     windows = [window if windowed else None for windowed in read_layer_types(fields, by_default, window)]
     rotated, plain = (
-        with_windows(LayerSpec(attention=each, mlp=mlp), windows, fields.integer("max_position_embeddings"))
+        with_windows(fields, LayerSpec(attention=each, mlp=mlp), windows)
         for each in (attention, replace(attention, rope=None))
     )
     chosen = tuple(layer if rotates else other for layer, other, rotates in zip(rotated, plain, has_rope, strict=True))
-    return make_architecture(fields, FAMILY.architecture, chosen, is_tied=True)
+    return make_architecture(fields, chosen, is_tied=True)
 
 
 def _layers_with_rope(fields: JsonFields) -> list[bool]:

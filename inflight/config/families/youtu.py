@@ -11,7 +11,7 @@ from inflight.config.json_fields import JsonFields
 def _parse(fields: JsonFields) -> ModelArchitecture:
     attention = read_latent_attention(fields, interleaved=fields.boolean("rope_interleave", True))
     layers = (LayerSpec(attention=attention, mlp=read_mlp(fields)),) * fields.integer("num_hidden_layers")
-    return make_architecture(fields, FAMILY.architecture, layers, is_tied=True)
+    return make_architecture(fields, layers, is_tied=True)
 
 
 FAMILY = Family(architecture="YoutuForCausalLM", model_type="youtu", parse=_parse)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from dataclasses import replace
 
 from inflight.errors import RankError, StepError, StepTimeoutError
 from inflight.executor.executor import Executor
@@ -16,44 +16,42 @@ logger = logging.getLogger(__name__)
 
 class FaultRecord:
     def __init__(self) -> None:
-        self._num_recoveries: Counter[str] = Counter()
-        self._cause: FaultCause = "step_failed"  # of the recovery under way
-        self._last_cause = ""
-        self._began_at: float | None = None
-        self._last_seconds = 0.0
-        self._num_resumed = 0
+        self._status = FaultStatus()
+        self._began_at = 0.0  # when the last recovery began
 
     def begin(self, cause: RankError) -> None:
         self._began_at = time.monotonic()
-        self._last_cause = str(cause).splitlines()[0]
-        self._cause = _kind_of(cause)
+        line = str(cause).splitlines()[0]
+        self._status = replace(self._status, state="recovering", last_cause=line, last_kind=_kind_of(cause))
 
     def end(self, result: RecoveryResult, num_resumed: int) -> None:
         """`num_resumed`: how many sequences had begun, and go on."""
-        assert self._began_at is not None
-        self._last_seconds, self._began_at = time.monotonic() - self._began_at, None
-        self._num_recoveries["link_broken" if result.cut_off else self._cause] += 1
-        self._num_resumed += num_resumed
+        status, seconds = self._status, time.monotonic() - self._began_at
+        assert status.state == "recovering"
+        kind = "link_broken" if result.cut_off else status.last_kind
+        self._status = replace(
+            status,
+            state="healthy",
+            num_recoveries=status.num_recoveries | {kind: status.num_recoveries.get(kind, 0) + 1},
+            last_recovery_seconds=seconds,
+            num_resumed_requests=status.num_resumed_requests + num_resumed,
+        )
         new = f"new ranks: {', '.join(map(str, result.replaced))}" if result.replaced else "no rank was replaced"
         logger.warning(
             "the engine has recovered in %.2f s: epoch %d; %s; %d sequences that had begun go on. The fault was: %s",
-            self._last_seconds,
+            seconds,
             result.epoch,
             new,
             num_resumed,
-            self._last_cause,
+            status.last_cause,
         )
 
     def status(self, executor: Executor, *, is_dead: bool) -> FaultStatus:
-        return FaultStatus(
-            state="failed" if is_dead else "healthy" if self._began_at is None else "recovering",
+        return replace(
+            self._status,
+            state="failed" if is_dead else self._status.state,
             epoch=executor.meeting.epoch,
-            num_recoveries=dict(self._num_recoveries),
-            last_cause=self._last_cause,
-            last_kind=self._cause if self._last_cause else "",
-            last_recovery_seconds=self._last_seconds,
             num_stale_frames=executor.num_stale_frames,
-            num_resumed_requests=self._num_resumed,
             spare_workers=executor.num_spares,
         )
 

@@ -9,10 +9,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from inflight.engine.core.step_clock import MAX_GAPS, StepClock
-from inflight.interface.statistics import SchedulerStats
+from inflight.interface.statistics import SchedulerStats, StepCounts
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
-from inflight.scheduler.added_tokens import StepCounters
 from inflight.scheduler.scheduler import Scheduler
 from inflight.timeline import Timeline
 
@@ -33,7 +32,7 @@ class StepRecords:
         self._step_tokens: deque[int] = deque(maxlen=MAX_GAPS)
         self._newest_step = -1  # the id of the step that was committed last
         self._shares_cores = False  # in this step
-        self._reported = StepCounters()
+        self._reported = StepCounts()
         self._idle_since_ns: int | None = None  # when the last request ended; None while steps are submitted
         self.note_idleness()
 
@@ -87,15 +86,7 @@ class StepRecords:
             num_waiting_tokens=scheduler.num_waiting_tokens,
             num_running_tokens=scheduler.num_running_tokens,
             kv_cache_usage=self._kv_cache.usage,
-            prefix_cache_queries=now.num_queried_tokens - before.num_queried_tokens,
-            prefix_cache_hits=now.num_hit_tokens - before.num_hit_tokens,
-            num_preemptions=now.num_preemptions - before.num_preemptions,
-            num_generation_tokens=now.num_sampled_tokens
-            + now.num_forced_tokens
-            - before.num_sampled_tokens
-            - before.num_forced_tokens,
-            num_draft_tokens=now.num_draft_tokens - before.num_draft_tokens,
-            num_accepted_tokens=now.num_accepted_tokens - before.num_accepted_tokens,
+            counts=now - before,
             step_tokens=step_tokens,
             step_gaps=gaps,
             step_time_ratios=ratios,

@@ -97,8 +97,7 @@ class CoreServer:
         self._past_recoveries: tuple[float, ...] = ()
         # id of the sequence that runs alone, as the owner of this process knows it; "" if all may run
         self._suspect = ""
-        self._num_resumed = 0
-        self._has_fault_news = False  # whether `_num_resumed` has grown since the front ends were told
+        self._has_fault_news = False  # whether a resumed request was counted since the front ends were told
         self._tell_owner: Callable[[object], None] = lambda _: None
         self._is_ending = False
         # (link, message): the front end of `link` sent the message. (link, FrontEndCame): this front end is new. (link, None):
@@ -244,7 +243,8 @@ class CoreServer:
                     if is_guilty:  # siblings have the same prompt, so each of them would end this process, too
                         self._core.scheduler.fail(sequence.request_id, GUILTY, ErrorKind.ENGINE)
                     elif sequence.emitted_token_ids:
-                        self._num_resumed += 1
+                        num_resumed = self._past.num_resumed_requests + 1
+                        self._past = replace(self._past, num_resumed_requests=num_resumed)
                         self._has_fault_news = True
             case AbortRequests():
                 self._abort(each for each in message.request_ids if self._owners.get(each) is link)
@@ -274,8 +274,7 @@ class CoreServer:
             link.outbox.put_names(self._core.cached_names.present())
 
     def _faults(self) -> FaultStatus:
-        present = self._core.fault_status().after(self._past)
-        return replace(present, num_resumed_requests=present.num_resumed_requests + self._num_resumed)
+        return self._core.fault_status().after(self._past)
 
     def _tell_faults(self) -> None:
         """Tell the front ends and the owner of this process which recoveries there were."""

@@ -136,23 +136,11 @@ def merge_outputs(pieces: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
     )
 
 
-# the fields of `SchedulerStats` that count something since the last report
-_COUNTS = (
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "num_preemptions",
-    "num_generation_tokens",
-    "num_draft_tokens",
-    "num_accepted_tokens",
-)
-
-
 def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStats:
     """Returns the later report, with the counts of both reports added up."""
-    counts = {name: getattr(earlier, name) + getattr(later, name) for name in _COUNTS}
     return replace(
         later,
-        **counts,
+        counts=earlier.counts + later.counts,
         step_tokens=(earlier.step_tokens + later.step_tokens)[-MAX_GAPS:],
         step_gaps=(earlier.step_gaps + later.step_gaps)[-MAX_GAPS:],
         step_time_ratios=(earlier.step_time_ratios + later.step_time_ratios)[-MAX_GAPS:],

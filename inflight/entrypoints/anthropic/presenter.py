@@ -14,8 +14,7 @@ from pydantic_core import to_json
 from inflight.entrypoints.anthropic.answers import AnsweredBlock, Message, MessageUsage, StopReason
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.messages import read_arguments
-from inflight.entrypoints.openai.presenter import Presenter, UsageCount, events_of
-from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.entrypoints.openai.presenter import AnswerTo, Presenter, events_of
 from inflight.entrypoints.serve.error_form import anthropic_error
 from inflight.errors import EngineClosedError
 from inflight.interface.events import (
@@ -27,7 +26,6 @@ from inflight.interface.events import (
     join_deltas,
 )
 from inflight.outputs import CompletionOutput, RequestOutput
-from inflight.tokenizer.tokenizer import Tokenizer
 
 # Some clients send a thought back only if it is signed. The server checks no signature, so all thoughts have the same one.
 SIGNATURE = "aW5mbGlnaHQ="
@@ -39,13 +37,11 @@ class MessagesPresenter(Presenter):
     id_prefix = "msg"
     format_field = "output_config.format"
 
-    def __init__(
-        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
-    ) -> None:
-        self._id, self._model = answer_id, request.presentation.model
-        self._num_prompt_tokens = len(request.prompts[0].token_ids)
-        self._max_tokens = request.params.max_tokens
-        self._count = UsageCount()
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
+        self._id, self._model = to.answer_id, to.request.presentation.model
+        self._num_prompt_tokens = len(to.request.prompts[0].token_ids)
+        self._max_tokens = to.request.params.max_tokens
         self._has_begun = False
         self._block: type[Event] | None = None  # the kind of the block that is open
         self._num_blocks = 0
@@ -55,7 +51,7 @@ class MessagesPresenter(Presenter):
     # -- a stream ------------------------------------------------------------------------------------------------------
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
-        self._count.add(prompt_index, output)
+        self._usage.add(prompt_index, output)
         (choice,) = output.outputs
         chunks = self._beginning()
         for event in events_of(choice):
@@ -68,7 +64,11 @@ class MessagesPresenter(Presenter):
         assert self._stop is not None  # the last output has said it
         reason, text = self._stop
         delta = {"stop_reason": reason, "stop_sequence": text}
-        end = [*self._block_end(), _event("message_delta", delta=delta, usage=self._usage()), _event("message_stop")]
+        end = [
+            *self._block_end(),
+            _event("message_delta", delta=delta, usage=self._usage_json()),
+            _event("message_stop"),
+        ]
         return b"".join(end)
 
     def failure(self, error: ApiError) -> bytes:
@@ -113,7 +113,7 @@ class MessagesPresenter(Presenter):
 
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
         (output,) = outputs
-        self._count.add(0, output)
+        self._usage.add(0, output)
         (choice,) = output.outputs
         content = _blocks(events_of(choice))
         self._has_call = any(block["type"] == "tool_use" for block in content)
@@ -130,20 +130,20 @@ class MessagesPresenter(Presenter):
             "content": content,
             "stop_reason": reason,
             "stop_sequence": stop_text,
-            "usage": self._usage(),
+            "usage": self._usage_json(),
         }
 
-    def _usage(self) -> MessageUsage:
+    def _usage_json(self) -> MessageUsage:
         """Before the first output it is not known yet which tokens are in the prefix cache."""
-        num_tokens, num_cached = self._count.prompts.get(0, (self._num_prompt_tokens, 0))
+        num_tokens, num_cached = self._usage.prompts.get(0, (self._num_prompt_tokens, 0))
         usage: MessageUsage = {
             "input_tokens": num_tokens - num_cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": num_cached,
-            "output_tokens": self._count.completion_tokens,
+            "output_tokens": self._usage.completion_tokens,
         }
-        if self._count.reasoning_tokens is not None:
-            usage["output_tokens_details"] = {"thinking_tokens": self._count.reasoning_tokens}
+        if self._usage.reasoning_tokens is not None:
+            usage["output_tokens_details"] = {"thinking_tokens": self._usage.reasoning_tokens}
         return usage
 
     def _stop_of(self, choice: CompletionOutput) -> tuple[StopReason, str | None]:
@@ -154,7 +154,7 @@ class MessagesPresenter(Presenter):
         if choice.finish_reason == "abort":
             raise EngineClosedError("the server is shutting down")
         if choice.finish_reason == "length":
-            is_full = self._max_tokens is None or self._count.completion_tokens < self._max_tokens
+            is_full = self._max_tokens is None or self._usage.completion_tokens < self._max_tokens
             return "model_context_window_exceeded" if is_full else "max_tokens", None
         if isinstance(choice.stop_reason, str):
             return "stop_sequence", choice.stop_reason

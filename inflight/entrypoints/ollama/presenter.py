@@ -14,13 +14,11 @@ from pydantic_core import to_json
 
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.messages import read_arguments
-from inflight.entrypoints.openai.presenter import Presenter, UsageCount, events_of
-from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.entrypoints.openai.presenter import AnswerTo, Presenter, events_of
 from inflight.entrypoints.serve.error_form import ollama_error
 from inflight.errors import EngineClosedError
 from inflight.interface.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.outputs import CompletionOutput, RequestOutput
-from inflight.tokenizer.tokenizer import Tokenizer
 
 Line = dict[str, Any]  # Any: the members of answers.ChatAnswer or answers.GeneratedText
 _NANOSECONDS = 1_000_000_000
@@ -46,11 +44,9 @@ class OllamaPresenter(Presenter):
     media_type = "application/x-ndjson"
     format_field = "format"
 
-    def __init__(
-        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
-    ) -> None:
-        self._head = head_of(request.presentation.model)
-        self._count = UsageCount()
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
+        self._head = head_of(to.request.presentation.model)
         self._call: ToolCallStart | None = None  # the call that is open
         self._arguments = ""  # those of this call so far
         self._end: Line = {}
@@ -96,7 +92,7 @@ class OllamaPresenter(Presenter):
         Raises:
             EngineClosedError: the server has ended the answer. The API has no `done_reason` for this.
         """
-        self._count.add(0, output)
+        self._usage.add(0, output)
         (choice,) = output.outputs
         for event in events_of(choice):
             if isinstance(event, ToolArgumentsDelta):
@@ -134,7 +130,7 @@ class OllamaPresenter(Presenter):
             "load_duration": waiting,
             "prompt_eval_count": len(output.prompt_token_ids),
             "prompt_eval_duration": prompt,
-            "eval_count": self._count.completion_tokens,
+            "eval_count": self._usage.completion_tokens,
             "eval_duration": answer,
         }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from inflight.entrypoints.openai.logprobs import PositionLogprobs, chat_logprobs, prompt_logprobs
-from inflight.entrypoints.openai.presenter import ChunkPresenter, finish_reason_of
+from inflight.entrypoints.openai.presenter import AnswerTo, ChunkPresenter, finish_reason_of
 from inflight.entrypoints.openai.responses import (
     AnsweredToolCall,
     AnswerMessage,
@@ -17,10 +17,8 @@ from inflight.entrypoints.openai.responses import (
     FunctionCallDelta,
     MessageDelta,
 )
-from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import CompletionOutput, RequestOutput
-from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class ChatPresenter(ChunkPresenter):
@@ -28,10 +26,8 @@ class ChatPresenter(ChunkPresenter):
     chunk_object = "chat.completion.chunk"
     body_object = "chat.completion"
 
-    def __init__(
-        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
-    ) -> None:
-        super().__init__(answer_id, request, fingerprint, tokenizer)
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
         # choice index -> whether a call has begun; set at the choice's first output
         self._has_calls: dict[int, bool] = {}
 

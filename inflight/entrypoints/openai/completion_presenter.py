@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inflight.entrypoints.openai.logprobs import CompletionLogprobs, PositionLogprobs, prompt_logprobs
-from inflight.entrypoints.openai.presenter import ChunkPresenter, finish_reason_of
+from inflight.entrypoints.openai.presenter import AnswerTo, ChunkPresenter, finish_reason_of
 from inflight.entrypoints.openai.responses import CompletionChoice
-from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.outputs import CompletionOutput, RequestOutput
-from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class CompletionPresenter(ChunkPresenter):
@@ -19,11 +17,9 @@ class CompletionPresenter(ChunkPresenter):
     chunk_object = "text_completion"
     body_object = "text_completion"
 
-    def __init__(
-        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
-    ) -> None:
-        super().__init__(answer_id, request, fingerprint, tokenizer)
-        self._prompts, self._n = request.prompts, request.params.n
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
+        self._prompts, self._n = to.request.prompts, to.request.params.n
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice number; made at the choice's first output
         # The log-probabilities of prompts, by prompt index. The engine sends them only once, but every choice may need them.
         self._prompt_rows: dict[int, Sequence[PositionLogprobs | None]] = {}

@@ -16,7 +16,7 @@ from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.completions import validate_completion
 from inflight.entrypoints.openai.errors import named_field, to_api_error
 from inflight.entrypoints.openai.generation import send_events, submit, whole_answer
-from inflight.entrypoints.openai.presenter import Presenter
+from inflight.entrypoints.openai.presenter import AnswerTo, Presenter
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion, ErrorBody
 from inflight.entrypoints.openai.server import ApiServer, answer_id, within_deadline
@@ -78,7 +78,7 @@ def respond(
                 name = answer_id(request, presenter_type.id_prefix, validated.presentation.request_id)
                 streams = await submit(server, request, validated, name)
         server.log_started(request, streams)
-        presenter = presenter_type(name, validated, server.fingerprint, server.engine.tokenizer)
+        presenter = presenter_type(AnswerTo(name, validated, server.fingerprint, server.engine.tokenizer))
         return streams, presenter, validated
 
     async def work(send: Send) -> Response | None:

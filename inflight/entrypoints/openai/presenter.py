@@ -53,6 +53,16 @@ class UsageCount:
         return usage
 
 
+@dataclass(frozen=True)
+class AnswerTo:
+    """What a presenter gets: `answer_id` is the id of the answer to `request`. `tokenizer`: None if the engine has none."""
+
+    answer_id: str
+    request: ValidatedRequest
+    fingerprint: str
+    tokenizer: Tokenizer | None
+
+
 class Presenter(ABC):
     """Each request has its own presenter. For a stream, call `opening`, then `chunks` for each output in the order in which the
     outputs come, and then `end` or `failure`. For one body, call only `body`."""
@@ -61,10 +71,9 @@ class Presenter(ABC):
     media_type = EVENTS  # of a stream
     format_field = "response_format"  # the field of a request that has the JSON schema of the text
 
-    @abstractmethod
-    def __init__(
-        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
-    ) -> None: ...
+    def __init__(self, to: AnswerTo) -> None:
+        self._tokenizer, self._top_logprobs = to.tokenizer, to.request.params.logprobs  # None: no log-probabilities
+        self._usage = UsageCount()
 
     def opening(self) -> bytes:
         """The events that a stream sends at once, before the first output. If there are none, a request that fails before its
@@ -96,18 +105,14 @@ class ChunkPresenter(Presenter):
     chunk_object: str
     body_object: str
 
-    def __init__(
-        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
-    ) -> None:
-        self._presentation = presentation = request.presentation
-        self._top_logprobs = request.params.logprobs  # None: the answer has no log-probabilities
-        self._tokenizer = tokenizer
-        self._usage = UsageCount()
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
+        self._presentation = presentation = to.request.presentation
         self._shared: Answer = {
-            "id": answer_id,
+            "id": to.answer_id,
             "created": int(time.time()),
             "model": presentation.model,
-            "system_fingerprint": fingerprint,
+            "system_fingerprint": to.fingerprint,
         }
         # all chunks of a request begin with the same JSON, which is encoded only once
         self._head = b"data: " + to_json({**self._shared, "object": self.chunk_object})[:-1] + b',"choices":['

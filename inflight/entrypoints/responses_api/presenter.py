@@ -21,9 +21,8 @@ from pydantic_core import from_json, to_json
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.logprobs import PositionLogprobs, chat_logprobs
 from inflight.entrypoints.openai.messages import read_arguments
-from inflight.entrypoints.openai.presenter import DONE, Presenter, UsageCount, to_json_in_slices
+from inflight.entrypoints.openai.presenter import DONE, AnswerTo, Presenter, to_json_in_slices
 from inflight.entrypoints.openai.responses import TokenLogprob
-from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.entrypoints.responses_api.bodies import (
     ItemStatus,
     ResponseError,
@@ -37,7 +36,6 @@ from inflight.entrypoints.responses_api.protocol import TextOptions
 from inflight.entrypoints.responses_api.tools import INPUT, OtherTool
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import RequestOutput
-from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class _Kind(NamedTuple):
@@ -89,16 +87,12 @@ class ResponsesPresenter(Presenter):
     id_prefix = "resp"
     format_field = "text.format"
 
-    def __init__(
-        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
-    ) -> None:
+    def __init__(self, to: AnswerTo) -> None:
+        super().__init__(to)
+        request = to.request
         assert isinstance(request, ValidatedResponse)
-        self._tools = request.tools
-        self._is_stream = request.presentation.stream
-        self._top_logprobs = request.params.logprobs  # None: the answer has no log-probabilities
-        self._tokenizer = tokenizer
-        self._usage = UsageCount()
-        self._echo = to_json(_echo(answer_id, request))
+        self._tools, self._is_stream = request.tools, request.presentation.stream
+        self._echo = to_json(_echo(to.answer_id, request))
         self._sequence_number = 0
         self._finish_reason: str | None = None
         self._item: _Item | None = None

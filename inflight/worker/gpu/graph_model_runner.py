@@ -36,20 +36,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inflight.attention.triton_paged import TritonPagedBackend
-from inflight.config.engine import EngineConfig
 from inflight.device.accelerator import Accelerator, Event
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec, count_groups
 from inflight.interface.request import Int32Array
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kernels.triton.step_state import apply_entries
-from inflight.models.causal_lm import CausalLM
 from inflight.sample.device_sampler import DeviceSampler
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.rows import HISTORY, SamplingRows
-from inflight.timeline import Timeline
 from inflight.worker.draw_rows import grammar_masks
 from inflight.worker.gpu.copy_out import CopiedStep
 from inflight.worker.gpu.cuda_graph import GRAPH_BYTES, GraphRunner, decode_sizes, mixed_sizes, padded_size
@@ -60,7 +55,7 @@ from inflight.worker.gpu.step_programs import StepPrograms
 from inflight.worker.input_batch import NO_STEP, StepInputs
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.prompt_logprobs import PromptLogprobsSpan
-from inflight.worker.runner import Runner
+from inflight.worker.runner import RankParts, Runner
 from inflight.worker.token_inbox import TokenInbox
 
 logger = logging.getLogger(__name__)
@@ -87,18 +82,10 @@ class DeviceStep:
 
 
 class GraphModelRunner(Runner):
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: CausalLM,
-        backend: TritonPagedBackend,
-        device: Accelerator,
-        timeline: Timeline,
-        *,
-        tp: TensorParallelGroup,
-        pipeline: Pipeline,
-    ) -> None:
-        super().__init__(config, model, backend, device, timeline, tp=tp, pipeline=pipeline)
+    def __init__(self, parts: RankParts) -> None:
+        super().__init__(parts)
+        config, device = parts.config, parts.device
+        assert isinstance(device, Accelerator)
         self._accelerator = device
         scheduler = config.scheduler
         graph_tokens = min(
@@ -107,7 +94,7 @@ class GraphModelRunner(Runner):
         captures = not config.device.enforce_eager
         self._decode_sizes = decode_sizes(scheduler.max_num_seqs) if captures else []
         self._mixed_sizes = mixed_sizes(graph_tokens) if captures else []
-        self._inbox = TokenInbox(pipeline.receiver, self._apply_drawn_elsewhere)
+        self._inbox = TokenInbox(parts.pipeline.receiver, self._apply_drawn_elsewhere)
         self._graphs = GraphRunner(device)
         self._advanced: DeviceStep | None = None  # the step whose draw has advanced the state to the next step
         self._applied: DeviceStep | None = None  # the step whose rows are in the state
@@ -115,9 +102,9 @@ class GraphModelRunner(Runner):
         self._copied: Event | None = None  # the end of the last copy of drawn tokens to the host
         self._programs = StepPrograms(
             config,
-            model,
+            parts.model,
             device.torch_device,
-            tp=tp,
+            tp=parts.tp,
             stage=self._stage,
             max_num_tokens=self._max_num_tokens(),
             max_mixed=max(self._mixed_sizes, default=0),

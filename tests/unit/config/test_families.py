@@ -326,7 +326,7 @@ def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
     assert attention.rope == RopeConfig(theta=1e7, rotary_dim=8) and attention.has_gate and attention.qk_norm == HEAD
     recurrence = GatedDeltaSpec(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, kernel_size=4)
     assert model.recurrences == [recurrence] * 4
-    assert recurrence.rank_sizes(2) == (2 * (8 * 128 + 16 * 128 + 16), 16 * 128)
+    assert recurrence.num_features == 2 * (16 * 128 + 32 * 128 + 32) + 32 * 128
     assert recurrence.state_bytes(2, 2) == 4 * 16 * 128 * 128 + 3 * (2 * 8 * 128 + 16 * 128) * 2
 
 

@@ -59,7 +59,7 @@ from inflight.interface.start_up import (
     Submitted,
     Welcome,
 )
-from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, SchedulerStats
+from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, SchedulerStats, StepCounts
 from inflight.interface.step import (
     BlockTableDelta,
     GrammarOutput,
@@ -233,12 +233,7 @@ scheduler_stats = st.builds(
     num_waiting=ids,
     num_waiting_tokens=ids,
     kv_cache_usage=st.floats(0, 1),
-    prefix_cache_queries=ids,
-    prefix_cache_hits=ids,
-    num_preemptions=ids,
-    num_generation_tokens=ids,
-    num_draft_tokens=ids,
-    num_accepted_tokens=ids,
+    counts=st.builds(StepCounts, *[ids] * 7),
     step_gaps=st.lists(st.floats(0, 9), max_size=3).map(tuple),
     hidden_share=st.none() | st.floats(0, 1),
 )

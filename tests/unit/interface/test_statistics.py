@@ -1,8 +1,8 @@
-"""`FaultStatus`: the counts of processes that were lost are kept."""
+"""`FaultStatus`: the counts of processes that were lost are kept. `StepCounts`: sums and differences."""
 
 from __future__ import annotations
 
-from inflight.interface.statistics import FaultStatus
+from inflight.interface.statistics import FaultStatus, StepCounts
 
 PAST = FaultStatus(
     epoch=3,
@@ -39,3 +39,10 @@ def test_counts_are_added_and_the_newest_fault_is_the_last_one() -> None:
         num_resumed_requests=6,
         spare_workers=2,
     )
+
+
+def test_counts_of_all_kinds_are_added_and_subtracted() -> None:
+    first, both = StepCounts(*range(1, 8)), StepCounts(*range(11, 81, 10))
+    assert first + StepCounts(*range(10, 73, 9)) == both != first
+    assert both - first == StepCounts(*range(10, 73, 9))
+    assert StepCounts(num_queried_tokens=9, num_hit_tokens=4).num_computed_prompt_tokens == 5

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from inflight.attention.backend import LayerStep
 from inflight.layers.latent_attention import LatentAttention
 from tests.support.full_context_attention import bind_caches
 from tests.unit.layers.zoo_layers import HIDDEN_SIZE, assert_equal, both_models, drawn
@@ -30,7 +32,8 @@ def test_the_layer_is_that_of_transformers(family: str, index: int, tmp_path: Pa
     bind_caches(ours, NUM_TOKENS)
     hidden, positions = drawn(NUM_TOKENS, HIDDEN_SIZE), torch.arange(NUM_TOKENS)
     mask = torch.full((NUM_TOKENS, NUM_TOKENS), -torch.inf).triu(1)[None, None]
-    rotations = tuple(rotary(positions) for rotary in ours.rotaries)
+    metadata: Any = (None,)  # Any: the backend reads none
+    step = LayerStep(tuple(rotary(positions) for rotary in ours.rotaries), metadata)
     rows = torch.tensor([3, 36])
     for layer, other in zip(ours.layers, theirs.layers, strict=True):
         attention = layer.self_attn
@@ -39,5 +42,5 @@ def test_the_layer_is_that_of_transformers(family: str, index: int, tmp_path: Pa
         assert (cached.num_kv_heads, cached.has_values) == (1, False), "all heads share one row of the cache"
         turned = theirs.rotary_emb(hidden[None], position_ids=positions[None])
         truth = other.self_attn(hidden[None], attention_mask=mask, position_embeddings=turned)[0][0]
-        assert_equal(attention(hidden.clone(), rotations, (None,), None), truth)
-        assert_equal(attention(hidden.clone(), rotations, (None,), rows), truth[rows])
+        assert_equal(attention(hidden.clone(), step, None), truth)
+        assert_equal(attention(hidden.clone(), step, rows), truth[rows])

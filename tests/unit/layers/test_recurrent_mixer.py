@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from inflight.attention.backend import LayerStep
 from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.attention.metadata import AttentionInputs, StateMetadata, StatePlace
 from inflight.config.architecture import GatedDeltaSpec
@@ -68,7 +69,8 @@ def run(mixer: RecurrentMixer, rows: list[Tensor], *, in_torch: bool) -> list[Te
             metadata = CpuPagedBackend(kernels).layer_metadata(inputs, spec)
         spans = zip(chosen, before, before + sizes, strict=True)
         hidden = torch.cat([rows[sequence][start:end] for sequence, start, end in spans])
-        found = mixer(hidden, (None, metadata), None)
+        unread: Any = None  # the metadata of another group
+        found = mixer(hidden, LayerStep((), (unread, metadata)), None)
         for sequence, piece in zip(chosen, torch.split(found, sizes.tolist()), strict=True):
             results[sequence].append(piece)
         done[chosen] += sizes
@@ -104,7 +106,7 @@ def test_rows_are_selected_after_the_recurrence(tmp_path: Path) -> None:
         block_table=np.ones((1, 1), dtype=np.int32),
     )
     metadata = StateMetadata(num_tokens=9, inputs=inputs, num_states=1, block_size=BLOCK_SIZE)
-    assert_equal(mixer(hidden, (metadata,), rows), other(hidden[None])[0][rows])
+    assert_equal(mixer(hidden, LayerStep((), (metadata,)), rows), other(hidden[None])[0][rows])
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

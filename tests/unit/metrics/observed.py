@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from inflight.interface.statistics import SchedulerStats
+from inflight.interface.statistics import SchedulerStats, StepCounts
 from inflight.metrics.observer import EngineObserver, FinishedRequest
 from inflight.metrics.serving import ServingMetrics
 from inflight.outputs import RequestMetrics
@@ -43,9 +43,7 @@ def stats(step_id: int = 7) -> SchedulerStats:
         num_waiting=2,
         num_waiting_tokens=900,
         kv_cache_usage=0.25,
-        prefix_cache_queries=100,
-        prefix_cache_hits=40,
-        num_preemptions=1,
+        counts=StepCounts(num_queried_tokens=100, num_hit_tokens=40, num_preemptions=1),
         step_tokens=(4, 60),
         step_gaps=(0.00015, 0.004),
         hidden_share=0.9,

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from inflight.interface.statistics import SchedulerStats
+from inflight.interface.statistics import SchedulerStats, StepCounts
 from inflight.metrics.log_lines import RequestLog, StatsLog, describe
 from inflight.sampling_params import SamplingParams
 from inflight.structured_outputs_params import StructuredOutputsParams
@@ -16,8 +16,8 @@ from tests.support.virtual_time import VirtualTimeLoop
 from tests.unit.metrics.observed import finished, stats
 
 IDLE = SchedulerStats(step_id=9, num_running=0, num_waiting=0, num_waiting_tokens=0, kv_cache_usage=0.0)
-CANARY = dataclasses.replace(IDLE, prefix_cache_queries=1, num_generation_tokens=1)
-ONE_STEP = dataclasses.replace(IDLE, prefix_cache_queries=5, num_generation_tokens=1)
+CANARY = dataclasses.replace(IDLE, counts=StepCounts(num_queried_tokens=1, num_sampled_tokens=1))
+ONE_STEP = dataclasses.replace(IDLE, counts=StepCounts(num_queried_tokens=5, num_sampled_tokens=1))
 
 
 @pytest.fixture(autouse=True)
@@ -65,15 +65,14 @@ def test_each_of_several_engines_has_its_lines(caplog: pytest.LogCaptureFixture)
 
 
 def test_what_a_line_says() -> None:
-    reports = [
-        stats(7),
-        dataclasses.replace(stats(8), num_generation_tokens=50, num_draft_tokens=8, num_accepted_tokens=6),
-    ]
-    assert describe(reports[0], reports[:1], 10.0) == (
+    first = stats(7)
+    assert describe(first, first.counts, 10.0) == (
         "3 requests run, 2 wait, 6.0 prompt tokens/s, 0.0 output tokens/s, KV cache 25.0% used, prefix cache hits 40.0%"
     )
-    assert describe(dataclasses.replace(IDLE, shares_cores=True), [], 1.0).endswith(", compute threads wait for cores")
-    line = describe(IDLE, reports, 2.0)
+    busy = dataclasses.replace(IDLE, shares_cores=True)
+    assert describe(busy, StepCounts(), 1.0).endswith(", compute threads wait for cores")
+    more = StepCounts(num_sampled_tokens=48, num_forced_tokens=2, num_draft_tokens=8, num_accepted_tokens=6)
+    line = describe(IDLE, first.counts + first.counts + more, 2.0)
     assert line.startswith("the engine is idle now, 60.0 prompt tokens/s, 25.0 output tokens/s")
     assert line.endswith("drafts accepted 75.0%")
 

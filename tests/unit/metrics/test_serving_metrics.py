@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from inflight.interface.statistics import FAULT_CAUSES, FaultStatus
+from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, StepCounts
 from inflight.metrics.instruments import INSTRUMENTS, PREFIX
 from inflight.metrics.serving import ServingMetrics
 from inflight.sampling_params import SamplingParams
@@ -110,7 +110,11 @@ def test_what_the_engine_says() -> None:
     metrics.stats_changed(stats(step_id=7))
     assert Scraped(metrics)("cores_shared") == 0
     metrics.stats_changed(
-        dataclasses.replace(stats(step_id=12), num_draft_tokens=30, num_accepted_tokens=20, shares_cores=True)
+        dataclasses.replace(
+            stats(step_id=12),
+            counts=stats().counts + StepCounts(num_draft_tokens=30, num_accepted_tokens=20),
+            shares_cores=True,
+        )
     )
     value = Scraped(metrics)
     assert value("cores_shared") == 1

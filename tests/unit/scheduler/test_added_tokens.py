@@ -10,6 +10,7 @@ import pytest
 
 from inflight.engine.process.outbox import merge_outputs
 from inflight.interface.request import EngineCoreRequest, FinishReason, LogprobsColumns, ResolvedSampling
+from inflight.interface.statistics import StepCounts
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import RequestBlocks
 from inflight.sampling_params import SamplingParams
@@ -17,7 +18,6 @@ from inflight.scheduler.added_tokens import (
     MAX_FORCED_TOKENS,
     AddedTokens,
     SampledRow,
-    StepCounters,
     add_tokens,
     make_output,
     sampled_rows,
@@ -71,7 +71,7 @@ def test_one_commit_adds_a_limited_number_of_forced_tokens() -> None:
     sizes = []
     while request.num_output_tokens < 40:
         drawn = SampledRow(request.num_tokens, [3], None, [])
-        added = add_tokens(request, drawn, _Endless(), StepCounters())  # type: ignore[arg-type]
+        added = add_tokens(request, drawn, _Endless(), StepCounts())  # type: ignore[arg-type]
         sizes.append(len(added.token_ids))
     assert sizes == [1 + MAX_FORCED_TOKENS, 1 + MAX_FORCED_TOKENS, 40 - 2 - 2 * MAX_FORCED_TOKENS]
     assert added.finish_reason is FinishReason.LENGTH
@@ -83,14 +83,14 @@ def make_request(params: SamplingParams, **resolved: Any) -> Request:
     return Request(core, np.array([1], np.int32), order=0, blocks=RequestBlocks(([],), b""), max_model_len=64)
 
 
-def add(request: Request, token_ids: list[int], stats: StepCounters, grammars: Any = None) -> AddedTokens:
+def add(request: Request, token_ids: list[int], stats: StepCounts, grammars: Any = None) -> AddedTokens:
     return add_tokens(request, SampledRow(request.num_tokens, token_ids, None, []), grammars, stats)
 
 
 @pytest.mark.parametrize(("min_tokens", "num_added"), [(0, 1), (1, 1), (2, 2), (3, 3)])
 def test_a_stop_token_ends_a_request_that_has_its_least_tokens(min_tokens: int, num_added: int) -> None:
     """The stop token itself counts. Tokens after it are dropped."""
-    request, stats = make_request(SamplingParams(min_tokens=min_tokens), stop_token_ids=frozenset({7})), StepCounters()
+    request, stats = make_request(SamplingParams(min_tokens=min_tokens), stop_token_ids=frozenset({7})), StepCounts()
     added = add(request, [7, 7, 7, 8], stats)
     assert (added.token_ids, added.finish_reason) == ((7,) * num_added, FinishReason.STOP)
     assert stats.num_sampled_tokens == request.num_output_tokens == num_added
@@ -99,7 +99,7 @@ def test_a_stop_token_ends_a_request_that_has_its_least_tokens(min_tokens: int, 
 def test_the_stop_reason_is_a_token_that_the_user_has_named() -> None:
     for token_id, stop_reason in ((7, 7), (2, None)):  # 2 is EOS, which ends every text
         request = make_request(SamplingParams(), stop_token_ids=frozenset({7, 2}), eos_token_ids=frozenset({2}))
-        output = make_output(request, add(request, [token_id], StepCounters()))
+        output = make_output(request, add(request, [token_id], StepCounts()))
         assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, stop_reason)
         assert output.num_cached_tokens == 0  # it was never admitted; -1 is for the scheduler only
 
@@ -109,7 +109,7 @@ def test_a_request_that_wants_logprobs_gets_no_forced_tokens() -> None:
     regex = StructuredOutputsParams(regex="3*")
     for num_logprobs, num_forced in ((None, MAX_FORCED_TOKENS), (0, 0), (2, 0)):
         request = make_request(SamplingParams(structured_outputs=regex, logprobs=num_logprobs))
-        stats = StepCounters()
+        stats = StepCounts()
         assert len(add(request, [3], stats, _Endless()).token_ids) == 1 + num_forced
         assert (stats.num_sampled_tokens, stats.num_forced_tokens) == (1, num_forced)
         assert request.has_untold_tokens == bool(num_forced)
@@ -118,7 +118,7 @@ def test_a_request_that_wants_logprobs_gets_no_forced_tokens() -> None:
 
 def test_a_token_that_a_grammar_has_forced_is_not_added_again() -> None:
     """The step that draws it was planned before."""
-    request, stats = make_request(SamplingParams()), StepCounters()
+    request, stats = make_request(SamplingParams()), StepCounts()
     add(request, [5, 6], stats)
     added = add_tokens(request, SampledRow(request.num_tokens - 1, [6, 9], None, []), cast("Any", None), stats)
     assert added.token_ids == (9,) and request.token_ids.tolist() == [1, 5, 6, 9]
@@ -138,7 +138,7 @@ def test_a_token_that_a_grammar_has_forced_is_not_added_again() -> None:
 def test_drafts_are_counted_as_verified_and_accepted(
     proposed: list[int], drawn: int, max_drafts: int, counted: int, accepted: int
 ) -> None:
-    request, stats = make_request(SamplingParams()), StepCounters()
+    request, stats = make_request(SamplingParams()), StepCounts()
     request.draft_token_ids, request.status = proposed, RequestStatus.RUNNING
     request.num_computed_tokens, request.num_planned_tokens = 1 + max_drafts, 2 + max_drafts
     row = SampledRow(1, [9] * drawn, None, [])

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,6 +169,13 @@ CASES = (
 
 def cases_for(name: str) -> list[Case]:
     return [case for case in CASES if case.for_xgrammar or name != "xgrammar"]
+
+
+def num_admitted(matcher: GrammarMatcher, token_ids: Sequence[int]) -> int:
+    """How many of these tokens the matcher would accept. Its state does not change."""
+    num_accepted = matcher.accept_tokens(token_ids)
+    matcher.rollback(num_accepted)
+    return num_accepted
 
 
 def mask_of(matcher: GrammarMatcher, grammar: GrammarBackend) -> np.ndarray:

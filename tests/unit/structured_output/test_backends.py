@@ -25,6 +25,7 @@ from tests.unit.structured_output.grammar_case import (
     cases_for,
     follows,
     mask_of,
+    num_admitted,
     text_of,
     tokenizer,
     walk,
@@ -79,7 +80,7 @@ def test_eos_is_allowed_exactly_where_the_text_is_complete(name: str) -> None:
             allowed = set(allowed_ids(mask_of(matcher, grammar)))
             ends = grammar.eos_token_ids & allowed
             assert ends == (grammar.eos_token_ids if matcher.is_accepting() else set()), (kind, case.name)
-            assert all(matcher.validate_tokens([end]) == matcher.is_accepting() for end in grammar.eos_token_ids)
+            assert all(num_admitted(matcher, [end]) == matcher.is_accepting() for end in grammar.eos_token_ids)
             if not (others := sorted(allowed - ends)):
                 break
             assert matcher.accept(rng.choice(others))
@@ -114,7 +115,7 @@ def test_every_token_of_a_mask_is_accepted(name: str) -> None:
         for _ in range(8):
             allowed = allowed_ids(mask_of(matcher, grammar))
             some = rng.sample(allowed, min(len(allowed), 50))
-            assert [matcher.validate_tokens([token_id]) for token_id in some] == [1] * len(some)
+            assert [num_admitted(matcher, [token_id]) for token_id in some] == [1] * len(some)
             others = [token_id for token_id in allowed if token_id not in grammar.eos_token_ids]
             if not others or not matcher.accept(rng.choice(others)):
                 break
@@ -148,7 +149,7 @@ def test_nothing_is_accepted_behind_eos(name: str) -> None:
     yes = tokenizer("embedded").encode("yes", add_special_tokens=False)
     assert matcher.accept_tokens([*yes, 2]) == len(yes) + 1
     assert matcher.is_terminated()
-    assert matcher.validate_tokens([2]) == matcher.validate_tokens([0]) == matcher.validate_tokens(yes) == 0
+    assert num_admitted(matcher, [2]) == num_admitted(matcher, [0]) == num_admitted(matcher, yes) == 0
     assert set(mask_of(matcher, grammar)) == {ALL_ALLOWED}
     matcher.rollback(1)
     assert not matcher.is_terminated()

@@ -20,7 +20,15 @@ from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.tokenizer import Tokenizer
 from tests.support.fakes_tokenizer import trained
-from tests.unit.structured_output.grammar_case import POINT, allowed_ids, backend, mask_of, tokenizer, walk
+from tests.unit.structured_output.grammar_case import (
+    POINT,
+    allowed_ids,
+    backend,
+    mask_of,
+    num_admitted,
+    tokenizer,
+    walk,
+)
 
 GRAMMAR = backend("llguidance", "embedded")
 TOKENIZER = tokenizer("embedded")
@@ -168,7 +176,7 @@ def test_the_tokens_of_a_text_are_accepted_without_masks(num_drafts: int) -> Non
     resumed = GRAMMAR.compile(GrammarSpec.from_params(params)).matcher()
     for start in range(0, len(token_ids), max(num_drafts, 1)):
         drafts = token_ids[start : start + num_drafts]
-        assert resumed.validate_tokens(drafts) == len(drafts)
+        assert num_admitted(resumed, drafts) == len(drafts)
         rows = np.zeros((len(drafts) + 1, num_mask_words(GRAMMAR.vocab_size)), dtype=np.int32)
         if num_drafts:
             GRAMMAR.fill_masks([MaskJob(resumed, 0, drafts)], rows)

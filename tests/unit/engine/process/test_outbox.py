@@ -12,17 +12,9 @@ from inflight.engine.process import outbox as outbox_module
 from inflight.engine.process.outbox import Outbox, merge_stats
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
 from inflight.interface.serving import CachedBlocks, EngineOutputs
+from inflight.interface.statistics import StepCounts
 from inflight.processes.streams import BlockingStream
 from tests.unit.engine.process.core_process_cases import stats
-
-COUNTS = (
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "num_preemptions",
-    "num_generation_tokens",
-    "num_draft_tokens",
-    "num_accepted_tokens",
-)
 
 
 def test_an_outbox_merges_what_its_front_end_does_not_read() -> None:
@@ -42,7 +34,8 @@ def test_an_outbox_merges_what_its_front_end_does_not_read() -> None:
             outputs.append(
                 EngineCoreOutput(request_id=str(i), new_token_ids=(step,), logprobs=columns, finish_reason=reason)
             )
-        outbox.put(outputs, step, stats(step, step_gaps=(float(step),), **dict.fromkeys(COUNTS, 1)))
+        counts = StepCounts(*range(1, 8))
+        outbox.put(outputs, step, stats(step, step_gaps=(float(step),), counts=counts))
     assert len(outbox._outputs) == sequences
     reader, found = BlockingStream(theirs), list[EngineOutputs]()
     while not found or found[-1].stats is None or found[-1].stats.step_id < count - 1:
@@ -50,8 +43,8 @@ def test_an_outbox_merges_what_its_front_end_does_not_read() -> None:
         assert isinstance(message, EngineOutputs)
         found.append(message)
     assert len(found) < count / 10
-    for name in COUNTS:
-        assert sum(getattr(message.stats, name) for message in found if message.stats) == count
+    total = sum((message.stats.counts for message in found if message.stats), StepCounts())
+    assert total == StepCounts(*(count * number for number in range(1, 8)))
     assert found[-1].stats is not None
     assert (found[-1].stats.num_waiting, found[-1].num_received) == (count - 1, count - 1)
     for i in range(sequences):

@@ -44,9 +44,9 @@ def test_observers_hear_of_tokens_ends_and_the_engines_state() -> None:
             stream = await submit(engine, "c", prompt, endless())
             await until(lambda: len(observed.first) == 3)
             stream.abort()
-            await until(lambda: sum(each.prefix_cache_queries for each in observed.stats) == 3 * 64)
+            await until(lambda: sum(each.counts.num_queried_tokens for each in observed.stats) == 3 * 64)
             heard = sum(request.num_generation_tokens for request in observed.finished)
-            await until(lambda: sum(each.num_generation_tokens for each in observed.stats) >= heard)
+            await until(lambda: sum(each.counts.num_sampled_tokens for each in observed.stats) >= heard)
         a, b, c = observed.finished
         assert (a.request_id, a.num_prompt_tokens, a.num_cached_tokens, a.num_generation_tokens) == ("a", 64, 0, 30)
         assert (a.finish_reasons, c.finish_reasons) == (("length",), ("abort",))
@@ -57,9 +57,9 @@ def test_observers_hear_of_tokens_ends_and_the_engines_state() -> None:
         generated = sum(request.num_generation_tokens for request in observed.finished)
         assert sum(count for count, _ in observed.further) + len(observed.first) == generated
         stats = observed.stats
-        assert sum(each.prefix_cache_queries for each in stats) == 3 * 64
-        assert sum(each.prefix_cache_hits for each in stats) == 2 * 48
-        assert generated <= sum(each.num_generation_tokens for each in stats) < 30 + 30 + 1500, "c was cut off"
+        assert sum(each.counts.num_queried_tokens for each in stats) == 3 * 64
+        assert sum(each.counts.num_hit_tokens for each in stats) == 2 * 48
+        assert generated <= sum(each.counts.num_sampled_tokens for each in stats) < 30 + 30 + 1500, "c was cut off"
         assert [each.step_id for each in stats] == sorted(each.step_id for each in stats)
         assert any(each.num_running == 1 and each.kv_cache_usage > 0 for each in stats)
         shares = [each.hidden_share for each in stats if each.hidden_share is not None]
@@ -79,7 +79,7 @@ def test_an_idle_engine_shows_by_a_step_that_it_is_ready() -> None:
             await engine.check_health()
             await until(lambda: bool(observed.stats) and observed.stats[-1].num_running == 0)
             assert observed.stats[-1].step_id == 4  # the engine measured steps 0 to 3 when it started
-            assert sum(each.prefix_cache_queries for each in observed.stats) == CANARY_TOKENS, (
+            assert sum(each.counts.num_queried_tokens for each in observed.stats) == CANARY_TOKENS, (
                 "the log has no line for it"
             )
             assert not observed.finished  # it is nobody's request

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from inflight.entrypoints.anthropic.answers import Message
 from inflight.entrypoints.anthropic.presenter import SIGNATURE, MessagesPresenter
 from inflight.entrypoints.openai.errors import to_api_error
+from inflight.entrypoints.openai.presenter import AnswerTo
 from inflight.errors import EngineClosedError, RequestTimeoutError
 from inflight.outputs import CompletionOutput
 from inflight.parsers.selector import create_output_parser
@@ -35,7 +36,7 @@ ANSWERS = [
 
 def presenter(max_tokens: int | None = None) -> MessagesPresenter:
     asked = replace(request(stream=True), params=SamplingParams(max_tokens=max_tokens))
-    return MessagesPresenter("msg-1", asked, "fp", None)
+    return MessagesPresenter(AnswerTo("msg-1", asked, "fp", None))
 
 
 def parsed(pieces: list[str], reason: str, **more: Any) -> list[CompletionOutput]:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from inflight.entrypoints.ollama.answers import ChatAnswer, GeneratedText
 from inflight.entrypoints.ollama.presenter import OllamaChatPresenter, OllamaPresenter, OllamaTextPresenter
 from inflight.entrypoints.openai.errors import to_api_error
+from inflight.entrypoints.openai.presenter import AnswerTo
 from inflight.errors import EngineClosedError, RequestTimeoutError
 from inflight.outputs import CompletionOutput, RequestMetrics
 from tests.unit.entrypoints.anthropic.test_presenter import ANSWERS, CALL, _joined, parsed
@@ -23,7 +24,7 @@ COUNTS = {"total_duration": 6_500_000_000, "load_duration": 500_000_000, "prompt
 
 
 def presenter(kind: type[OllamaPresenter] = OllamaChatPresenter) -> OllamaPresenter:
-    return kind("ollama-1", request(stream=True), "fp", None)
+    return kind(AnswerTo("ollama-1", request(stream=True), "fp", None))
 
 
 def streamed(outputs: list[CompletionOutput], shown: OllamaPresenter | None = None) -> list[dict[str, Any]]:

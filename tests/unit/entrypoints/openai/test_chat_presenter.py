@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inflight.entrypoints.openai.chat_presenter import ChatPresenter
+from inflight.entrypoints.openai.presenter import AnswerTo
 from inflight.outputs import CompletionOutput
 from inflight.parsers.selector import create_output_parser
 from tests.unit.entrypoints.openai.outputs import completion, opened, output, request, row
@@ -18,7 +19,7 @@ TOOLS = partial(create_output_parser, "hermes", "qwen3", tools=[{"function": {"n
 
 
 def presenter(**more: Any) -> ChatPresenter:
-    return ChatPresenter("id", request(**more), "fp", None)
+    return ChatPresenter(AnswerTo("id", request(**more), "fp", None))
 
 
 def parsed(pieces: list[str], reason: str | None, **more: Any) -> list[CompletionOutput]:

@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
+from inflight.entrypoints.openai.presenter import AnswerTo
 from tests.unit.entrypoints.openai.outputs import completion, opened, output, request, row
 
 
 def presenter(num_prompts: int = 1, n: int = 1, **more: Any) -> CompletionPresenter:
-    return CompletionPresenter("id", request(num_prompts, n=n, **more), "fp", None)
+    return CompletionPresenter(AnswerTo("id", request(num_prompts, n=n, **more), "fp", None))
 
 
 def test_a_choice_is_counted_over_prompts_and_n() -> None:

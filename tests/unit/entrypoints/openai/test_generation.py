@@ -13,6 +13,7 @@ import pytest
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.errors import to_api_error
 from inflight.entrypoints.openai.generation import MAX_LOGPROBS_OF_ANSWER, _check, _check_logprobs, send_events
+from inflight.entrypoints.openai.presenter import AnswerTo
 from inflight.entrypoints.openai.sse import EventStream
 from inflight.errors import ErrorKind, InflightError, InvalidRequestError
 from inflight.outputs import RequestOutput
@@ -89,7 +90,7 @@ def sent_events(
     async def send(message: Any) -> None:
         messages.append(message)
 
-    presenter = kind("id", request(len(streams), stream=True), "fp", None)
+    presenter = kind(AnswerTo("id", request(len(streams), stream=True), "fp", None))
     every: Any = streams
     asyncio.run(send_events(every, presenter, EventStream(send)))
     assert [message["type"] for message in messages].count("http.response.start") == 1

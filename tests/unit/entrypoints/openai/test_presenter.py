@@ -9,13 +9,13 @@ import pytest
 
 from inflight.entrypoints.openai.chat_presenter import ChatPresenter
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
-from inflight.entrypoints.openai.presenter import UsageCount
+from inflight.entrypoints.openai.presenter import AnswerTo, UsageCount
 from tests.unit.entrypoints.openai.outputs import completion, opened, output, request
 
 
 def presenter(kind: str = "chat", num_prompts: int = 1, **more: Any) -> ChatPresenter | CompletionPresenter:
     made = ChatPresenter if kind == "chat" else CompletionPresenter
-    return made("id", request(num_prompts, **more), "fp", None)
+    return made(AnswerTo("id", request(num_prompts, **more), "fp", None))
 
 
 def test_usage_sums_prompts_and_choices() -> None:

@@ -11,6 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from inflight.entrypoints.openai.errors import ApiError
+from inflight.entrypoints.openai.presenter import AnswerTo
 from inflight.entrypoints.openai.validated import Presentation, TokenPrompt
 from inflight.entrypoints.responses_api import bodies
 from inflight.entrypoints.responses_api.conversation import ValidatedResponse
@@ -45,7 +46,7 @@ def presenter(top_logprobs: int | None = None, **body: Any) -> ResponsesPresente
         asked=asked,
         tools=PromptTools(asked.tools or (), enforces_patterns=False),
     )
-    return ResponsesPresenter("resp-1", request, "fp", None)
+    return ResponsesPresenter(AnswerTo("resp-1", request, "fp", None))
 
 
 def outputs(pieces: list[str], reason: str = "stop") -> list[RequestOutput]:
