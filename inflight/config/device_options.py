@@ -163,7 +163,7 @@ def _resolve_cuda(
         )
     # With any other backend, another program starts the ranks, and each rank checks its own GPU.
     if backend in (None, "uni", "mp") and num_machine_ranks > len(machine.gpus):
-        replicas = f" x data_parallel_size={args.data_parallel_size}" if args.data_parallel_size > 1 else ""
+        replicas = f" x {len(args.replicas)} replicas" if len(args.replicas) > 1 else ""
         raise ConfigError(
             f"tensor_parallel_size={args.tensor_parallel_size} x pipeline_parallel_size={args.pipeline_parallel_size}"
             f"{replicas} needs {num_machine_ranks} GPUs on this machine, one for each rank, and {len(machine.gpus)} can be "

@@ -121,9 +121,9 @@ class ParallelConfig:
     engine) or the name of an `Executor` class. With "mp" the ranks are split evenly over `nnodes` machines, in the
     order of the ranks. If there are several nodes, node 0 listens on `master_addr`:`master_port`.
 
-    There are `data_parallel_size` replicas of the engine on this machine. Each has a configuration with its own
-    `data_parallel_rank`. They share the machine's cores, its memory and its GPUs. `routes_by_prefix`: requests go to replicas
-    that have cached their prompt, unless these have too much to do.
+    `replicas` are the numbers of the engine's replicas on this machine: `inflight serve` on another machine may have others.
+    Each has a configuration with its own `replica_index`. They share the machine's cores, its memory and its GPUs.
+    `routes_by_prefix`: requests go to replicas that have cached their prompt, unless these have too much to do.
     """
 
     tensor_parallel_size: int
@@ -133,8 +133,8 @@ class ParallelConfig:
     nnodes: int = 1
     master_addr: str = "127.0.0.1"
     master_port: int = 29501
-    data_parallel_size: int = 1
-    data_parallel_rank: int = 0
+    replicas: tuple[int, ...] = (0,)
+    replica_index: int = 0
     routes_by_prefix: bool = False
 
     @property
@@ -142,7 +142,7 @@ class ParallelConfig:
         """Where the ranks run, if they are split evenly over the nodes."""
         nodes = range(self.nnodes)
         machines = [node for node in nodes for _ in ranks_of_node(self.world_size, self.nnodes, node)]
-        return places_on(machines, replica=self.data_parallel_rank, num_replicas=self.data_parallel_size)
+        return places_on(machines, replica=self.replica_index, num_replicas=len(self.replicas))
 
     @property
     def world_size(self) -> int:
@@ -211,7 +211,6 @@ class EngineConfig:
     fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
 
     def replicas(self) -> list[EngineConfig]:
-        """Returns the configuration of each replica of the engine."""
-        parallel = self.parallel
-        ranks = range(parallel.data_parallel_size)
-        return [replace(self, parallel=replace(parallel, data_parallel_rank=rank)) for rank in ranks]
+        """Returns the configuration of each replica of the engine on this machine."""
+        indices = range(len(self.parallel.replicas))
+        return [replace(self, parallel=replace(self.parallel, replica_index=index)) for index in indices]

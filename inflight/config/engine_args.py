@@ -213,10 +213,30 @@ class EngineArgs:
     )
     data_parallel_size: int = _parallel(
         1,
-        "Replicas of the engine on this machine, each with its own ranks; `inflight serve` and `AsyncLLM` divide the requests "
-        "among them.",
+        "Replicas of the engine, each with its own ranks. `inflight serve` and `AsyncLLM` divide the requests among their "
+        "replicas.",
         flags=("--data-parallel-size", "-dp"),
         bounds=(1, 64),
+    )
+    data_parallel_rank: int | None = _parallel(
+        None,
+        "Number of this server's only replica. The other replicas are behind other servers, and a load balancer is before all.",
+        flags=("--data-parallel-rank", "-dpn"),
+        bounds=(0, 63),
+    )
+    data_parallel_external_lb: bool = _parallel(
+        False, "The same: give --data-parallel-rank, too.", flags=("--data-parallel-external-lb", "-dpe")
+    )
+    data_parallel_hybrid_lb: bool = _parallel(
+        False,
+        "Each of several servers has --data-parallel-size-local replicas, and a load balancer is before all.",
+        flags=("--data-parallel-hybrid-lb", "-dph"),
+    )
+    data_parallel_size_local: int | None = _parallel(
+        None, "Replicas of this server.", flags=("--data-parallel-size-local", "-dpl"), bounds=(1, 64)
+    )
+    data_parallel_start_rank: int = _parallel(
+        0, "Number of this server's first replica.", flags=("--data-parallel-start-rank", "-dpr"), bounds=(0, 63)
     )
     data_parallel_routing: str = _parallel(
         "prefix",
@@ -270,8 +290,16 @@ class EngineArgs:
         return cls(**kwargs)
 
     @property
+    def replicas(self) -> range:
+        """The numbers of this server's replicas, among all replicas of all servers."""
+        if self.data_parallel_rank is not None:
+            return range(self.data_parallel_rank, self.data_parallel_rank + 1)
+        count = self.data_parallel_size_local or self.data_parallel_size
+        return range(self.data_parallel_start_rank, self.data_parallel_start_rank + count)
+
+    @property
     def routes_by_prefix(self) -> bool:
-        return self.data_parallel_size > 1 and self.data_parallel_routing == "prefix" and self.enable_prefix_caching
+        return len(self.replicas) > 1 and self.data_parallel_routing == "prefix" and self.enable_prefix_caching
 
     @property
     def config_overrides(self) -> dict[str, Any]:  # Any: JSON
@@ -299,12 +327,13 @@ class EngineArgs:
             yield (
                 f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
             )
-        if self.data_parallel_size > 1 and (self.nnodes > 1 or backend == "external_launcher"):
+        if len(self.replicas) > 1 and (self.nnodes > 1 or backend == "external_launcher"):
             other = f"nnodes={self.nnodes}" if self.nnodes > 1 else "distributed_executor_backend='external_launcher'"
             yield (
                 f"data_parallel_size={self.data_parallel_size} with {other}: all replicas run on one machine, where Inflight "
                 "starts their ranks; leave one of the two options out"
             )
+        yield from self._replica_conflicts()
         if self.enforce_eager and self.cuda_graph_max_tokens:
             yield (
                 f"enforce_eager=True with cuda_graph_max_tokens={self.cuda_graph_max_tokens}: with the first no "
@@ -326,3 +355,27 @@ class EngineArgs:
                 )
             if not self.enable_chunked_prefill:
                 yield f"{target} with enable_chunked_prefill=False: a prompt cannot be split; leave one of them out"
+
+    def _replica_conflicts(self) -> Iterator[str]:
+        local, start = self.data_parallel_size_local, self.data_parallel_start_rank
+        if self.data_parallel_rank is not None:
+            if self.data_parallel_hybrid_lb or local not in (None, 1) or start:
+                yield (
+                    f"data_parallel_rank={self.data_parallel_rank} is the only replica of this server; leave "
+                    "data_parallel_hybrid_lb, data_parallel_size_local and data_parallel_start_rank out"
+                )
+        elif self.data_parallel_external_lb:
+            yield "data_parallel_external_lb=True: give data_parallel_rank, the number of this server's only replica"
+        elif self.data_parallel_hybrid_lb:
+            if local is None:
+                yield "data_parallel_hybrid_lb=True: give data_parallel_size_local, how many replicas this server has"
+        elif start or local not in (None, self.data_parallel_size):
+            yield (
+                f"data_parallel_size_local={local}, data_parallel_start_rank={start}: a server has no replicas on other "
+                "machines; give data_parallel_hybrid_lb, and start such a server on each machine, behind a load balancer"
+            )
+        if self.replicas.stop > self.data_parallel_size:
+            yield (
+                f"replicas {self.replicas.start} to {self.replicas.stop - 1} are counted from 0, and "
+                f"data_parallel_size={self.data_parallel_size}; raise it, or lower one of the others"
+            )

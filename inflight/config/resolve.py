@@ -130,7 +130,7 @@ def resolve(
 
 def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchitecture, machine: Machine) -> list[str]:
     """All problems for which `resolve` would refuse the arguments; `resolve` itself raises the first one only."""
-    num_ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    num_ranks = args.tensor_parallel_size * args.pipeline_parallel_size * len(args.replicas)
     max_model_len = args.max_model_len or architecture.default_max_model_len
     parts: list[Callable[[], object]] = [
         lambda: _check_fallback(args, folder, architecture),
@@ -399,7 +399,7 @@ def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> Para
         nnodes=args.nnodes,
         master_addr=args.master_addr,
         master_port=args.master_port,
-        data_parallel_size=args.data_parallel_size,
+        replicas=tuple(args.replicas),
         routes_by_prefix=args.routes_by_prefix,
     )
 

@@ -103,8 +103,15 @@ class RayPlacement:
         self._send = send
         self._started: dict[int, StartRank] = {}  # the newest command for each rank
         self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        address = wanted.cluster or os.environ.get("RAY_ADDRESS") or "auto"
+        if (
+            address == "local" or "://" in address
+        ):  # Ray would start a cluster that ends with this process, or use a proxy
+            raise ConfigError(
+                f"RAY_ADDRESS={address!r} names no running cluster: give host:port of its head, or leave RAY_ADDRESS out"
+            )
         try:
-            ray.init(address=wanted.cluster or "auto", logging_level=logging.WARNING)
+            ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"Ray cannot be reached: {error}; start it with `ray start --head`, or set RAY_ADDRESS to the address of its "

@@ -54,10 +54,17 @@ class CountingHistogram(Histogram):
 class Exposition(Collector):
     """Owns the metrics of `instruments`. They are in no global registry, so that a process may have several expositions."""
 
-    def __init__(self, instruments: Iterable[Instrument], model_name: str, num_engines: int = 1) -> None:
-        """With several engines, the metrics of `OF_ENGINE` have the number of the engine as their second label."""
-        self._model_name, self._num_engines = model_name, num_engines
-        if num_engines > 1:
+    def __init__(
+        self,
+        instruments: Iterable[Instrument],
+        model_name: str,
+        engines: range = range(1),
+        *,
+        names_engines: bool = False,
+    ) -> None:
+        """With `names_engines`, the metrics of `OF_ENGINE` have the number of the engine as their second label."""
+        self._model_name, self._names_engines = model_name, names_engines
+        if names_engines:
             instruments = [
                 replace(each, labels=(ENGINE_LABEL, *each.labels)) if each.name in OF_ENGINE else each
                 for each in instruments
@@ -68,14 +75,14 @@ class Exposition(Collector):
             if not instrument.labels:  # expose 0 from the start, so that a rate counts the first increase, too
                 self.get(instrument.name)
             elif instrument.labels == (ENGINE_LABEL,):
-                for engine in range(num_engines):
+                for engine in engines:
                     self.get(instrument.name, engine=engine)
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self._multiprocess = MultiProcessCollector(None, folder) if folder else None  # type: ignore[no-untyped-call]
 
     def get(self, name: str, *labels: str, engine: int = 0) -> Any:  # Any: a Counter, Gauge or CountingHistogram
         """Returns the metric `name` for these label values. This method adds the values of `model_name` and `engine`."""
-        if self._num_engines > 1 and name in OF_ENGINE:
+        if self._names_engines and name in OF_ENGINE:
             labels = (str(engine), *labels)
         return self._metrics[name].labels(self._model_name, *labels)
 

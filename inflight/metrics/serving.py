@@ -18,9 +18,9 @@ class ServingMetrics(EngineObserver):
     scrape.
     """
 
-    def __init__(self, model_name: str, *, records_engine: bool = True, num_engines: int = 1) -> None:
-        self._metrics = Exposition(INSTRUMENTS, model_name, num_engines)
-        self._num_engines = num_engines
+    def __init__(self, model_name: str, *, records_engine: bool = True, engines: range | None = None) -> None:
+        self._engines = engines or range(1)
+        self._metrics = Exposition(INSTRUMENTS, model_name, self._engines, names_engines=engines is not None)
         self._records_engine = records_engine
         self._last_steps: dict[int, int] = {}  # engine -> the step id in its newest report
         self._faults: FaultStatus | None = None
@@ -29,7 +29,7 @@ class ServingMetrics(EngineObserver):
         for reason in FINISHED_REASONS:  # so that each is exposed from the start, as zero
             self._metrics.get("request_success", reason)
         if records_engine:
-            for engine in range(num_engines):
+            for engine in self._engines:
                 self._set("engine_up", 1, engine=engine)
                 self._set("hidden_share", math.nan, engine=engine)
 
@@ -119,7 +119,7 @@ class ServingMetrics(EngineObserver):
 
     def engine_died(self) -> None:
         """From now on `engine_up` of all engines is 0."""
-        for engine in range(self._num_engines):
+        for engine in self._engines:
             self.engine_ended(engine)
 
     def http_request(self, route: str, status: int, seconds: float) -> None:

@@ -22,7 +22,7 @@ class MemoryBudget:
         # how many ranks of this engine share this rank's memory, itself included: on a CPU all ranks of the node
         self._num_sharing = place.num_engine_ranks if device.kind == "cpu" else 1
         # on a CPU all replicas of the engine share the memory
-        self._num_replicas = config.parallel.data_parallel_size if device.kind == "cpu" else 1
+        self._num_replicas = len(config.parallel.replicas) if device.kind == "cpu" else 1
         self._weight_bytes = 0
 
     def check_before_loading(self, num_bytes: int) -> None:

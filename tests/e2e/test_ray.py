@@ -233,6 +233,13 @@ def test_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         RayExecutor(ray_config(), SCRIPTED)
 
 
+@pytest.mark.parametrize("address", ["local", "ray://127.0.0.1:10001"])
+def test_an_address_that_names_no_cluster(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=f"RAY_ADDRESS='{address}' names no running cluster: give host:port"):
+        RayExecutor(ray_config(), SCRIPTED)
+
+
 def test_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr(ray_executor, "MAX_ANSWER_SECONDS", 2.0)

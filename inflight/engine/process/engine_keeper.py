@@ -200,7 +200,7 @@ class EngineKeeper:
         """Let later processes of a replica have a KV cache of the same size. Beside the caches of the other replicas, they
         would find less free memory."""
         parallel = self._config.parallel
-        if parallel.data_parallel_size > 1 and parallel.pipeline_parallel_size == 1 and process.is_ready:
+        if len(parallel.replicas) > 1 and parallel.pipeline_parallel_size == 1 and process.is_ready:
             cache = self._config.cache
             cache = replace(cache, memory_bytes=cache.memory_bytes or process.kv_cache_bytes)
             self._config = replace(self._config, cache=cache)

@@ -43,9 +43,9 @@ EXIT_GIVEN_UP = 4  # exit code of an engine core whose ranks needed too many rec
 
 
 def title_of(config: EngineConfig, title: str = TITLE) -> str:
-    """The title of the process. If there are several replicas, it has the replica's number."""
+    """The title of the process. If this machine has several replicas, it has the replica's number."""
     parallel = config.parallel
-    return title if parallel.data_parallel_size == 1 else f"{title} {parallel.data_parallel_rank}"
+    return title if len(parallel.replicas) == 1 else f"{title} {parallel.replicas[parallel.replica_index]}"
 
 
 class EngineProcess:

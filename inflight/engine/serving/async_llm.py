@@ -93,7 +93,7 @@ class AsyncLLM(Texts):
             engine.process, engine.on_outputs = self._process_outputs, partial(self._note_stats, engine)
             engine.on_faults = lambda _: self._observers.faults_changed(self.fault_status)
             if engine.state is EngineState.ENDED:  # it was given up before this front end started
-                self._observers.engine_ended(engine.index)
+                self._observers.engine_ended(engine.number)
         self._observers.faults_changed(self.fault_status)
 
     # -- start -----------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class AsyncLLM(Texts):
 
     def _note_stats(self, engine: EngineClient, message: EngineOutputs) -> None:
         if message.stats is not None:
-            stats = message.stats if engine.index == 0 else replace(message.stats, engine=engine.index)
+            stats = message.stats if engine.number == 0 else replace(message.stats, engine=engine.number)
             self._observers.stats_changed(stats)
 
     def _process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> None:
@@ -335,7 +335,7 @@ class AsyncLLM(Texts):
         generate one token for this check.
 
         Returns:
-            the index of each replica -> why it is not ready; None if it is ready. At least one is.
+            the number of each replica -> why it is not ready; None if it is ready. At least one is.
 
         Raises:
             EngineError: the engine makes no steps, recovers from a fault, or `check_health` raises an error.

@@ -68,7 +68,8 @@ class EngineClient:
     """Used on the event loop.
 
     Attributes:
-        index: the number of the replica, from 0 on.
+        index: the place of the replica among those of this front end, from 0 on.
+        number: its number among the replicas of all servers. Default: `index`.
         state: see the drawing.
         summary: why the engine has failed, as clients may see it; "" if there is no such text.
         admission: which requests the engine's queue has room for. It counts from zero again for each process of the engine.
@@ -91,6 +92,7 @@ class EngineClient:
         config: FaultToleranceConfig,
         *,
         index: int = 0,
+        number: int | None = None,
         limits: QueueLimits | None = None,
         max_num_seqs: int = 1,
         step_budget: float = 60.0,
@@ -102,7 +104,7 @@ class EngineClient:
         self.on_lost: Callable[[str], None] = lambda _: None
         self.on_restored: Callable[[], None] = lambda: None
         self.on_end: Callable[[str], None] = lambda _: None
-        self.index = index
+        self.index, self.number = index, index if number is None else number
         self.state = EngineState.STARTING
         self.summary = ""
         self.admission = Admission(limits or QueueLimits(), max_num_seqs)

@@ -35,7 +35,7 @@ class Replicas:
         engines: the replicas, in the order of their indices.
         router: chooses the engine of a new request.
         on_failed: called with the ids of requests that end because their engine was lost, and the reason.
-        on_engine_end: called with the index of each engine that has ended, if others are left.
+        on_engine_end: called with the number of each engine that has ended, if others are left.
         on_end: called once, with the reason, when the last engine has ended. `summary` is the reason as clients may see it.
     """
 
@@ -97,10 +97,10 @@ class Replicas:
             EngineError: no engine is ready.
         """
         checks = [self._why_not_ready(engine, start_canary) for engine in self.engines]
-        found = dict(enumerate(await asyncio.gather(*checks)))
-        if (first := found[0]) is not None and None not in found.values():
-            raise first
-        return found
+        found = await asyncio.gather(*checks)
+        if found[0] is not None and None not in found:
+            raise found[0]
+        return {engine.number: error for engine, error in zip(self.engines, found, strict=True)}
 
     async def _why_not_ready(
         self, engine: EngineClient, start_canary: Callable[[EngineClient], str]
@@ -136,7 +136,7 @@ class Replicas:
             return
         text = "%s%s; its %d requests go on at the other replicas"
         logger.error(text, self._prefix(engine), reason, engine.num_requests)
-        self.on_engine_end(engine.index)
+        self.on_engine_end(engine.number)
         error = EngineDeadError(reason, summary=engine.summary)
         engine.readiness.end(error)
         lost = self._lost_requests(engine)
@@ -146,7 +146,7 @@ class Replicas:
 
     def _prefix(self, engine: EngineClient) -> str:
         """Returns the beginning of a line of the log, which names the replica if there are several."""
-        return f"engine {engine.index}: " if len(self.engines) > 1 else ""
+        return f"engine {engine.number}: " if len(self.engines) > 1 else ""
 
     def _lost_requests(self, engine: EngineClient) -> list[RequestState]:
         """Returns the requests that were at this engine, and counts the loss for each of them."""
@@ -187,6 +187,7 @@ async def connect(
             each,
             config.fault_tolerance,
             index=index,
+            number=config.parallel.replicas[index],
             limits=limits,
             max_num_seqs=config.scheduler.max_num_seqs,
             step_budget=config.execute_model_timeout_seconds,

@@ -63,14 +63,15 @@ class Router:
             InvalidRequestError: there is no replica `rank`, or the requests are too many for the queues.
             OverloadedError: the queue of each replica is full.
         """
-        if rank is not None and not 0 <= rank < len(self._engines):
+        wanted = [engine for engine in self._engines if rank in (None, engine.number)]
+        if not wanted:
+            first, last = self._engines[0].number, self._engines[-1].number
             raise InvalidRequestError(
-                f"data_parallel_rank={rank} names no replica; this engine has {len(self._engines)}, counted from 0: "
+                f"data_parallel_rank={rank} names no replica; this server has {first} to {last}: "
                 "give one of these numbers in data_parallel_rank or X-Data-Parallel-Rank, or leave it out"
             )
         engines = self._usable()
-        if rank is not None and self._engines[rank] in engines:
-            engines = [self._engines[rank]]
+        engines = [engine for engine in engines if engine in wanted] or engines
         if len(engines) == 1:
             num_sequences = sum(len(request.sequences) for request in requests)
             engines[0].admission.check(num_sequences, sum(len(request.prompt_token_ids) for request in requests))

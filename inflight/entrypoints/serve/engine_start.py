@@ -65,13 +65,12 @@ async def start(
     """
     resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # an unknown name is an error at once
     name = settings.served_model_names[0] if settings.served_model_names else args.model or "embedded"
-    num_engines = args.data_parallel_size
-    metrics = ServingMetrics(name, records_engine=records_engine, num_engines=num_engines)
+    engines = args.replicas if args.data_parallel_size > 1 else None
+    metrics = ServingMetrics(name, records_engine=records_engine, engines=engines)
     request_log = RequestLog() if settings.log_requests else None
     observers: list[EngineObserver] = [metrics] if request_log is None else [metrics, request_log]
     if records_engine and settings.log_stats_interval:
-        engines = range(num_engines) if num_engines > 1 else (None,)
-        observers += [StatsLog(settings.log_stats_interval, each) for each in engines]
+        observers += [StatsLog(settings.log_stats_interval, each) for each in engines or (None,)]
     tracing = None
     if settings.otlp_traces_endpoint is not None:
         tracing = await asyncio.to_thread(RequestTracing, name, settings.otlp_traces_endpoint)
@@ -84,8 +83,8 @@ async def start(
     else:
         engine = await AsyncLLM.from_args(args, limits=limits, observers=observers)
     clock.mark("engine")
-    for index, num_tokens in enumerate(engine.num_kv_cache_tokens):
-        metrics.kv_cache_made(engine.model.block_size, num_tokens // engine.model.block_size, index)
+    for number, num_tokens in zip(args.replicas, engine.num_kv_cache_tokens, strict=True):
+        metrics.kv_cache_made(engine.model.block_size, num_tokens // engine.model.block_size, number)
     try:
         app: ASGIApp = (await app_module).build_app(engine, settings, metrics=metrics, request_log=request_log)
     except BaseException:

@@ -159,7 +159,7 @@ REFUSED: list[tuple[Machine, dict[str, Any], str]] = [
     (
         gpus(H200, H200),
         {"tensor_parallel_size": 2, "data_parallel_size": 2},
-        "tensor_parallel_size=2 x pipeline_parallel_size=1 x data_parallel_size=2 needs 4 GPUs on this machine",
+        "tensor_parallel_size=2 x pipeline_parallel_size=1 x 2 replicas needs 4 GPUs on this machine",
     ),
 ]
 

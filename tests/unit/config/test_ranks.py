@@ -27,7 +27,7 @@ def test_a_rank_calls_the_later_ranks_of_its_stage_and_the_stages_to_which_it_ha
 
 
 def test_ranks_of_replicas_have_places_of_their_own() -> None:
-    """So each has cores and a GPU of its own."""
+    """So each has cores and a GPU of its own, also if other servers have the replicas before it."""
     places = []
     for replica in range(3):
         parallel = ParallelConfig(
@@ -35,8 +35,8 @@ def test_ranks_of_replicas_have_places_of_their_own() -> None:
             pipeline_parallel_size=2,
             pipeline_layer_partition=(1, 1),
             distributed_executor_backend="mp",
-            data_parallel_size=3,
-            data_parallel_rank=replica,
+            replicas=(5, 6, 7),
+            replica_index=replica,
         )
         assert replace(parallel, pipeline_parallel_size=3).layout == RankLayout(2, 3)
         assert {place.num_local_ranks for place in parallel.places} == {12}

@@ -142,7 +142,7 @@ def test_what_the_engine_says() -> None:
 
 
 def test_metrics_of_several_engines_have_a_label() -> None:
-    metrics = ServingMetrics("m", num_engines=2)
+    metrics = ServingMetrics("m", engines=range(2))
     value = Scraped(metrics)
     assert all(value("num_preemptions_total", engine=engine) == 0 for engine in "01"), "from the start"
     assert math.isnan(value("hidden_share", engine="1"))

@@ -74,7 +74,7 @@ def test_replicas_share_the_memory_of_the_machine(kind: str, left: int) -> None:
     device: Any = Device(free_bytes=5000)
     device.kind = kind
     config = engine_config()
-    config = replace(config, parallel=replace(config.parallel, data_parallel_size=4))
+    config = replace(config, parallel=replace(config.parallel, replicas=(0, 1, 2, 3)))
     replica = config.replicas()[3]
     budget = MemoryBudget(replica, replica.parallel.places[0], device)
     budget.check_before_loading(60)

@@ -111,8 +111,7 @@ class Scene:
         monkeypatch.setattr(engine_keeper, "pause_seconds", self._pause)
         monkeypatch.setattr(engine_keeper, "time", SimpleNamespace(monotonic=lambda: self.now))
         config = SimpleNamespace(
-            fault_tolerance=FaultToleranceConfig(**limits),
-            parallel=SimpleNamespace(nnodes=nnodes, data_parallel_size=1),
+            fault_tolerance=FaultToleranceConfig(**limits), parallel=SimpleNamespace(nnodes=nnodes, replicas=(0,))
         )
         self.keeper = EngineKeeper(cast("Any", None), cast("Any", config))
         self.front_ends = [PlayedFrontEnd() for _ in range(2)]

@@ -136,7 +136,7 @@ def test_a_client_may_choose_the_replica() -> None:
             engine.submit_all([request(name)], data_parallel_rank=1)
         assert (names(first), names(second)) == ([], ["a", "b", "c"])
         for wrong in (2, -1):
-            with pytest.raises(InvalidRequestError, match="names no replica; this engine has 2"):
+            with pytest.raises(InvalidRequestError, match="names no replica; this server has 0 to 1"):
                 engine.submit_all([request("d")], data_parallel_rank=wrong)
         second._lose("gone")
         assert names(first) == ["a", "b", "c"]
@@ -382,7 +382,7 @@ def test_a_front_end_that_comes_when_a_replica_was_given_up_uses_the_others(num_
             with pytest.raises(EngineDeadError):
                 await asyncio.wait_for(AsyncLLM.attach(mock_args(data_parallel_size=2), *arriving), 300)
             return
-        metrics = ServingMetrics("m", num_engines=2)
+        metrics = ServingMetrics("m", engines=range(2))
         attaching = AsyncLLM.attach(mock_args(data_parallel_size=2), *arriving, observers=[metrics])
         engine = await asyncio.wait_for(attaching, 300)
         shown = metrics.render("")[0].decode()
@@ -422,5 +422,41 @@ def test_a_replica_that_is_killed_costs_no_request() -> None:
             request = await engine.process("last", "x", endless(100))
             assert tokens_of(await read(engine.submit_all([request], data_parallel_rank=1)[0])) == truth
             await until(lambda: len(second_cached) > 0, 20)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers"),
+    [
+        ({"data_parallel_hybrid_lb": True, "data_parallel_size_local": 2, "data_parallel_start_rank": 3}, [3, 4]),
+        ({"data_parallel_rank": 4}, [4]),
+    ],
+)
+def test_a_server_may_have_some_of_the_replicas(fields: dict[str, Any], numbers: list[int]) -> None:
+    """Other servers have the others, and a load balancer is before all."""
+
+    async def test() -> None:
+        args = mock_args(data_parallel_size=5, **fields)
+        arriving, streams = [EngineSockets() for _ in numbers], []
+        for each in arriving:
+            ours, theirs = socket.socketpair()
+            each.put(ours)
+            streams.append(BlockingStream(theirs))
+            streams[-1].send(EngineReady(front_end=0, num_kv_cache_tokens=1000))
+        metrics = ServingMetrics("m", engines=args.replicas)
+        engine = await asyncio.wait_for(AsyncLLM.attach(args, *arriving, observers=[metrics]), 300)
+        with pytest.raises(InvalidRequestError, match=f"names no replica; this server has {numbers[0]} to 4"):
+            engine.submit_all([await engine.process("a", "x", endless(5))], data_parallel_rank=0)
+        engine.submit_all([await engine.process("a", "x", endless(5))], data_parallel_rank=4)
+        assert isinstance(await asyncio.to_thread(streams[-1].receive, (AddRequest,)), AddRequest)
+        assert [each.number for each in engine._replicas.engines] == numbers
+        stats = SchedulerStats(step_id=0, num_running=1, num_waiting=0, num_waiting_tokens=0, kv_cache_usage=0.0)
+        streams[-1].send(EngineOutputs(outputs=(), num_received=1, stats=stats))
+        shown = 'inflight:num_requests_running{engine="4",model_name="m"} 1.0'
+        await until(lambda: shown in metrics.render("")[0].decode(), 20)
+        await asyncio.wait_for(engine.close(), 300)
+        for stream in streams:
+            stream.close()
 
     run(test)

@@ -104,9 +104,9 @@ def test_the_parts_of_a_json_value() -> None:
 
 
 def test_a_refused_flag_ends_the_command() -> None:
-    done = invoke(["serve", "--check", "-dp", "2", "--data-parallel-size-local=2"])
+    done = invoke(["serve", "--check", "-dp", "2", "--headless"])
     assert done.exit_code == 2
-    assert "--data-parallel-size-local is not supported: all replicas of --data-parallel-size run on" in done.output
+    assert "--headless is not supported: all replicas of a server run on its machine" in done.output
     done = invoke(["serve", "--check", "-dp", "0"])
     assert done.exit_code == 2
     assert "data_parallel_size=0 is not an integer in [1, 64]" in done.output
