@@ -167,7 +167,7 @@ class ChangingWorker(Worker):
         super().__init__(config, place, rendezvous)
         ours = self._tp.collectives
         assert ours is not None
-        file = f"{tempfile.gettempdir()}/inflight-gloo-{rendezvous.port}"
+        file = f"{tempfile.gettempdir()}/inflight-gloo-{rendezvous.addresses[0][1]}"
         self._kinds = {"shared": ours, "gloo": GlooCollectives(self._tp.size, self._tp.rank, file)}
 
     def use(self, kind: str) -> None:

@@ -43,15 +43,15 @@ class LauncherBootstrap:
 
     def __init__(self, me: LaunchedRank, timeout_seconds: float) -> None:
         self._me, self._timeout = me, timeout_seconds
-        self._listener: socket.socket | None = None  # on rank 0, until `rendezvous` returns it
+        self._listener: socket.socket | None = None  # of this rank's worker, until `rendezvous` returns it
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # on rank 0: the folder of the token
         attempt = PrefixStore(f"inflight/attempt {me.attempt}", _launched_store(me, timeout_seconds))
         self._store = PrefixStore(f"engine {attempt.add(f'engines of rank {me.rank}', 1)}", attempt)
         host = _own_address(me)
         try:
+            self._listener = listen(host, 0)
+            self._store.set(f"worker {me.rank}", "{} {}".format(*self._listener.getsockname()[:2]))
             if me.rank == 0:
-                self._listener = listen(host, 0)
-                self._store.set("workers meet at", "{} {}".format(*self._listener.getsockname()[:2]))
                 self._tell_token(is_one_machine=ipaddress.ip_address(host).is_loopback)
             self._token = _find_token(self._store)
             self._mesh = open_mesh(self._store, me.rank, host, self._token, timeout_seconds)
@@ -60,17 +60,21 @@ class LauncherBootstrap:
             raise
 
     def rendezvous(self, epoch: int) -> Rendezvous:
-        """Returns how the workers find each other: the address where they meet, on rank 0's machine, and the token. Call this
-        only once, because on rank 0 the result owns the listening socket."""
-        host, port = ask(self._store, "workers meet at").split()
+        """Returns how the workers find each other: their addresses and the token. Call this only once, because the result owns
+        the listening socket.
+
+        Raises:
+            ConnectionError: another rank has not come in time.
+        """
+        addresses = [ask(self._store, f"worker {rank}").split() for rank in range(self._me.world_size)]
         listener, self._listener = self._listener, None
+        assert listener is not None, "`rendezvous` was called before"
         return Rendezvous(
-            host=host,
-            port=int(port),
             epoch=epoch,
             timeout_seconds=self._timeout,
             token=self._token,
-            listen_fd=listener.detach() if listener is not None else None,
+            listen_fd=listener.detach(),
+            addresses=tuple((host, int(port)) for host, port in addresses),
         )
 
     def connections(self) -> dict[int, socket.socket]:

@@ -4,8 +4,7 @@ connect GPUs.
 The ranks meet at the start and after each fault. Each meeting begins a new epoch, and goes like this:
 
     1. every rank has a listener for connections; a peer that connects to the listener must know the token in the `Rendezvous`
-    2. the `Rendezvous` has the addresses of all listeners; or it has none, and the ranks exchange the addresses through a
-       TCPStore, which rank 0 serves at the address in the `Rendezvous`
+    2. the `Rendezvous` has the addresses of all listeners
     3. groups and channels are made when the worker asks for them
 
 A group on CPUs first has connections between all its ranks. If these ranks can share memory, and all of them have the C++
@@ -25,7 +24,6 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
@@ -34,8 +32,8 @@ from inflight.distributed.collectives import Collectives
 from inflight.distributed.exchange import Exchange
 from inflight.distributed.nccl import CHANNEL_CTAS, Communicator, NcclChannel, NcclCollectives, connect
 from inflight.distributed.shared_collectives import share_memory
-from inflight.distributed.socket_channel import SocketMesh, local_address
-from inflight.distributed.store import meet_store, open_mesh, reach_store, serve_store
+from inflight.distributed.socket_channel import SocketMesh
+from inflight.distributed.store import meet_store
 from inflight.distributed.world import World
 from inflight.interface.worker import Rendezvous
 from inflight.kernels.cpu.library import load_kernels
@@ -54,35 +52,19 @@ class ProcessWorld(World):
     """
     Args:
         device: the device of the groups' tensors.
-        listener: a socket that listens at this rank's address in `rendezvous.addresses`; None if the rendezvous has no
-            addresses. The world owns it.
-
-    Raises:
-        ConnectionError: the ranks could not connect to each other in time.
     """
 
-    def __init__(
-        self,
-        layout: RankLayout,
-        rank: int,
-        rendezvous: Rendezvous,
-        device: torch.device,
-        listener: socket.socket | None = None,
-    ) -> None:
+    def __init__(self, layout: RankLayout, rank: int, rendezvous: Rendezvous, device: torch.device) -> None:
         super().__init__(layout, rank)
         self._device = device
         self._timeout = rendezvous.timeout_seconds
         self._lock = threading.Lock()  # protects `_opened` and `_is_closed`
         self._opened: list[_Closable] = []
         self._is_closed = False
-        if rendezvous.addresses:
-            assert listener is not None, "a rendezvous with addresses needs the listener of this rank"
-            self._host = rendezvous.addresses[rank][0]
-            self._mesh = SocketMesh(rank, listener, rendezvous.token, rendezvous.addresses.__getitem__, self._timeout)
-        else:
-            store = PrefixStore(f"epoch {rendezvous.epoch}", _open_store(rank, rendezvous))
-            self._host = local_address(rendezvous.host, rendezvous.port)
-            self._mesh = open_mesh(store, rank, self._host, rendezvous.token, self._timeout)
+        assert rendezvous.listen_fd is not None, "the rank needs a socket that listens"
+        listener, addresses = socket.socket(fileno=rendezvous.listen_fd), rendezvous.addresses
+        self._host = addresses[rank][0]
+        self._mesh = SocketMesh(rank, listener, rendezvous.token, addresses.__getitem__, self._timeout)
 
     def collectives(self, name: str) -> Collectives:
         size = self.layout.tensor_parallel_size
@@ -149,12 +131,3 @@ class ProcessWorld(World):
             raise ConnectionError(
                 f"rank {self.rank} could not join the communicator {name!r} of ranks {ranks}: {error}"
             ) from error
-
-
-def _open_store(rank: int, rendezvous: Rendezvous) -> Store:
-    host, port = rendezvous.host, rendezvous.port
-    if rank == 0:
-        assert rendezvous.listen_fd is not None, "rank 0 needs the listening socket of the rendezvous"
-        return serve_store(host, port, rendezvous.listen_fd, rendezvous.timeout_seconds)
-    asked = f"rank {rank} cannot reach rank 0"
-    return reach_store(host, port, rendezvous.timeout_seconds, asked=asked, where=f"{host}:{port}")

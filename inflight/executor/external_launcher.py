@@ -107,7 +107,7 @@ class ExternalLauncherExecutor(Executor):
         with contextlib.ExitStack() as until_met:
             if self.world_size > 1:
                 bootstrap = until_met.enter_context(contextlib.closing(LauncherBootstrap(self._me, self._step_budget)))
-                rendezvous, connections = bootstrap.rendezvous(self._table.epoch), bootstrap.connections()
+                connections, rendezvous = bootstrap.connections(), bootstrap.rendezvous(self._table.epoch)
             self._io.start()
             self._io.run(partial(self._watch, connections))
             self._rank_thread = RankThread(

@@ -131,8 +131,7 @@ class WorkerLoop(CommandLoop):
 
     def _unreachable(self, command: JoinEpoch) -> tuple[int, ...]:
         """The ranks that this rank must connect to, but cannot reach."""
-        # ranks that are threads of one process have no addresses; with a store the others' addresses are not known yet
-        if not isinstance(command.rendezvous, Rendezvous) or not command.rendezvous.addresses:
+        if not isinstance(command.rendezvous, Rendezvous):  # ranks that are threads of one process have no addresses
             return ()
         addresses = {rank: command.rendezvous.addresses[rank] for rank in self._called}
         return unreachable(addresses, REACH_SECONDS, lambda: self._epoch > command.epoch or self._is_stopped)

@@ -14,31 +14,22 @@ TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """How the ranks find each other in an epoch. There are two ways:
-
-    - `addresses` names the address of every rank.
-    - Rank 0 serves a store (of torch.distributed) at `host`:`port`, the other ranks connect to it, and each rank writes its
-      address to it. Then `addresses` is empty.
-
-    Any program that can connect to the store can read it, so the store contains no secret. The ranks need a secret to connect
-    to each other. This message has it: `token`.
+    """How the ranks find each other in an epoch.
 
     Attributes:
         epoch: the number of the epoch. After a fault the ranks meet again, in a new epoch.
         timeout_seconds: the time allowed for a step. If a collective takes longer, the ranks take another rank to be lost.
-        token: the secret of this epoch, TOKEN_BYTES random bytes. `repr` does not show it.
-        listen_fd: the descriptor of a socket that already listens. With `addresses` it listens at this rank's address, and
-            the rank's `World` owns it. Otherwise only rank 0 has it: it listens at `host`:`port`, and rank 0's store owns it.
+        token: the secret of this epoch, TOKEN_BYTES random bytes. Ranks need it to connect to each other. `repr` does not show
+            it.
+        listen_fd: the descriptor of a socket that already listens at this rank's address. The rank's `World` owns it.
         addresses: rank -> host and port at which this rank listens for the other ranks.
     """
 
-    host: str = ""
-    port: int = 0
     epoch: int
     timeout_seconds: float
     token: bytes = field(repr=False)
     listen_fd: int | None = None
-    addresses: tuple[tuple[str, int], ...] = ()
+    addresses: tuple[tuple[str, int], ...]
 
 
 class WorkerBase(ABC):

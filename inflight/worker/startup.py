@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -101,8 +100,6 @@ def join_world(config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadW
     if isinstance(rendezvous, ThreadWorlds):
         return rendezvous.of(rank)
     if rendezvous is not None and layout.world_size > 1:
-        has_listener = rendezvous.addresses and rendezvous.listen_fd is not None
-        listener = socket.socket(fileno=rendezvous.listen_fd) if has_listener else None
-        return ProcessWorld(layout, rank, rendezvous, device.torch_device, listener)
+        return ProcessWorld(layout, rank, rendezvous, device.torch_device)
     assert layout.world_size == 1, f"{layout.world_size} ranks need a rendezvous"
     return LoneWorld()

@@ -75,22 +75,21 @@ def leave_while(world: ProcessWorld, launch: Callable[[], None]) -> None:
     torch.cuda.synchronize()  # for ever, if the kernel is not told to end
 
 
-def main(rank: int, layout: RankLayout, port: int, listen_fd: int) -> None:
+def main(rank: int, layout: RankLayout, listen_fd: int, ports: list[int]) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     rendezvous = Rendezvous(
-        host="127.0.0.1",
-        port=port,
         epoch=0,
         timeout_seconds=60.0,
         token=bytes(TOKEN_BYTES),
-        listen_fd=listen_fd if rank == 0 else None,
+        listen_fd=listen_fd,
+        addresses=tuple(("127.0.0.1", port) for port in ports),
     )
     world = ProcessWorld(layout, rank, rendezvous, device)
     (check_group if layout.tensor_parallel_size > 1 else check_channel)(world, device)
     assert listening_hosts([os.getpid()]) == {"127.0.0.1"}
     print("checked", flush=True)
-    sys.stdin.read()  # a rank that ends takes its store and its memory along: all end together
+    sys.stdin.read()  # a rank that ends takes its memory along: all end together
     world.close("the test is over")
     os._exit(0)
 
@@ -99,22 +98,23 @@ def main(rank: int, layout: RankLayout, port: int, listen_fd: int) -> None:
 
 
 def test_nccl(layout: RankLayout) -> None:
-    place = listen("127.0.0.1", 0)
+    listeners = [listen("127.0.0.1", 0) for _ in range(2)]
     sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size)
-    arguments = [str(number) for number in (*sizes, place.getsockname()[1], place.fileno())]
+    ports = [listener.getsockname()[1] for listener in listeners]
     ranks = [
         subprocess.Popen(
-            [sys.executable, __file__, str(rank), *arguments],
+            [sys.executable, __file__, *map(str, (rank, *sizes, listener.fileno(), *ports))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), "NCCL_SOCKET_IFNAME": "=lo"},
-            pass_fds=[place.fileno()],
+            pass_fds=[listener.fileno()],
         )
-        for rank in range(2)
+        for rank, listener in enumerate(listeners)
     ]
-    place.close()
+    for listener in listeners:
+        listener.close()
     try:
         for rank in ranks:
             assert rank.stdout is not None
@@ -153,5 +153,5 @@ def test_tokens_are_those_of_one_rank(layout: RankLayout, eager: bool, tmp_path:
 
 
 if __name__ == "__main__":
-    rank, tp, pp, port, listen_fd = map(int, sys.argv[1:])
-    main(rank, RankLayout(tp, pp), port, listen_fd)
+    rank, tp, pp, listen_fd, *ports = map(int, sys.argv[1:])
+    main(rank, RankLayout(tp, pp), listen_fd, ports)

@@ -308,10 +308,10 @@ def main(rank: int, listen_fd: int, ports: list[int]) -> None:
             epoch=1,
             timeout_seconds=60.0,
             token=bytes(TOKEN_BYTES),
+            listen_fd=listen_fd,
             addresses=tuple(("127.0.0.1", port) for port in ports),
         ),
         torch.device("cpu"),
-        socket.socket(fileno=listen_fd),
     )
     group = world.tensor_parallel_group("model")
 

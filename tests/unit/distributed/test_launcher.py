@@ -13,7 +13,7 @@ import pytest
 from benchmarks.shared.free_port import free_port
 from inflight.distributed import launcher
 from inflight.distributed.launcher import LauncherBootstrap
-from inflight.distributed.store import reach_store, serve_store
+from inflight.distributed.store import reach_store
 from inflight.envs import LaunchedRank
 from inflight.errors import ConfigError
 from inflight.sockets import listen
@@ -102,13 +102,16 @@ def test_several_machines_share_the_cluster_s_token(monkeypatch: pytest.MonkeyPa
 
 def test_the_rendezvous_is_held_from_its_choice_to_its_use() -> None:
     first, second = Launch(2).both()
-    place = first.rendezvous(7)
-    assert (place.host, place.epoch) == ("127.0.0.1", 7)
-    assert second.rendezvous(7).listen_fd is None
-    with pytest.raises(OSError, match="in use"):
-        listen("127.0.0.1", place.port)
-    assert place.listen_fd is not None
-    serve_store(place.host, place.port, place.listen_fd, 5.0)  # closes it
+    found = [bootstrap.rendezvous(7) for bootstrap in (first, second)]
+    assert found[0].addresses == found[1].addresses and found[0].epoch == 7
+    for rank, rendezvous in enumerate(found):
+        host, port = rendezvous.addresses[rank]
+        assert host == "127.0.0.1"
+        with pytest.raises(OSError, match="in use"):
+            listen(host, port)
+        assert rendezvous.listen_fd is not None
+        with socket.socket(fileno=rendezvous.listen_fd) as listener:
+            assert listener.getsockname() == (host, port)
     for bootstrap in (first, second):
         bootstrap.close()
 

@@ -1,6 +1,6 @@
 """Ranks that are real processes: gloo collectives, channels over TCP, and the ways in which they end.
 
-This file is also the program of each rank: `python test_process_world.py SCENARIO RANK TP PP PORT LISTEN_FD`.
+This file is also the program of each rank: `python test_process_world.py SCENARIO RANK TP PP LISTEN_FD PORT ...`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,6 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.process_world import ProcessWorld
 from inflight.distributed.socket_channel import SocketMesh
 from inflight.distributed.stage_link import StageLink
-from inflight.distributed.store import reach_store
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import LostPeerError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
@@ -43,26 +42,31 @@ ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the ranks meet. `listen_fd` listens there; rank 0's store closes it."""
+class Places:
+    """Where the ranks listen: the port of each rank, and the descriptor of its socket. The world of the rank closes it."""
 
-    port: int
-    listen_fd: int
+    ports: tuple[int, ...]
+    fds: Mapping[int, int]
 
     @classmethod
-    def new(cls) -> Place:
-        listener = listen("127.0.0.1", 0)
-        return cls(listener.getsockname()[1], listener.detach())
+    def new(cls, layout: RankLayout) -> Places:
+        return cls.of([listen("127.0.0.1", 0) for _ in range(layout.world_size)])
+
+    @classmethod
+    def of(cls, listeners: Sequence[socket.socket]) -> Places:
+        ports = tuple(listener.getsockname()[1] for listener in listeners)
+        return cls(ports, {rank: listener.detach() for rank, listener in enumerate(listeners)})
 
 
-def join(rank: int, layout: RankLayout, place: Place, timeout_seconds: float = 30.0) -> ProcessWorld:
+def join(
+    rank: int, layout: RankLayout, places: Places, *, timeout_seconds: float = 30.0, epoch: int = 2
+) -> ProcessWorld:
     rendezvous = Rendezvous(
-        host="127.0.0.1",
-        port=place.port,
-        epoch=2,
+        epoch=epoch,
         timeout_seconds=timeout_seconds,
         token=TOKEN,
-        listen_fd=place.listen_fd if rank == 0 else None,
+        listen_fd=places.fds[rank],
+        addresses=tuple(("127.0.0.1", port) for port in places.ports),
     )
     return ProcessWorld(layout, rank, rendezvous, CPU)
 
@@ -87,12 +91,9 @@ def check_collectives(world: ProcessWorld) -> None:
     assert group.broadcast(drawn).tolist() == [5, -1]
 
 
-def pipeline(rank: int, layout: RankLayout, place: Place) -> ProcessWorld:
-    """Collectives; then twenty steps through all stages, each adding one, received as posted.
-
-    Returns the world: that of rank 0 holds the store, which the others need until they have their last channel.
-    """
-    world = join(rank, layout, place)
+def pipeline(rank: int, layout: RankLayout, places: Places) -> ProcessWorld:
+    """Collectives; then twenty steps through all stages, each adding one, received as posted. Returns the world."""
+    world = join(rank, layout, places)
     check_collectives(world)
     is_last = world.pp_rank == layout.pipeline_parallel_size - 1
     template = IntermediateTensors.template(8, torch.bfloat16, CPU)
@@ -136,9 +137,9 @@ def pipeline(rank: int, layout: RankLayout, place: Place) -> ProcessWorld:
     return world
 
 
-def waiting(rank: int, layout: RankLayout, place: Place) -> None:
+def waiting(rank: int, layout: RankLayout, places: Places) -> None:
     """Rank 0 waits for rank 1, which is killed meanwhile."""
-    world = join(rank, layout, place)
+    world = join(rank, layout, places)
     for freed in wait_for_the_other(world):
         print(freed, flush=True)
     world.close("done")
@@ -182,21 +183,21 @@ def spawned() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def spawn(scenario: str, layout: RankLayout, processes: list[subprocess.Popen[str]]) -> None:
-    place = Place.new()
-    arguments = (layout.tensor_parallel_size, layout.pipeline_parallel_size, place.port, place.listen_fd)
-    for rank in range(layout.world_size):
+    places, sizes = Places.new(layout), (layout.tensor_parallel_size, layout.pipeline_parallel_size)
+    for rank, listen_fd in places.fds.items():
+        arguments = (rank, *sizes, listen_fd, *places.ports)
         processes.append(
             PythonProcess(
-                [sys.executable, __file__, scenario, str(rank), *map(str, arguments)],
+                [sys.executable, __file__, scenario, *map(str, arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-                pass_fds=[place.listen_fd] if rank == 0 else [],
+                pass_fds=[listen_fd],
             )
         )
-    os.close(place.listen_fd)
+        os.close(listen_fd)
 
 
 @pytest.mark.full
@@ -210,9 +211,10 @@ def test_processes_do_what_threads_do(spawned: list[subprocess.Popen[str]]) -> N
 @pytest.mark.parametrize(("tp", "pp"), [(2, 2), (1, 3), (3, 2)])
 def test_groups_and_links_over_sockets(tp: int, pp: int) -> None:
     """The ranks are threads here, but know each other by sockets only."""
-    layout, place = RankLayout(tp, pp), Place.new()
+    layout = RankLayout(tp, pp)
+    places = Places.new(layout)
     with ThreadPoolExecutor(layout.world_size) as ranks:
-        for done in [ranks.submit(pipeline, rank, layout, place) for rank in range(layout.world_size)]:
+        for done in [ranks.submit(pipeline, rank, layout, places) for rank in range(layout.world_size)]:
             done.result(timeout=300)
 
 
@@ -230,10 +232,11 @@ def test_a_rank_that_is_killed_frees_the_others_at_once(spawned: list[subprocess
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_rank_that_does_not_come_is_not_waited_for(leaves: bool) -> None:
     """One that leaves frees the others at once, one that is silent within the time limit."""
-    place, timeout_seconds = Place.new(), 600.0 if leaves else 1.0
+    layout, timeout_seconds = RankLayout(2, 1), 600.0 if leaves else 1.0
+    places = Places.new(layout)
 
     def run(rank: int) -> tuple[list[str], float]:
-        world = join(rank, RankLayout(2, 1), place, timeout_seconds)
+        world = join(rank, layout, places, timeout_seconds=timeout_seconds)
         freed, start = wait_for_the_other(world, lambda: None), time.monotonic()
         if rank == 0 or leaves:
             world.close("done")
@@ -251,22 +254,18 @@ def test_a_rank_that_does_not_come_is_not_waited_for(leaves: bool) -> None:
         assert end - second.result(timeout=300)[1] < 100.0
 
 
-def join_at(listeners: list[socket.socket], epoch: int) -> list[ProcessWorld]:
-    """The worlds of two ranks of one stage, which know each other's addresses."""
-    rendezvous = Rendezvous(
-        epoch=epoch,
-        timeout_seconds=20.0,
-        token=TOKEN,
-        addresses=tuple(listener.getsockname()[:2] for listener in listeners),
-    )
-    return [ProcessWorld(RankLayout(2, 1), rank, rendezvous, CPU, listeners[rank]) for rank in range(2)]
+def join_both(epoch: int, listeners: Sequence[socket.socket] = ()) -> list[ProcessWorld]:
+    """The worlds of two ranks of one stage."""
+    layout = RankLayout(2, 1)
+    places = Places.of(listeners) if listeners else Places.new(layout)
+    return [join(rank, layout, places, timeout_seconds=20.0, epoch=epoch) for rank in range(2)]
 
 
 def test_a_group_lives_on_in_the_next_epoch() -> None:
     groups: list[TensorParallelGroup | None] = [None, None]
     with ThreadPoolExecutor(2) as ranks:
         for epoch in (3, 4):
-            worlds = join_at([listen("127.0.0.1", 0) for _ in range(2)], epoch)
+            worlds = join_both(epoch)
             connected = list(ranks.map(lambda world, old: world.tensor_parallel_group("model", old), worlds, groups))
             assert epoch == 3 or connected == groups
             groups = [*connected]
@@ -289,7 +288,7 @@ class Part:
 
 
 def test_what_is_made_while_the_world_closes_is_closed_too() -> None:
-    world, other = join_at([listen("127.0.0.1", 0) for _ in range(2)], 5)
+    world, other = join_both(5)
     first, second, late = Part(), Part(), Part()
     assert world._own(first) is first and world._own(second) is second
     assert not world.is_waiting
@@ -305,7 +304,7 @@ def test_what_is_made_while_the_world_closes_is_closed_too() -> None:
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_no_connection_of_a_group_that_could_not_be_made_is_left(monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
-    world, other = join_at([listen("127.0.0.1", 0) for _ in range(2)], 5)
+    world, other = join_both(5)
     made: list[socket.socket] = []
 
     def connection(peer: int, name: str) -> socket.socket:
@@ -331,7 +330,9 @@ def test_a_world_that_is_closed_waits_for_no_channel(rank: int) -> None:
         for caller in filling:  # the queue of a listener is full: further callers wait
             caller.setblocking(False)
             caller.connect_ex(full.getsockname())
-        world = join_at([listen("127.0.0.1", 0), full] if rank == 0 else [full, listen("127.0.0.1", 0)], 300)[rank]
+        listeners = [listen("127.0.0.1", 0), full.dup()]
+        worlds = join_both(300, listeners if rank == 0 else listeners[::-1])
+        world, other = worlds[rank], worlds[1 - rank]
         with ThreadPoolExecutor(1) as thread:
             waiting = thread.submit(world.channel, 1 - rank, "x")
             with pytest.raises(TimeoutError):
@@ -341,34 +342,27 @@ def test_a_world_that_is_closed_waits_for_no_channel(rank: int) -> None:
             with pytest.raises(ConnectionError, match="has stopped its communication"):
                 waiting.result(300)
             assert time.monotonic() - start < 60
+        other.close("the test is over")
         for caller in filling:
             caller.close()
 
 
-def test_the_store_holds_no_secret() -> None:
-    """Nobody is asked for a token before he reads it."""
-    layout, place = RankLayout(1, 2), Place.new()
-    with ThreadPoolExecutor(2) as ranks:
-        worlds = [done.result(300) for done in [ranks.submit(join, rank, layout, place) for rank in range(2)]]
-    store = reach_store("127.0.0.1", place.port, 5.0, asked="a stranger", where="the store")
-    found = b"".join(store.get(key) for key in store.list_keys())
-    assert found.count(b"127.0.0.1 ") == 2
-    assert TOKEN not in found and TOKEN.hex().encode() not in found
-    for world in worlds:
-        world.close("done")
-
-
-def test_ranks_may_come_before_rank_0_serves() -> None:
-    """The socket listens from the beginning: nobody else can take the port, and no caller is turned away."""
-    layout, place = RankLayout(1, 2), Place.new()
-    with ThreadPoolExecutor(1) as late:
-        second = late.submit(join, 1, layout, place)
+def test_a_rank_may_call_another_before_it_joins() -> None:
+    """The sockets listen from the beginning: nobody else can take a port, and no caller is turned away."""
+    layout = RankLayout(2, 1)
+    places = Places.new(layout)
+    first = join(0, layout, places)
+    with ThreadPoolExecutor(1) as early:
+        group = early.submit(first.tensor_parallel_group, "model")
         with pytest.raises(TimeoutError):
-            second.result(0.2)
+            group.result(0.2)
         with pytest.raises(OSError, match="in use"):
-            listen("127.0.0.1", place.port)
-        join(0, layout, place).close("done")
-        second.result(300).close("done")
+            listen("127.0.0.1", places.ports[1])
+        second = join(1, layout, places)
+        second.tensor_parallel_group("model")
+        group.result(300)
+    for world in (first, second):
+        world.close("done")
 
 
 def test_the_token_does_not_travel() -> None:
@@ -462,5 +456,5 @@ def test_a_peer_without_a_route_is_named_in_a_connection_error() -> None:
 
 if __name__ == "__main__":
     run = {"pipeline": pipeline, "waiting": waiting}[sys.argv[1]]
-    rank, tp, pp, port, listen_fd = map(int, sys.argv[2:])
-    run(rank, RankLayout(tp, pp), Place(port, listen_fd))
+    rank, tp, pp, listen_fd, *ports = map(int, sys.argv[2:])
+    run(rank, RankLayout(tp, pp), Places(tuple(ports), {rank: listen_fd}))

@@ -239,8 +239,6 @@ scheduler_stats = st.builds(
 )
 rendezvous = st.builds(
     Rendezvous,
-    host=texts,
-    port=ids,
     epoch=ids,
     timeout_seconds=st.floats(0, 99),
     token=st.binary(max_size=40),
