@@ -145,6 +145,11 @@ class EngineArgs:
         metavar="none|MS",
         parse=_parse_milliseconds,
     )
+    kv_events_config: Mapping[str, Any] | None = _engine(  # Any: `resolve` checks the values
+        None,
+        "Publish which blocks are in the prefix cache, for routers outside, as JSON with vLLM's fields. Example: "
+        '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}\'.',
+    )
     max_num_partial_prefills: int = _engine(4, "Most prompts that are computed in part at the same time.", **_COUNT)
     max_long_partial_prefills: int = _engine(
         1,

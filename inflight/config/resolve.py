@@ -29,6 +29,8 @@ from inflight.config.engine import (
 )
 from inflight.config.engine_args import EngineArgs
 from inflight.config.fault_tolerance import resolve_fault_tolerance
+from inflight.config.json_option import from_json
+from inflight.config.kv_events import resolve_kv_events
 from inflight.config.machine import Machine
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.ranks import ranks_of_node
@@ -36,7 +38,6 @@ from inflight.config.unknown_family import native_refusal
 from inflight.config.weight_format import GGUF
 from inflight.errors import ConfigError
 from inflight.hub import GGUF_SUFFIX
-from inflight.setting import check_values, unknown_name
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -147,6 +148,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         lambda: resolve_quantization(args, machine, _weight_format(folder, architecture)),
         lambda: resolve_kv_cache_dtype(args.kv_cache_dtype, args.dtype, machine),
         lambda: resolve_speculative(args.speculative_config),
+        lambda: resolve_kv_events(args.kv_events_config, enable_prefix_caching=args.enable_prefix_caching),
         lambda: resolve_fault_tolerance(args.enable_fault_tolerance, args.fault_tolerance_config),
     ]
     found: list[str] = []
@@ -166,15 +168,7 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | 
     """
     if given is None:
         return None
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"speculative_config={given!r} is not a dictionary like {{'method': 'ngram'}}; give one, or leave it out"
-        )
-    if unknown := unknown_name(SpeculativeConfig, given):
-        raise ConfigError(f"speculative_config has no {unknown}; correct it, or leave it out")
-    for problem in check_values(SpeculativeConfig, {"method": None, **given}).values():
-        raise ConfigError(f"speculative_config: {problem}; give one, or leave speculative_config out")
-    config = SpeculativeConfig(**given)
+    config = from_json(SpeculativeConfig, "speculative_config", given, needed="method")
     low, high = config.prompt_lookup_min, config.prompt_lookup_max
     if low > high and "prompt_lookup_min" not in given:
         return replace(config, prompt_lookup_min=high)
@@ -323,6 +317,7 @@ def resolve_cache(
         memory_bytes=args.kv_cache_memory_bytes,
         memory_utilization=args.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[machine.device],
         usual_sequence_len=min(max_model_len, USUAL_SEQUENCE_LEN) if is_shared else None,
+        events=resolve_kv_events(args.kv_events_config, enable_prefix_caching=args.enable_prefix_caching),
     )
 
 

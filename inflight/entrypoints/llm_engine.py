@@ -67,6 +67,8 @@ class LLMEngine:
                 "the engine runs in this process, as one replica: leave data_parallel_size out"
             )
         config = resolve_config(args)
+        if config.cache.events is not None:
+            raise ConfigError("kv_events_config: only `inflight serve` and AsyncLLM publish events; leave it out")
         input_processor = make_input_processor(args, config)
         tokenizer = input_processor.tokenizer
         with placement_hidden():  # the executor may import torch here, in a thread of the user's program

@@ -27,13 +27,12 @@ BlockKey = tuple[bytes, int]  # (name of the content, KV group)
 class BlockPool:
     """
     Attributes:
-        on_change: called with a key and True when the key joins the index, and with the key and False when it leaves the index.
-            None if nobody wants to know.
+        watchers: called with a key and True when the key joins the index, and with the key and False when it leaves the index.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.on_change: Callable[[BlockKey, bool], None] | None = None
+        self.watchers: list[Callable[[BlockKey, bool], None]] = []
         self._ref_counts = [0] * num_blocks
         self._ref_counts[DUMMY_BLOCK] = 1
         self._keys: list[BlockKey | None] = [None] * num_blocks
@@ -109,8 +108,8 @@ class BlockPool:
         if key not in self._index:
             self._index[key] = block_id
             self._keys[block_id] = key
-            if self.on_change is not None:
-                self.on_change(key, True)
+            for watch in self.watchers:
+                watch(key, True)
 
     def forget_all(self) -> None:
         """Remove all blocks from the index. Blocks in use stay in use; cached blocks become empty."""
@@ -124,8 +123,8 @@ class BlockPool:
         if key is not None:
             del self._index[key]
             self._keys[block_id] = None
-            if self.on_change is not None:
-                self.on_change(key, False)
+            for watch in self.watchers:
+                watch(key, False)
 
     def check_integrity(self, references: dict[int, int]) -> None:
         """Assert every invariant. `references`: block id -> how many block tables contain it."""

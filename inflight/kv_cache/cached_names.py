@@ -6,12 +6,12 @@ from inflight.kv_cache.block_pool import BlockKey, BlockPool
 
 
 class CachedNames:
-    """Watches one KV group of a pool. Only one object may watch a pool."""
+    """Watches one KV group of a pool."""
 
     def __init__(self, pool: BlockPool, group: int) -> None:
         self._pool, self._group = pool, group
         self._changes: dict[bytes, bool] = {}  # name -> whether it is cached now
-        pool.on_change = self._note
+        pool.watchers.append(self._note)
 
     def _note(self, key: BlockKey, is_cached: bool) -> None:
         name, group = key

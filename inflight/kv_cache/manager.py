@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig
 from inflight.interface.request import Int32Array
+from inflight.kv_cache.block_events import BlockEvents
 from inflight.kv_cache.block_hash import BlockHasher
 from inflight.kv_cache.block_pool import BlockPool
 from inflight.kv_cache.cached_names import CachedNames
@@ -62,13 +63,22 @@ class KVCacheManager:
         self._caching = enable_prefix_caching
         self._hasher = BlockHasher(fingerprint, self.block_size)
         self.pool = BlockPool(config.num_blocks)
+        self._events: BlockEvents | None = None
         self._groups = [CacheGroup(index, group.spec, self.pool) for index, group in enumerate(config.groups)]
 
     def watch_names(self) -> CachedNames:
         """Returns an object that notes which names of blocks join and leave the prefix cache. Of several KV groups it watches
         the first one that has keys and values."""
-        groups = [index for index, group in enumerate(self._groups) if not group.has_states]
-        return CachedNames(self.pool, groups[0] if groups else 0)
+        return CachedNames(self.pool, self._watched_group)
+
+    def watch_blocks(self) -> BlockEvents:
+        """Like `watch_names`, but the object also notes the tokens of the blocks."""
+        self._events = BlockEvents(self.pool, self._watched_group, self.block_size)
+        return self._events
+
+    @property
+    def _watched_group(self) -> int:
+        return next((index for index, group in enumerate(self._groups) if not group.has_states), 0)
 
     @property
     def num_groups(self) -> int:
@@ -150,16 +160,17 @@ class KVCacheManager:
         """Whether there are full blocks that `commit` has not processed."""
         return num_computed_tokens // self.block_size > blocks.num_committed
 
-    def num_named_tokens(self, blocks: RequestBlocks) -> int:
-        """How many tokens are in blocks whose names are computed."""
-        return len(blocks.hashes) * self.block_size
+    def num_known_tokens(self, blocks: RequestBlocks) -> int:
+        """How many of the first tokens `commit` need not get: those in blocks whose names are computed. If tokens are told to
+        others, those in blocks that were committed."""
+        return (len(blocks.hashes) if self._events is None else blocks.num_committed) * self.block_size
 
     def commit(
         self, blocks: RequestBlocks, token_ids: Int32Array, num_computed_tokens: int, *, first_token: int = 0
     ) -> None:
         """Name full blocks, and free blocks that are outside the sliding window now. Call this when tokens
         `[0, num_computed_tokens)` are computed, and only if `has_full_blocks` is true. `token_ids` are the tokens from position
-        `first_token` on, which may be up to `num_named_tokens`."""
+        `first_token` on, which may be up to `num_known_tokens`."""
         num_full = num_computed_tokens // self.block_size
         is_named = self._caching and blocks.may_be_named
         if is_named:
@@ -170,6 +181,10 @@ class KVCacheManager:
                     if table[i] != DUMMY_BLOCK and (not group.has_states or self._is_snapshot(blocks, i)):
                         group.name(table[i], blocks.hashes[i])
             group.leave_window(table, blocks.num_committed, num_computed_tokens)
+        if self._events is not None and is_named:
+            is_salted = blocks.root != self._hasher.root("")
+            committed = blocks.hashes, blocks.num_committed, num_full
+            self._events.note_commit(*committed, token_ids, first_token, is_salted=is_salted)
         blocks.num_committed = num_full
 
     def free(self, blocks: RequestBlocks) -> None:
@@ -183,6 +198,8 @@ class KVCacheManager:
     def reset_prefix_cache(self, running: Iterable[RequestBlocks]) -> None:
         """Remove all names. `running`: the blocks of all requests that have blocks now."""
         self.pool.forget_all()
+        if self._events is not None:
+            self._events.note_reset()
         for blocks in running:
             blocks.may_be_named = False
 

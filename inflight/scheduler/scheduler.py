@@ -366,7 +366,7 @@ class Scheduler:
             self._may_have_prompts |= request.has_untold_tokens
             num_computed = min(num_computed, request.num_tokens)
             if request.status is RequestStatus.RUNNING and self._kv_cache.has_full_blocks(request.blocks, num_computed):
-                first = self._kv_cache.num_named_tokens(request.blocks)
+                first = self._kv_cache.num_known_tokens(request.blocks)
                 self._kv_cache.commit(request.blocks, request.token_ids_from(first), num_computed, first_token=first)
             if added.finish_reason is not None:
                 self._finish(request)

@@ -38,7 +38,8 @@ class EngineCore(StepLoop):
         grammars: compiles the grammars of requests and makes their masks. The core closes it.
 
     Attributes:
-        cached_names: the names of blocks that have joined and left the prefix cache; None if nobody wants to know.
+        cached_names, block_events: the names and the tokens of blocks that have joined and left the prefix cache; None if
+            nobody wants to know.
         on_fault_status: called when a recovery of the ranks begins and when it ends. By default it does nothing.
     """
 
@@ -62,6 +63,7 @@ class EngineCore(StepLoop):
         self.kv_cache_config = kv_cache_config
         self.scheduler_config = config.scheduler
         self.cached_names = kv_cache.watch_names() if parallel.routes_by_prefix else None
+        self.block_events = kv_cache.watch_blocks() if config.cache.events is not None else None
         self.on_fault_status: Callable[[FaultStatus], None] = lambda status: None
         self._grammars = grammars
         self._has_peers = parallel.world_size > 1

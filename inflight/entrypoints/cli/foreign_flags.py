@@ -139,7 +139,7 @@ REFUSED = {
         --middleware --tool-parser-plugin --reasoning-parser-plugin --logits-processors --io-processor-plugin
         --worker-cls --worker-extension-cls --scheduler-cls --model-class-overrides --additional-config""",
     "KV caches are not transferred": """
-        --kv-transfer-config --kv-offloading-size --kv-offloading-backend --kv-events-config --ec-transfer-config
+        --kv-transfer-config --kv-offloading-size --kv-offloading-backend --ec-transfer-config
         --ec-manager-config""",
     "only texts are generated; there are no embeddings or scores": "--runner --convert --pooler-config --task",
     "use --speculative-config": """

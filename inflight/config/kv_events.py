@@ -1,0 +1,49 @@
+"""`KVEventsConfig`: whether and where replicas publish which blocks are in their prefix caches. Names and values are vLLM's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inflight.config.json_option import from_json
+from inflight.errors import ConfigError
+from inflight.setting import setting
+
+_TCP = re.compile(r"tcp://\S+:\d{1,5}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVEventsConfig:
+    """`endpoint` and `replay_endpoint` are addresses of ZeroMQ. Replica n adds n to their ports."""
+
+    enable_kv_cache_events: bool = setting(False, "Whether events are published.")
+    publisher: str | None = setting(None, "null: nothing is published.", choices=("zmq", "null"))
+    endpoint: str = setting("tcp://*:5557", "Where events are published.")
+    replay_endpoint: str | None = setting(None, "Where a subscriber can ask for the last events again.")
+    buffer_steps: int = setting(10_000, "How many messages can be asked for again.", bounds=(1, 2**20))
+    hwm: int = setting(100_000, "Most messages that wait for one subscriber; further ones are lost.", bounds=(1, 2**30))
+    max_queue_size: int = setting(100_000, "Most messages that wait to be published.", bounds=(1, 2**30))
+    topic: str = setting("", "The topic of the messages.")
+
+
+def resolve_kv_events(
+    given: Mapping[str, Any] | None, *, enable_prefix_caching: bool
+) -> KVEventsConfig | None:  # Any: checked here
+    """Returns the config that `given` (`EngineArgs.kv_events_config`) describes; None if nothing is published.
+
+    Raises:
+        ConfigError: a wrong value, or there is no prefix cache.
+    """
+    config = from_json(KVEventsConfig, "kv_events_config", given or {})
+    for endpoint in (config.endpoint, config.replay_endpoint):
+        if endpoint is not None and not _TCP.fullmatch(endpoint):
+            raise ConfigError(
+                f"kv_events_config: {endpoint!r} is not an endpoint; give one like 'tcp://*:5557', or leave it out"
+            )
+    if not config.enable_kv_cache_events or config.publisher == "null":
+        return None
+    if not enable_prefix_caching:
+        raise ConfigError("kv_events_config with enable_prefix_caching=False: nothing is cached; leave one of them out")
+    return config

@@ -1,0 +1,118 @@
+"""What a subscriber of ZeroMQ gets, read as vLLM's own subscribers read it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+import zmq
+
+from benchmarks.shared.free_port import free_port
+from inflight.config.kv_events import KVEventsConfig
+from inflight.engine.process import kv_event_publisher
+from inflight.engine.process.kv_event_publisher import KVEventPublisher
+from inflight.errors import ConfigError
+from inflight.interface.block_events import BlockEvent, BlockRemoved
+from inflight.interface.block_events import BlockStored as OurBlockStored
+from tests.support.kv_event_stream import AllBlocksCleared, Batch, BlocksRemoved, BlockStored, connect
+
+
+def ports() -> tuple[int, int]:
+    """Two free ports; the publishers of replica 1 use the ports behind them."""
+    return free_port(), free_port()
+
+
+@contextmanager
+def published(
+    replica: int = 0, **fields: int | str
+) -> Iterator[tuple[KVEventPublisher, zmq.Context[zmq.Socket[bytes]], KVEventsConfig]]:
+    first, second = ports()
+    config = KVEventsConfig(
+        enable_kv_cache_events=True,
+        endpoint=f"tcp://*:{first - replica}",
+        replay_endpoint=f"tcp://127.0.0.1:{second - replica}",
+        topic="kv",
+        **fields,  # type: ignore[arg-type]  # the fields that are numbers
+    )
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    publisher = KVEventPublisher(config, replica)
+    try:
+        yield publisher, context, config
+    finally:
+        publisher.close()
+        context.destroy(linger=0)
+
+
+def stored(number: int) -> BlockEvent:
+    return OurBlockStored(block_hashes=[number], parent_block_hash=None, token_ids=[1, 2], block_size=2)
+
+
+def replayed(socket: zmq.Socket[bytes], first: int) -> list[tuple[int, Batch]]:
+    socket.send_multipart([b"", first.to_bytes(8, "big")])
+    found = []
+    while True:
+        _, number, payload = socket.recv_multipart()
+        if number == kv_event_publisher.END:
+            assert payload == b""
+            return found
+        found.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload, type=Batch)))
+
+
+def test_a_subscriber_reads_events_and_asks_for_those_that_it_lacks() -> None:
+    with published(replica=1) as (publisher, context, config):
+        subscriber = connect(context, zmq.SUB, config.endpoint, replica=1)
+        subscriber.setsockopt(zmq.SUBSCRIBE, b"kv")
+        subscriber.setsockopt(zmq.RCVTIMEO, 50)
+        number = -1
+        for number in range(2400):  # until the subscription has arrived
+            publisher.publish([stored(2**64 - 1 - number), BlockRemoved(block_hashes=[7])])
+            try:
+                topic, got, payload = subscriber.recv_multipart()
+            except zmq.Again:
+                continue
+            if int.from_bytes(got, "big") > 0:  # message 0 says that the cache is empty
+                break
+        batch = msgspec.msgpack.decode(payload, type=Batch)
+        assert topic == b"kv" and abs(batch.ts - time.time()) < 600 and batch.data_parallel_rank == 1
+        index = int.from_bytes(got, "big")
+        assert batch.events == [
+            BlockStored([2**64 - index], None, [1, 2], 2, None, "GPU", None),
+            BlocksRemoved([7], "GPU"),
+        ]
+        replay = connect(context, zmq.DEALER, str(config.replay_endpoint), replica=1)
+        everything = replayed(replay, 0)
+        assert [each for each, _ in everything] == list(range(number + 2))
+        assert everything[0][1].events == [AllBlocksCleared()]
+        assert replayed(replay, number + 1) == everything[-1:]
+        replay.send_multipart([b"", b"what"])
+        assert replayed(replay, number + 2) == [], "a bad question has no answer, and does no harm"
+
+
+def test_only_so_many_messages_are_kept() -> None:
+    with published(buffer_steps=3) as (publisher, context, config):
+        for number in range(9):
+            publisher.publish([stored(number)])
+        replay = connect(context, zmq.DEALER, str(config.replay_endpoint))
+        while (found := [each for each, _ in replayed(replay, 0)]) != [7, 8, 9]:
+            assert len(found) <= 3
+
+
+def test_a_queue_that_is_full_loses_a_message_and_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVEventPublisher, "_run", lambda self: None)  # nobody sends
+    with published(max_queue_size=2) as (publisher, _, _config):
+        for number in range(3):  # with the first message, that the cache is empty
+            publisher.publish([stored(number)])
+        assert [number for number, _ in publisher._waiting] == [0, 1]
+        publisher._waiting.popleft()
+        publisher.publish([stored(9)])
+        assert [number for number, _ in publisher._waiting] == [1, 4]
+        publisher._context.destroy(linger=0)
+
+
+def test_a_port_that_is_taken() -> None:
+    message = r"tcp://\*:\d+ cannot be used: Address already in use .*; give an address"
+    with published() as (_, _context, config), pytest.raises(ConfigError, match=message):
+        KVEventPublisher(config, 0)
