@@ -229,13 +229,8 @@ class EngineArgs:
         flags=("--data-parallel-rank", "-dpn"),
         bounds=(0, 63),
     )
-    data_parallel_external_lb: bool = _parallel(
-        False, "The same: give --data-parallel-rank, too.", flags=("--data-parallel-external-lb", "-dpe")
-    )
     data_parallel_hybrid_lb: bool = _parallel(
-        False,
-        "Each of several servers has --data-parallel-size-local replicas, and a load balancer is before all.",
-        flags=("--data-parallel-hybrid-lb", "-dph"),
+        False, "One of several servers, each with some of the replicas.", flags=("--data-parallel-hybrid-lb", "-dph")
     )
     data_parallel_size_local: int | None = _parallel(
         None, "Replicas of this server.", flags=("--data-parallel-size-local", "-dpl"), bounds=(1, 64)
@@ -365,22 +360,11 @@ class EngineArgs:
         local, start = self.data_parallel_size_local, self.data_parallel_start_rank
         if self.data_parallel_rank is not None:
             if self.data_parallel_hybrid_lb or local not in (None, 1) or start:
-                yield (
-                    f"data_parallel_rank={self.data_parallel_rank} is the only replica of this server; leave "
-                    "data_parallel_hybrid_lb, data_parallel_size_local and data_parallel_start_rank out"
-                )
-        elif self.data_parallel_external_lb:
-            yield "data_parallel_external_lb=True: give data_parallel_rank, the number of this server's only replica"
+                yield "data_parallel_rank is the only replica of a server; leave data_parallel_size_local and the like out"
         elif self.data_parallel_hybrid_lb:
             if local is None:
                 yield "data_parallel_hybrid_lb=True: give data_parallel_size_local, how many replicas this server has"
         elif start or local not in (None, self.data_parallel_size):
-            yield (
-                f"data_parallel_size_local={local}, data_parallel_start_rank={start}: a server has no replicas on other "
-                "machines; give data_parallel_hybrid_lb, and start such a server on each machine, behind a load balancer"
-            )
+            yield f"data_parallel_size_local={local}: give data_parallel_hybrid_lb, too; a server has no replicas elsewhere"
         if self.replicas.stop > self.data_parallel_size:
-            yield (
-                f"replicas {self.replicas.start} to {self.replicas.stop - 1} are counted from 0, and "
-                f"data_parallel_size={self.data_parallel_size}; raise it, or lower one of the others"
-            )
+            yield f"data_parallel_size={self.data_parallel_size}: this server has a replica behind the last; raise it"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inflight.errors import ConfigError
-from inflight.setting import setting, settings_of
+from inflight.config.json_option import from_json
+from inflight.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class FaultToleranceConfig:
     """
     Attributes:
         enabled: repair the engine after a fault. If it is False, a fault of the engine ends it, and all its requests fail.
-        engine_recovery_timeout_seconds: the longest time that one recovery may take. If ranks need longer, the engine's process
+        engine_recovery_timeout_sec: the longest time that one recovery may take. If ranks need longer, the engine's process
             is started again. If the engine's process needs longer to start, the engine is given up.
         resume_requests_after_recovery: requests in flight go on after a recovery. If it is False, they fail with an error.
         max_recoveries: the most recoveries within one hour. A further fault ends the engine. Recoveries of ranks, restarts of
@@ -24,22 +24,13 @@ class FaultToleranceConfig:
             engine core with a process for each rank waits, too, unless there are ranks on several machines.
     """
 
-    enabled: bool = True
-    engine_recovery_timeout_seconds: float = setting(
+    enabled: bool = setting(True, "Whether the engine is repaired.")
+    engine_recovery_timeout_sec: float = setting(
         120.0, "Longest time of a recovery.", bounds=(0, 86400), excludes_low=True
     )
     resume_requests_after_recovery: bool = setting(True, "Whether requests in flight go on after a recovery.")
     max_recoveries: int = setting(10, "Most recoveries within one hour.", bounds=(0, 65536))
     spare_workers: int = setting(0, "Processes that wait to replace a rank.", bounds=(0, 64))
-
-
-# name in the option's JSON -> name of the attribute. vLLM uses the first two names, too.
-_FIELDS = {
-    "engine_recovery_timeout_sec": "engine_recovery_timeout_seconds",
-    "resume_requests_after_recovery": "resume_requests_after_recovery",
-    "max_recoveries": "max_recoveries",
-    "spare_workers": "spare_workers",
-}
 
 
 def resolve_fault_tolerance(
@@ -50,14 +41,5 @@ def resolve_fault_tolerance(
     Raises:
         ConfigError: an unknown field, or a value out of bounds.
     """
-    declared = settings_of(FaultToleranceConfig)
-    values: dict[str, Any] = {}
-    for name, value in (given or {}).items():
-        if name not in _FIELDS:
-            raise ConfigError(
-                f"fault_tolerance_config has no field {name!r}; known are {', '.join(_FIELDS)}; correct it, or leave it out"
-            )
-        if problem := replace(declared[_FIELDS[name]], name=name).problem(value):
-            raise ConfigError(f"fault_tolerance_config: {problem}; give one, or leave {name} out")
-        values[_FIELDS[name]] = value
-    return FaultToleranceConfig(enabled=enabled, **values)
+    config = from_json(FaultToleranceConfig, "fault_tolerance_config", given or {})
+    return replace(config, enabled=enabled and config.enabled)

@@ -28,10 +28,9 @@ class KVEventsConfig:
     topic: str = setting("", "The topic of the messages.")
 
 
-def resolve_kv_events(
-    given: Mapping[str, Any] | None, *, enable_prefix_caching: bool
-) -> KVEventsConfig | None:  # Any: checked here
-    """Returns the config that `given` (`EngineArgs.kv_events_config`) describes; None if nothing is published.
+def resolve_kv_events(given: Mapping[str, Any] | None, is_caching: bool) -> KVEventsConfig | None:  # Any: checked here
+    """Returns the config that `given` (`EngineArgs.kv_events_config`) describes; None if nothing is published. `is_caching`:
+    whether there is a prefix cache.
 
     Raises:
         ConfigError: a wrong value, or there is no prefix cache.
@@ -40,10 +39,10 @@ def resolve_kv_events(
     for endpoint in (config.endpoint, config.replay_endpoint):
         if endpoint is not None and not _TCP.fullmatch(endpoint):
             raise ConfigError(
-                f"kv_events_config: {endpoint!r} is not an endpoint; give one like 'tcp://*:5557', or leave it out"
+                f"kv_events_config: {endpoint!r} is no endpoint; give one like 'tcp://*:5557', or leave it out"
             )
     if not config.enable_kv_cache_events or config.publisher == "null":
         return None
-    if not enable_prefix_caching:
+    if not is_caching:
         raise ConfigError("kv_events_config with enable_prefix_caching=False: nothing is cached; leave one of them out")
     return config

@@ -108,7 +108,7 @@ class RayPlacement:
             address == "local" or "://" in address
         ):  # Ray would start a cluster that ends with this process, or use a proxy
             raise ConfigError(
-                f"RAY_ADDRESS={address!r} names no running cluster: give host:port of its head, or leave RAY_ADDRESS out"
+                f"RAY_ADDRESS={address!r} names no running cluster; give host:port of its head, or leave it out"
             )
         try:
             ray.init(address=address, logging_level=logging.WARNING)

@@ -72,7 +72,7 @@ class RecoveryResult:
 
 def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> RecoveryResult:
     """See `Executor.recover`."""
-    seconds = limits.config.engine_recovery_timeout_seconds
+    seconds = limits.config.engine_recovery_timeout_sec
     deadline = time.monotonic() + seconds
     replaced: set[int] = set()
     num_lost = 0  # how many tries in a row have started processes in vain

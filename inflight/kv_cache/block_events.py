@@ -4,63 +4,54 @@ from __future__ import annotations
 
 from inflight.interface.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
 from inflight.interface.request import Int32Array
-from inflight.kv_cache.block_pool import BlockKey, BlockPool
+from inflight.kv_cache.cached_names import CachedNames
 
 
 class BlockEvents:
-    """Watches one KV group of a pool. Blocks of requests with a `cache_salt` are left out: routers know blocks by their tokens
-    only, and cannot tell such a block from one without a salt."""
+    """`names` watches one KV group of a pool. Blocks of requests with a `cache_salt` are left out: routers know blocks by their
+    tokens only, and cannot tell such a block from one without a salt."""
 
-    def __init__(self, pool: BlockPool, group: int, block_size: int) -> None:
-        self._group, self._block_size = group, block_size
-        self._new: set[bytes] = set()  # names that joined the cache, and are not told yet
+    def __init__(self, names: CachedNames, block_size: int) -> None:
+        self._names, self._block_size = names, block_size
         self._told: set[bytes] = set()  # names in the cache that were told
         self._events: list[BlockEvent] = []
-        pool.watchers.append(self._note)
 
-    def _note(self, key: BlockKey, is_cached: bool) -> None:
-        name, group = key
-        if group != self._group:
-            return
-        if is_cached:
-            self._new.add(name)
-        elif name in self._told:
-            self._told.remove(name)
-            if not (self._events and isinstance(last := self._events[-1], BlockRemoved)):
-                self._events.append(last := BlockRemoved(block_hashes=[]))
-            last.block_hashes.append(_number(name))
-        else:
-            self._new.discard(name)
+    def _follow(self) -> set[bytes]:
+        """Note which blocks have left the cache. Returns the names that have joined it since the last call."""
+        changes = self._names.take()
+        gone = [name for name, is_cached in changes.items() if not is_cached and name in self._told]
+        if gone:
+            self._told.difference_update(gone)
+            self._events.append(BlockRemoved(block_hashes=[_number(name) for name in gone]))
+        return {name for name, is_cached in changes.items() if is_cached} - self._told
 
     def note_commit(
         self, names: list[bytes], start: int, stop: int, token_ids: Int32Array, first_token: int, *, is_salted: bool
     ) -> None:
         """A request has committed its blocks [start, stop). `names` are the names of its first blocks, `token_ids` its tokens
         from position `first_token` on."""
-        stored: BlockStored | None = None
-        for index in range(start, stop) if self._new and not is_salted else ():
-            name = names[index]
-            if name not in self._new:  # the cache has this block already, or it is outside the sliding window
-                stored = None
+        new = self._follow()
+        for index in range(start, stop) if new and not is_salted else ():
+            if (name := names[index]) not in new:  # the cache has this block already, or it is outside the window
                 continue
-            if stored is None:
-                parent = _number(names[index - 1]) if index else None
-                stored = BlockStored(
-                    block_hashes=[], parent_block_hash=parent, token_ids=[], block_size=self._block_size
-                )
-                self._events.append(stored)
             begin = index * self._block_size - first_token
-            stored.block_hashes.append(_number(name))
-            stored.token_ids += token_ids[begin : begin + self._block_size].tolist()
+            stored = BlockStored(
+                block_hashes=[_number(name)],
+                parent_block_hash=_number(names[index - 1]) if index else None,
+                token_ids=token_ids[begin : begin + self._block_size].tolist(),
+                block_size=self._block_size,
+            )
+            self._events.append(stored)
             self._told.add(name)
-        self._new.clear()
 
     def note_reset(self) -> None:
         """All blocks have left the cache."""
+        self._follow()
         self._events = [AllBlocksCleared()]
 
     def take(self) -> list[BlockEvent]:
         """Returns what has happened since the last call."""
+        self._follow()
         events, self._events = self._events, []
         return events
 

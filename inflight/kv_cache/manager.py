@@ -69,16 +69,13 @@ class KVCacheManager:
     def watch_names(self) -> CachedNames:
         """Returns an object that notes which names of blocks join and leave the prefix cache. Of several KV groups it watches
         the first one that has keys and values."""
-        return CachedNames(self.pool, self._watched_group)
+        groups = [index for index, group in enumerate(self._groups) if not group.has_states]
+        return CachedNames(self.pool, groups[0] if groups else 0)
 
     def watch_blocks(self) -> BlockEvents:
         """Like `watch_names`, but the object also notes the tokens of the blocks."""
-        self._events = BlockEvents(self.pool, self._watched_group, self.block_size)
+        self._events = BlockEvents(self.watch_names(), self.block_size)
         return self._events
-
-    @property
-    def _watched_group(self) -> int:
-        return next((index for index, group in enumerate(self._groups) if not group.has_states), 0)
 
     @property
     def num_groups(self) -> int:

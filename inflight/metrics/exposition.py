@@ -54,17 +54,10 @@ class CountingHistogram(Histogram):
 class Exposition(Collector):
     """Owns the metrics of `instruments`. They are in no global registry, so that a process may have several expositions."""
 
-    def __init__(
-        self,
-        instruments: Iterable[Instrument],
-        model_name: str,
-        engines: range = range(1),
-        *,
-        names_engines: bool = False,
-    ) -> None:
-        """With `names_engines`, the metrics of `OF_ENGINE` have the number of the engine as their second label."""
-        self._model_name, self._names_engines = model_name, names_engines
-        if names_engines:
+    def __init__(self, instruments: Iterable[Instrument], model_name: str, engines: range | None = None) -> None:
+        """With `engines`, the metrics of `OF_ENGINE` have the number of the engine as their second label."""
+        self._model_name, self._names_engines = model_name, engines is not None
+        if engines is not None:
             instruments = [
                 replace(each, labels=(ENGINE_LABEL, *each.labels)) if each.name in OF_ENGINE else each
                 for each in instruments
@@ -75,7 +68,7 @@ class Exposition(Collector):
             if not instrument.labels:  # expose 0 from the start, so that a rate counts the first increase, too
                 self.get(instrument.name)
             elif instrument.labels == (ENGINE_LABEL,):
-                for engine in engines:
+                for engine in engines or ():
                     self.get(instrument.name, engine=engine)
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self._multiprocess = MultiProcessCollector(None, folder) if folder else None  # type: ignore[no-untyped-call]

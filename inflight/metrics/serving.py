@@ -20,7 +20,7 @@ class ServingMetrics(EngineObserver):
 
     def __init__(self, model_name: str, *, records_engine: bool = True, engines: range | None = None) -> None:
         self._engines = engines or range(1)
-        self._metrics = Exposition(INSTRUMENTS, model_name, self._engines, names_engines=engines is not None)
+        self._metrics = Exposition(INSTRUMENTS, model_name, engines)
         self._records_engine = records_engine
         self._last_steps: dict[int, int] = {}  # engine -> the step id in its newest report
         self._faults: FaultStatus | None = None

@@ -132,10 +132,12 @@ def _make_fallback(
     context: LayerContext,
     stage: PipelineStage,
 ) -> CausalLM:
-    from inflight.models.transformers_fallback.model import TransformersForCausalLM  # transformers is optional
+    # transformers is optional
+    from inflight.models.transformers_fallback.model import TransformersForCausalLM
+    from inflight.models.transformers_fallback.weights import Checkpoint
 
     stored = None if source is None else {name: tensor.shape for name, tensor in source.tensors.items()}
-    return TransformersForCausalLM(model_config, context, stage, stored, differ, load)
+    return TransformersForCausalLM(model_config, context, stage, Checkpoint(stored, differ, load))
 
 
 def _differ(source: WeightSource | None, tells: bool, one: str, other: str) -> bool:

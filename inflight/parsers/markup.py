@@ -95,27 +95,22 @@ MARKUPS = (
         "<｜tool▁sep｜>",
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     ),
-    ToolMarkup(
-        "qwen3_coder",
-        "<tool_call>",
-        "<tool_call>\n<function=",
-        ">\n",
-        "</function>\n</tool_call>",
-        separator="\n",
-        arguments=ArgumentTags(
-            "<parameter=", ">\n", "\n</parameter>\n", ("<parameter=", "</parameter>", "</function>", "</tool_call>")
-        ),
-    ),
-    ToolMarkup(
-        "seed_oss",
-        "<seed:tool_call>",
-        "<seed:tool_call>\n<function=",
-        ">\n",
-        "</function>\n</seed:tool_call>",
-        separator="\n",
-        arguments=ArgumentTags(
-            "<parameter=", ">", "</parameter>\n", ("<parameter=", "</parameter>", "</function>", "</seed:tool_call>")
-        ),
+    *(
+        ToolMarkup(
+            name,
+            f"<{tag}>",
+            f"<{tag}>\n<function=",
+            ">\n",
+            f"</function>\n</{tag}>",
+            separator="\n",
+            arguments=ArgumentTags(
+                "<parameter=",
+                f">{blank}",
+                f"{blank}</parameter>\n",
+                ("<parameter=", "</parameter>", "</function>", f"</{tag}>"),
+            ),
+        )
+        for name, tag, blank in (("qwen3_coder", "tool_call", "\n"), ("seed_oss", "seed:tool_call", ""))
     ),
     *(
         ToolMarkup(

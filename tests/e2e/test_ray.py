@@ -236,7 +236,7 @@ def test_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("address", ["local", "ray://127.0.0.1:10001"])
 def test_an_address_that_names_no_cluster(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ConfigError, match=f"RAY_ADDRESS='{address}' names no running cluster: give host:port"):
+    with pytest.raises(ConfigError, match=f"RAY_ADDRESS='{address}' names no running cluster; give host:port"):
         RayExecutor(ray_config(), SCRIPTED)
 
 

@@ -23,7 +23,6 @@ it, so that a new request can be planned. No front end can delay a step. Side ef
 from __future__ import annotations
 
 import gc
-import importlib.util
 import logging
 import os
 import signal
@@ -36,7 +35,6 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from inflight.config.kv_events import KVEventsConfig
 from inflight.engine.core.engine_core import EngineCore
@@ -48,6 +46,7 @@ from inflight.engine.start.model_files import make_grammars
 from inflight.errors import CodecError, ConfigError, EngineDeadError, EngineError, ErrorKind, InflightError, RankError
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failure_of
+from inflight.interface.block_events import BlockEvent
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import (
@@ -67,9 +66,6 @@ from inflight.processes.child_process import name_process
 from inflight.processes.command_line import show_title
 from inflight.processes.streams import EXIT_STREAM_ENDED
 from inflight.tokenizer.source import read_tokenizer
-
-if TYPE_CHECKING:
-    from inflight.engine.process.kv_event_publisher import KVEventPublisher
 
 logger = logging.getLogger("inflight.engine.process.core_process")  # not `__name__`, which is "__main__" in a program
 
@@ -93,7 +89,7 @@ class CoreServer:
     Attributes:
         has_begun: set when the owner wants this process to serve. Then the first front ends have come. A spare process waits
             for it.
-        publisher: publishes what happens to the prefix cache; None if nothing does.
+        publish: called with what has happened to the prefix cache, if the configuration wants it published.
     """
 
     def __init__(self, links: Sequence[FrontEndLink] = ()) -> None:
@@ -102,7 +98,7 @@ class CoreServer:
         # see `EngineProcess.begin`
         self._past, self._fault_time, self._guilty = FaultStatus(), 0.0, frozenset[str]()
         self._past_recoveries: tuple[float, ...] = ()
-        self.publisher: KVEventPublisher | None = None
+        self.publish: Callable[[Sequence[BlockEvent]], None] = lambda _: None
         # id of the sequence that runs alone, as the owner of this process knows it; "" if all may run
         self._suspect = ""
         self._has_fault_news = False  # whether a resumed request was counted since the front ends were told
@@ -317,9 +313,8 @@ class CoreServer:
 
     def _distribute(self, outputs: Sequence[EngineCoreOutput], *, report: bool) -> None:
         """Send each front end its outputs. With `report` also send the engine's state."""
-        happened = None if self.publisher is None else self._core.block_events
-        if self.publisher is not None and happened is not None and (events := happened.take()):
-            self.publisher.publish(events)
+        if self._core.block_events is not None and (events := self._core.block_events.take()):
+            self.publish(events)
         stats = None
         if report:
             stats = self._core.take_stats()
@@ -422,7 +417,8 @@ def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, Eng
     logger.debug("libraries were imported and the weights were loaded in %.2f s", time.perf_counter() - begin)
     try:
         if config.cache.events is not None:
-            server.publisher = _publisher(config.cache.events, config.parallel.replicas[config.parallel.replica_index])
+            replica = config.parallel.replicas[config.parallel.replica_index]
+            server.publish = _publisher(config.cache.events, replica)
         grammars = None
         if not start_engine.skip_tokenizer_init:
             grammars = make_grammars(config, partial(read_tokenizer, config.model.folder, start_engine.tokenizer))
@@ -432,12 +428,14 @@ def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, Eng
         raise
 
 
-def _publisher(config: KVEventsConfig, replica: int) -> KVEventPublisher:
-    if importlib.util.find_spec("zmq") is None:
-        raise ConfigError("kv_events_config needs pyzmq, which is not installed: pip install 'inflight-llm[kv-events]'")
-    from inflight.engine.process.kv_event_publisher import KVEventPublisher  # not at the top, because it needs pyzmq
-
-    return KVEventPublisher(config, replica)
+def _publisher(config: KVEventsConfig, replica: int) -> Callable[[Sequence[BlockEvent]], None]:
+    try:
+        from inflight.engine.process.kv_event_publisher import (
+            KVEventPublisher,  # not at the top, because it needs pyzmq
+        )
+    except ImportError:
+        raise ConfigError("kv_events_config needs pyzmq: pip install 'inflight-llm[kv-events]'") from None
+    return KVEventPublisher(config, replica).publish
 
 
 if __name__ == "__main__":

@@ -246,7 +246,7 @@ class EngineKeeper:
                 deadline = self._note_fault(process)
             num_failed += 1
             if now >= deadline:
-                self._give_up(f"the engine did not start again within {limits.engine_recovery_timeout_seconds:g} s")
+                self._give_up(f"the engine did not start again within {limits.engine_recovery_timeout_sec:g} s")
             await asyncio.sleep(min(pause_seconds(num_failed), deadline - now))
 
     def _note_fault(self, process: EngineProcess) -> float:
@@ -269,7 +269,7 @@ class EngineKeeper:
         self._limits.note()
         self._take_faults(process)
         self._count("engine_died", reason)
-        return time.monotonic() + limits.engine_recovery_timeout_seconds
+        return time.monotonic() + limits.engine_recovery_timeout_sec
 
     def _take_faults(self, process: EngineProcess) -> None:
         """Take over what the process has told of its recoveries. It may not have heard of the newest deaths of front ends."""

@@ -83,9 +83,8 @@ class KVEventPublisher:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
-        for each in self._sockets[1:]:
-            poller.register(each, zmq.POLLIN)
+        for awaited in (self._wake, *self._sockets[1:]):
+            poller.register(awaited, zmq.POLLIN)
         while not self._is_closing:
             ready = dict(poller.poll())
             if self._wake in ready:
@@ -99,9 +98,8 @@ class KVEventPublisher:
 
     def _send_waiting(self) -> None:
         while self._waiting:
-            message = self._waiting.popleft()
+            number, payload = message = self._waiting.popleft()
             self._kept.append(message)
-            number, payload = message
             self._sockets[0].send_multipart([self._config.topic.encode(), number.to_bytes(8, "big"), payload])
 
     def _send_again(self, replay: zmq.Socket[bytes]) -> None:

@@ -297,8 +297,7 @@ class AsyncLLM(Texts):
 
     def _note_stats(self, engine: EngineClient, message: EngineOutputs) -> None:
         if message.stats is not None:
-            stats = message.stats if engine.number == 0 else replace(message.stats, engine=engine.number)
-            self._observers.stats_changed(stats)
+            self._observers.stats_changed(replace(message.stats, engine=engine.number))
 
     def _process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> None:
         self._publish(self._outputs.update(outputs))

@@ -287,10 +287,10 @@ class EngineClient:
     async def _reconnect(self) -> None:
         begin = time.monotonic()
         try:
-            async with asyncio.timeout(self._config.engine_recovery_timeout_seconds + GRACE_SECONDS):
+            async with asyncio.timeout(self._config.engine_recovery_timeout_sec + GRACE_SECONDS):
                 client = await self._connect()
         except TimeoutError:
-            seconds = self._config.engine_recovery_timeout_seconds
+            seconds = self._config.engine_recovery_timeout_sec
             self._finish(f"{self._reason}; the engine did not start again within {seconds:g} s")
         except InflightError as error:
             self._finish(str(error))

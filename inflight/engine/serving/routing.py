@@ -70,8 +70,7 @@ class Router:
                 f"data_parallel_rank={rank} names no replica; this server has {first} to {last}: "
                 "give one of these numbers in data_parallel_rank or X-Data-Parallel-Rank, or leave it out"
             )
-        engines = self._usable()
-        engines = [engine for engine in engines if engine in wanted] or engines
+        engines = [engine for engine in self._usable() if engine in wanted] or self._usable()
         if len(engines) == 1:
             num_sequences = sum(len(request.sequences) for request in requests)
             engines[0].admission.check(num_sequences, sum(len(request.prompt_token_ids) for request in requests))

@@ -8,7 +8,7 @@ that the decoder has computed before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,7 @@ from inflight.models.transformers_fallback.faster import replace_mlps, replace_n
 from inflight.models.transformers_fallback.self_check import check
 from inflight.models.transformers_fallback.stages import cut
 from inflight.models.transformers_fallback.truth import Truth, accepted, named
-from inflight.models.transformers_fallback.weights import WeightPlan, make_units, missing_weights
+from inflight.models.transformers_fallback.weights import Checkpoint, make_units, missing_weights
 
 _MAX_NAMES_SHOWN = 8
 
@@ -68,24 +68,13 @@ class _Hidden(nn.Module):
 
 class TransformersForCausalLM(CausalLM):
     """
-    Args:
-        stored: name -> shape of each tensor of the checkpoint; None if the model gets random weights.
-        differ: whether two tensors of the checkpoint differ.
-        load: gives a unit memory and its weights, also after `finish_loading`.
-
     Raises:
         UnsupportedModelError: transformers does not know the model, or it cannot run on Inflight's KV cache.
         CheckpointError: the checkpoint lacks weights.
     """
 
     def __init__(
-        self,
-        model_config: ModelConfig,
-        context: LayerContext,
-        stage: PipelineStage,
-        stored: Mapping[str, tuple[int, ...]] | None,
-        differ: Callable[[str, str], bool],
-        load: Callable[[Loadable, str], None],
+        self, model_config: ModelConfig, context: LayerContext, stage: PipelineStage, checkpoint: Checkpoint
     ) -> None:
         nn.Module.__init__(self)
         self.name, self.vocab_size = model_config.architecture.name, model_config.architecture.vocab_size
@@ -97,7 +86,7 @@ class TransformersForCausalLM(CausalLM):
             model_config.quantization.layers is not None or model_config.architecture.weight_format != PLAIN
         )
         self.lm = build(model_config, context)
-        plan = None if stored is None else WeightPlan(self.lm, stored, differ)
+        plan = checkpoint.plan(self.lm)
         self._unread = set() if plan is None else plan.unread
         layers_name, layers = find_layers(self.lm)
         self.decoder_layers = cut(self.lm, layers_name, layers, stage)
@@ -111,7 +100,7 @@ class TransformersForCausalLM(CausalLM):
             more = f" and {len(missing) - _MAX_NAMES_SHOWN} more" if len(missing) > _MAX_NAMES_SHOWN else ""
             raise CheckpointError(f"the checkpoint lacks {', '.join(missing[:_MAX_NAMES_SHOWN])}{more}")
         self.first_position = 0
-        self._make_truth = partial(Truth, model_config, context, stage, stored, differ, load, _replaced(self.lm))
+        self._make_truth = partial(Truth, model_config, context, stage, checkpoint, _replaced(self.lm))
 
     def run_decoder(self, inputs: Tensor, positions: Tensor | None) -> ModelOutput:
         """inputs: token ids [num_tokens] or, on later stages, hidden states [num_tokens, hidden_size]. positions [num_tokens];

@@ -26,11 +26,10 @@ from inflight.config.pipeline_stage import PipelineStage
 from inflight.errors import UnsupportedModelError
 from inflight.kernels.quantized_weight import fitting_group_size, quantize_rows
 from inflight.layers.context import LayerContext
-from inflight.layers.weights import Loadable
 from inflight.models.transformers_fallback.build import build, find_layers
 from inflight.models.transformers_fallback.expert_routing import ExpertRouting
 from inflight.models.transformers_fallback.stages import cut
-from inflight.models.transformers_fallback.weights import FallbackUnit, WeightPlan, make_units
+from inflight.models.transformers_fallback.weights import Checkpoint, FallbackUnit, make_units
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # Any: each family has its own
 ROUTING_TOLERANCE = 0.05  # of the scores that experts are chosen by, in less than float32
@@ -77,8 +76,8 @@ class Result:
 
 
 class Truth:
-    """`stored` and `differ`: as for `TransformersForCausalLM`. `load`: gives a unit its weights. `replaced`: the names of
-    linear layers that Inflight's own stand for -> whether their input features are divided among the ranks.
+    """`replaced`: the names of linear layers that Inflight's own stand for -> whether their input features are divided among
+    the ranks.
 
     Raises:
         UnsupportedModelError: transformers cannot build the model.
@@ -89,17 +88,15 @@ class Truth:
         model_config: ModelConfig,
         context: LayerContext,
         stage: PipelineStage,
-        stored: Mapping[str, tuple[int, ...]] | None,
-        differ: Callable[[str, str], bool],
-        load: Callable[[Loadable, str], None],
+        checkpoint: Checkpoint,
         replaced: Mapping[str, bool],
     ) -> None:
         self.lm: PreTrainedModel = build(model_config, context, "eager")
-        plan = None if stored is None else WeightPlan(self.lm, stored, differ)
+        plan = checkpoint.plan(self.lm)
         self._name, layers = find_layers(self.lm)
         self._layers = cut(self.lm, self._name, layers, stage)
         self._units = make_units(self.lm, self._name, stage.start, len(self._layers), plan)
-        self._load, self._dtype, self._num_ranks = load, context.dtype, context.tp.size
+        self._load, self._dtype, self._num_ranks = checkpoint.load, context.dtype, context.tp.size
         self._quantization, self._replaced = model_config.quantization, replaced
 
     def run(self, tokens: Tensor, others: Tensor, other_positions: Tensor) -> Result:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,24 @@ from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 from inflight.models.transformers_fallback.adapters import Adapter
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """
+    Attributes:
+        stored: name -> shape of each tensor of the checkpoint; None if the model gets random weights.
+        differ: whether two tensors of the checkpoint differ.
+        load: gives a unit memory and its weights, also after `finish_loading`.
+    """
+
+    stored: Mapping[str, tuple[int, ...]] | None
+    differ: Callable[[str, str], bool]
+    load: Callable[[Loadable, str], None]
+
+    def plan(self, model: PreTrainedModel) -> WeightPlan | None:
+        """Returns where the tensors go in this model; None if it gets random weights."""
+        return None if self.stored is None else WeightPlan(model, self.stored, self.differ)
 
 
 class WeightPlan:

@@ -13,18 +13,23 @@ from inflight.errors import ConfigError
 def test_what_is_left_out_is_completed() -> None:
     assert resolve_fault_tolerance(True, None) == FaultToleranceConfig()
     given = {"engine_recovery_timeout_sec": 7, "max_recoveries": 0}
-    wanted = FaultToleranceConfig(enabled=False, engine_recovery_timeout_seconds=7, max_recoveries=0)
+    wanted = FaultToleranceConfig(enabled=False, engine_recovery_timeout_sec=7, max_recoveries=0)
     assert resolve_fault_tolerance(False, given) == wanted
+    assert resolve_fault_tolerance(True, {**given, "enabled": False}) == wanted
 
 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"recoveries": 1}, "no field 'recoveries'; known are engine_recovery_timeout_sec, resume_.*spare_workers"),
-        ({"engine_recovery_timeout_seconds": 1}, "no field 'engine_recovery_timeout_seconds'"),
+        ({"recoveries": 1}, r"no 'recoveries'; did you mean 'max_recoveries'"),
+        (
+            {"engine_recovery_timeout_seconds": 1},
+            "no 'engine_recovery_timeout_seconds'; did you mean 'engine_recovery_timeout_sec'",
+        ),
         ({"engine_recovery_timeout_sec": 0}, r"engine_recovery_timeout_sec=0 is not a number in \(0"),
         ({"resume_requests_after_recovery": "yes"}, "resume_requests_after_recovery='yes' is not True or False"),
         ({"max_recoveries": -1}, "max_recoveries=-1"),
+        ({"enabled": "no"}, "enabled='no' is not True or False"),
         ({"spare_workers": True}, "spare_workers=True"),
     ],
 )

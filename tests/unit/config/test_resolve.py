@@ -157,18 +157,17 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"node_rank": 1}, "inflight worker"),
         (
             {"data_parallel_size": 2, "data_parallel_rank": 2},
-            "replicas 2 to 2 are counted from 0, and data_parallel_size=2",
+            "data_parallel_size=2: this server has a replica behind the last",
         ),
-        ({"data_parallel_size": 2, "data_parallel_external_lb": True}, "give data_parallel_rank"),
         ({"data_parallel_size": 2, "data_parallel_hybrid_lb": True}, "give data_parallel_size_local"),
         ({"data_parallel_size": 2, "data_parallel_size_local": 1}, "give data_parallel_hybrid_lb"),
         (
             {"data_parallel_size": 2, "data_parallel_rank": 0, "data_parallel_start_rank": 1},
-            "the only replica of this server",
+            "the only replica of a server; leave",
         ),
         (
             {"data_parallel_size": 4, "data_parallel_hybrid_lb": True, "data_parallel_rank": 1},
-            "leave data_parallel_hybrid_lb",
+            "the only replica of a server; leave",
         ),
         (
             {
@@ -177,7 +176,7 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
                 "data_parallel_size_local": 2,
                 "data_parallel_start_rank": 3,
             },
-            "replicas 3 to 4 are counted from 0",
+            "data_parallel_size=4: this server has a replica behind the last",
         ),
         ({"nnodes": 2, "distributed_executor_backend": "uni"}, "threads run on one node"),
         ({"nnodes": 2, "distributed_executor_backend": "external_launcher"}, "give --nnodes to torchrun"),

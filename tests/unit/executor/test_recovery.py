@@ -204,7 +204,7 @@ def test_ranks_that_cannot_meet_try_again_until_the_time_is_over(clock: Clock) -
     """Each failed try without a new rank is followed by a short pause, and all tries share one deadline."""
     clock.now = 50.0
     late: dict[int, Exception] = {epoch: TimeoutError("not ready") for epoch in range(1, 100)}
-    ranks, counts = Ranks(clock, failures=late), limits(engine_recovery_timeout_seconds=1.0)
+    ranks, counts = Ranks(clock, failures=late), limits(engine_recovery_timeout_sec=1.0)
     with pytest.raises(StepError) as caught:
         recovered(ranks, counts)
     assert caught.value is CAUSE

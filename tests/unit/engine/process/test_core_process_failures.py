@@ -91,7 +91,9 @@ def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
     ours, theirs = socket.socketpair()
     link, aborted = FrontEndLink(0, BlockingStream(ours)), list[list[str]]()
     server, step_error = CoreServer([link]), StepError("bad luck", rank=0, request_ids=["b", "ended"])
-    core: Any = SimpleNamespace(abort_requests=aborted.append, take_stats=lambda: stats(1), cached_names=None)
+    core: Any = SimpleNamespace(
+        abort_requests=aborted.append, take_stats=lambda: stats(1), cached_names=None, block_events=None
+    )
     server._core = core
     for error in (step_error, EngineError("none can be scheduled")):
         server._owners = dict.fromkeys("abc", link)

@@ -57,7 +57,7 @@ def test_a_process_that_ends_before_it_is_ready_after_a_recovery_is_started_agai
 
 def test_a_start_that_hangs_is_killed_and_tried_again_within_the_time_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        scene = Scene(monkeypatch, engine_recovery_timeout_seconds=100.0)
+        scene = Scene(monkeypatch, engine_recovery_timeout_sec=100.0)
         (await scene.started()).ends()
         second = await scene.next_process(1)
         scene.now += 49.0
@@ -80,7 +80,7 @@ def test_a_start_that_hangs_is_killed_and_tried_again_within_the_time_allowed(mo
 
 def test_a_start_as_slow_as_the_first_one_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        scene = Scene(monkeypatch, engine_recovery_timeout_seconds=100.0)
+        scene = Scene(monkeypatch, engine_recovery_timeout_sec=100.0)
         scene.keeper.start()
         await scene.looks()
         scene.now += 48.0
@@ -119,7 +119,7 @@ def test_a_start_that_something_else_ends_late_is_another_fault(monkeypatch: pyt
     """It has new time, and counts; but one that ends at once does not count, as one for which there is no memory."""
 
     async def test() -> None:
-        scene = Scene(monkeypatch, max_recoveries=3, engine_recovery_timeout_seconds=100.0)
+        scene = Scene(monkeypatch, max_recoveries=3, engine_recovery_timeout_sec=100.0)
         (await scene.started()).ends()
         for number in (1, 2):
             process = await scene.next_process(number)
@@ -218,7 +218,7 @@ def test_if_no_process_can_be_started_the_keeper_tries_again(error: Exception, m
     """Meanwhile a front end may come. This is one recovery."""
 
     async def test() -> None:
-        scene = Scene(monkeypatch, max_recoveries=1, engine_recovery_timeout_seconds=1e9)  # each pause moves the clock
+        scene = Scene(monkeypatch, max_recoveries=1, engine_recovery_timeout_sec=1e9)  # each pause moves the clock
         first = await scene.started()
         scene.errors = [error] * 10**6
         first.ends()
@@ -240,7 +240,7 @@ def test_a_recovery_may_not_take_longer_than_its_timeout(monkeypatch: pytest.Mon
     """A process that still loads its model is killed."""
 
     async def test() -> None:
-        scene = Scene(monkeypatch, engine_recovery_timeout_seconds=0.02)
+        scene = Scene(monkeypatch, engine_recovery_timeout_sec=0.02)
         (await scene.started()).ends()
         await scene.next_process(1)
         scene.now += 0.03

@@ -221,7 +221,7 @@ def test_a_recovery_that_takes_too_long_is_the_end(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine_client, "GRACE_SECONDS", 0.0)
 
     async def test() -> None:
-        played = Played(engine_recovery_timeout_seconds=0.01)
+        played = Played(engine_recovery_timeout_sec=0.01)
         engine = await played.open()
         engine.close()
         await played.has("end")
@@ -240,7 +240,7 @@ def test_the_owner_of_the_process_may_tell_the_reason_of_a_recovery_that_takes_t
     monkeypatch.setattr(asyncio, "timeout", lambda delay: timeout((seconds.append(delay), delay)[1]))
 
     async def test() -> None:
-        played = Played(engine_recovery_timeout_seconds=77.0)
+        played = Played(engine_recovery_timeout_sec=77.0)
         engine = await played.open()
         engine.close()
         await played.has("lost")

@@ -142,7 +142,7 @@ def test_one_that_dies_before_it_is_ready_again_is_the_same_fault(monkeypatch: p
 
 def test_one_that_dies_for_as_long_as_a_recovery_may_take_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        scene = Scene(monkeypatch, 10**6, engine_recovery_timeout_seconds=100.0)
+        scene = Scene(monkeypatch, 10**6, engine_recovery_timeout_sec=100.0)
         now = 0.0
 
         def monotonic() -> float:
