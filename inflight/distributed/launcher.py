@@ -54,6 +54,9 @@ class LauncherBootstrap:
             if me.rank == 0:
                 self._tell_token(is_one_machine=ipaddress.ip_address(host).is_loopback)
             self._token = _find_token(self._store)
+            # before the ranks connect, because afterwards a rank may fail and end with the store that it serves
+            asked = [ask(self._store, f"worker {rank}").split() for rank in range(me.world_size)]
+            self._addresses = tuple((host, int(port)) for host, port in asked)
             self._mesh = open_mesh(self._store, me.rank, host, self._token, timeout_seconds)
         except BaseException:
             self._free()
@@ -61,12 +64,7 @@ class LauncherBootstrap:
 
     def rendezvous(self, epoch: int) -> Rendezvous:
         """Returns how the workers find each other: their addresses and the token. Call this only once, because the result owns
-        the listening socket.
-
-        Raises:
-            ConnectionError: another rank has not come in time.
-        """
-        addresses = [ask(self._store, f"worker {rank}").split() for rank in range(self._me.world_size)]
+        the listening socket."""
         listener, self._listener = self._listener, None
         assert listener is not None, "`rendezvous` was called before"
         return Rendezvous(
@@ -74,7 +72,7 @@ class LauncherBootstrap:
             timeout_seconds=self._timeout,
             token=self._token,
             listen_fd=listener.detach(),
-            addresses=tuple((host, int(port)) for host, port in addresses),
+            addresses=self._addresses,
         )
 
     def connections(self) -> dict[int, socket.socket]:

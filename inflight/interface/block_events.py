@@ -1,38 +1,35 @@
-"""What a replica tells routers outside of Inflight about its prefix cache, in the format of vLLM's events."""
+"""What a replica tells routers outside of Inflight about its prefix cache: a map in the format of vLLM's events.
+
+{"type": "BlockStored", ...}        blocks joined the cache, each one after the one before it
+    "block_hashes"                  the first 8 bytes of the name of each block, as numbers
+    "parent_block_hash"             the block before the first of them; None if there is none
+    "token_ids", "block_size"       the tokens of all these blocks, and how many each has
+    "medium"                        always "GPU", which means the memory that the model computes with
+    "lora_id", "lora_name"          always None
+{"type": "BlockRemoved", ...}       blocks left the cache: "block_hashes", "medium"
+{"type": "AllBlocksCleared"}        the cache is empty
+"""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Sequence
+
+BlockEvent = dict[str, str | int | list[int] | None]
+CLEARED: BlockEvent = {"type": "AllBlocksCleared"}
 
 
-class BlockStored(Struct, tag=True, kw_only=True):
-    """Blocks joined the cache. Each one continues the block before it.
-
-    Attributes:
-        block_hashes: the first 8 bytes of the name of each block, as numbers.
-        parent_block_hash: of the block that the first one continues; None if it is the first of a prompt.
-        token_ids: the tokens of all these blocks.
-        medium: where the blocks are. Always "GPU", which means the memory that the model computes with.
-    """
-
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: None = None
-    medium: str = "GPU"
-    lora_name: None = None
+def blocks_stored(number: int, parent: int | None, token_ids: list[int]) -> BlockEvent:
+    """One block joined the cache."""
+    event: BlockEvent = {"type": "BlockStored", "block_hashes": [number], "parent_block_hash": parent}
+    return {
+        **event,
+        "token_ids": token_ids,
+        "block_size": len(token_ids),
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+    }
 
 
-class BlockRemoved(Struct, tag=True, kw_only=True):
-    """Blocks left the cache."""
-
-    block_hashes: list[int]
-    medium: str = "GPU"
-
-
-class AllBlocksCleared(Struct, tag=True, kw_only=True):
-    """The cache is empty."""
-
-
-BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared
+def blocks_removed(numbers: Sequence[int]) -> BlockEvent:
+    return {"type": "BlockRemoved", "block_hashes": list(numbers), "medium": "GPU"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inflight.interface.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
+from inflight.interface.block_events import CLEARED, BlockEvent, blocks_removed, blocks_stored
 from inflight.interface.request import Int32Array
 from inflight.kv_cache.cached_names import CachedNames
 
@@ -22,7 +22,7 @@ class BlockEvents:
         gone = [name for name, is_cached in changes.items() if not is_cached and name in self._told]
         if gone:
             self._told.difference_update(gone)
-            self._events.append(BlockRemoved(block_hashes=[_number(name) for name in gone]))
+            self._events.append(blocks_removed([_number(name) for name in gone]))
         return {name for name, is_cached in changes.items() if is_cached} - self._told
 
     def note_commit(
@@ -35,19 +35,15 @@ class BlockEvents:
             if (name := names[index]) not in new:  # the cache has this block already, or it is outside the window
                 continue
             begin = index * self._block_size - first_token
-            stored = BlockStored(
-                block_hashes=[_number(name)],
-                parent_block_hash=_number(names[index - 1]) if index else None,
-                token_ids=token_ids[begin : begin + self._block_size].tolist(),
-                block_size=self._block_size,
-            )
-            self._events.append(stored)
+            parent = _number(names[index - 1]) if index else None
+            tokens = token_ids[begin : begin + self._block_size].tolist()
+            self._events.append(blocks_stored(_number(name), parent, tokens))
             self._told.add(name)
 
     def note_reset(self) -> None:
         """All blocks have left the cache."""
         self._follow()
-        self._events = [AllBlocksCleared()]
+        self._events = [CLEARED]
 
     def take(self) -> list[BlockEvent]:
         """Returns what has happened since the last call."""

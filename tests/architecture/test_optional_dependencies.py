@@ -11,12 +11,7 @@ from tests.architecture.source import PACKAGE, ROOT, Package, write_package
 # dependency -> files (or folders, with a slash) that may import it
 _APIS = tuple(f"entrypoints/{api}/" for api in ("anthropic", "ollama", "openai", "responses_api"))
 OPTIONAL: dict[str, tuple[str, ...]] = {
-    "msgspec": (
-        "interface/codec.py",
-        "interface/block_events.py",
-        "engine/process/kv_event_publisher.py",
-        "structured_output/structural_tag.py",
-    ),
+    "msgspec": ("interface/codec.py", "engine/process/kv_event_publisher.py", "structured_output/structural_tag.py"),
     "llguidance": ("structured_output/llguidance_backend.py",),
     "xgrammar": ("structured_output/xgrammar_backend.py",),
     "triton": ("kernels/triton/",),

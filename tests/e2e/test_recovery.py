@@ -176,7 +176,7 @@ def test_two_front_ends_resume_their_requests() -> None:
         assert status_of(server)["num_recoveries"] == {"engine_died": 1}
 
 
-def test_an_unknown_field_ends_the_command_with_the_known_names() -> None:
+def test_an_unknown_field_ends_the_command_with_the_nearest_name() -> None:
     with serving("--fault-tolerance-config", '{"recoveries": 3}', ready=False) as server:
         assert server.end() == 2
-        assert "known are engine_recovery_timeout_sec" in server.text_of_log().replace("\n", " ")
+        assert "did you mean 'max_recoveries'" in server.text_of_log().replace("\n", " ")

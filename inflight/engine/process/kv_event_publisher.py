@@ -19,7 +19,7 @@ import zmq
 
 from inflight.config.kv_events import KVEventsConfig
 from inflight.errors import ConfigError
-from inflight.interface.block_events import AllBlocksCleared, BlockEvent
+from inflight.interface.block_events import CLEARED, BlockEvent
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class KVEventPublisher:
         self._wake = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="inflight-kv-events", daemon=True)
         self._thread.start()
-        self.publish([AllBlocksCleared()])
+        self.publish([CLEARED])
 
     def _open(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         address, _, port = endpoint.rpartition(":")

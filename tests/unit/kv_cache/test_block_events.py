@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 
-from inflight.interface.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
+from inflight.kv_cache.block_events import BlockEvents
 from inflight.kv_cache.block_hash import BlockHasher
 from inflight.kv_cache.manager import KVCacheManager
+from tests.support.kv_event_stream import AllBlocksCleared, BlocksRemoved, BlockStored
 
 SIZE = 4
 FULL = KVCacheSpec(block_size=SIZE, num_kv_heads=1, head_dim=8, dtype="float32", itemsize=4)
@@ -22,13 +24,21 @@ def manager(num_blocks: int, *specs: KVCacheSpec) -> KVCacheManager:
     return KVCacheManager(config, fingerprint="model", enable_prefix_caching=True)
 
 
+Event = BlockStored | BlocksRemoved | AllBlocksCleared
+
+
+def taken(events: BlockEvents) -> list[Event]:
+    """The newest events, as a subscriber of vLLM reads them."""
+    return msgspec.convert(events.take(), list[Event])
+
+
 class Subscriber:
     """Knows what is cached from the events alone: number of a block -> all tokens up to its end."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
 
-    def apply(self, events: list[BlockEvent]) -> None:
+    def apply(self, events: list[Event]) -> None:
         for event in events:
             match event:
                 case BlockStored():
@@ -38,7 +48,7 @@ class Subscriber:
                         before = [*before, *event.token_ids[index * SIZE : (index + 1) * SIZE]]
                         assert number not in self.tokens, "it is told once"
                         self.tokens[number] = before
-                case BlockRemoved():
+                case BlocksRemoved():
                     for number in event.block_hashes:
                         del self.tokens[number]
                 case AllBlocksCleared():
@@ -80,9 +90,9 @@ def test_a_subscriber_knows_what_is_cached() -> None:
             cache.free(blocks)
             if draw.random() < 0.02:
                 cache.reset_prefix_cache(())
-            happened = events.take()
+            happened = taken(events)
             num_told += sum(len(each.block_hashes) for each in happened if isinstance(each, BlockStored))
-            num_removed += sum(len(each.block_hashes) for each in happened if isinstance(each, BlockRemoved))
+            num_removed += sum(len(each.block_hashes) for each in happened if isinstance(each, BlocksRemoved))
             subscriber.apply(happened)
             for index, name in enumerate(hasher_names(hasher, tokens) if not salt else ()):
                 public[number_of(name)] = tokens[: (index + 1) * SIZE].tolist()
@@ -103,7 +113,7 @@ def test_no_more_than_the_salted_blocks_is_left_out() -> None:
         assert cache.allocate_slots(blocks, len(tokens), computed) is not None
         cache.commit(blocks, tokens, len(tokens))
         cache.free(blocks)
-        subscriber.apply(events.take())
+        subscriber.apply(taken(events))
         assert sorted(map(len, subscriber.tokens.values())) == [4, 8, 12, 16, 20]
     assert len(cache.pool.cached_keys()) == 10
 

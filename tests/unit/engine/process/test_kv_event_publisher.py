@@ -15,8 +15,7 @@ from inflight.config.kv_events import KVEventsConfig
 from inflight.engine.process import kv_event_publisher
 from inflight.engine.process.kv_event_publisher import KVEventPublisher
 from inflight.errors import ConfigError
-from inflight.interface.block_events import BlockEvent, BlockRemoved
-from inflight.interface.block_events import BlockStored as OurBlockStored
+from inflight.interface.block_events import BlockEvent, blocks_removed, blocks_stored
 from tests.support.kv_event_stream import AllBlocksCleared, Batch, BlocksRemoved, BlockStored, connect
 
 
@@ -47,7 +46,7 @@ def published(
 
 
 def stored(number: int) -> BlockEvent:
-    return OurBlockStored(block_hashes=[number], parent_block_hash=None, token_ids=[1, 2], block_size=2)
+    return blocks_stored(number, None, [1, 2])
 
 
 def replayed(socket: zmq.Socket[bytes], first: int) -> list[tuple[int, Batch]]:
@@ -68,7 +67,7 @@ def test_a_subscriber_reads_events_and_asks_for_those_that_it_lacks() -> None:
         subscriber.setsockopt(zmq.RCVTIMEO, 50)
         number = -1
         for number in range(2400):  # until the subscription has arrived
-            publisher.publish([stored(2**64 - 1 - number), BlockRemoved(block_hashes=[7])])
+            publisher.publish([stored(2**64 - 1 - number), blocks_removed([7])])
             try:
                 topic, got, payload = subscriber.recv_multipart()
             except zmq.Again:
