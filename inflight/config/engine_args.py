@@ -28,6 +28,7 @@ _parallel = partial(setting, group="Parallel")
 _faults = partial(setting, group="Faults")
 _COUNT = {"bounds": (1, 65536)}
 _LENGTH = {"bounds": (1, 2**24), "metavar": "TOKENS", "parse": parse_count}
+MAX_LOCAL_REPLICAS = 64
 _PORT = {"bounds": (1, 65535), "metavar": "PORT"}
 
 
@@ -221,22 +222,39 @@ class EngineArgs:
         "Replicas of the engine, each with its own ranks. `inflight serve` and `AsyncLLM` divide the requests among their "
         "replicas.",
         flags=("--data-parallel-size", "-dp"),
-        bounds=(1, 64),
+        bounds=(1, 65536),
     )
     data_parallel_rank: int | None = _parallel(
         None,
-        "Number of this server's only replica. The other replicas are behind other servers, and a load balancer is before all.",
+        "This server has one replica, which has this number. The others are at other servers, behind one load balancer.",
         flags=("--data-parallel-rank", "-dpn"),
-        bounds=(0, 63),
+        bounds=(0, 65535),
+    )
+    data_parallel_external_lb: bool = _parallel(
+        False,
+        "Each server has one replica. This is so if --data-parallel-rank is given, so it need not be said.",
+        flags=("--data-parallel-external-lb", "-dpe"),
     )
     data_parallel_hybrid_lb: bool = _parallel(
-        False, "One of several servers, each with some of the replicas.", flags=("--data-parallel-hybrid-lb", "-dph")
+        False,
+        "There are several servers behind one load balancer. Each has --data-parallel-size-local replicas, with the numbers "
+        "from --data-parallel-start-rank on.",
+        flags=("--data-parallel-hybrid-lb", "-dph"),
     )
     data_parallel_size_local: int | None = _parallel(
-        None, "Replicas of this server.", flags=("--data-parallel-size-local", "-dpl"), bounds=(1, 64)
+        None,
+        "How many of the replicas this server has. Default: all.",
+        flags=("--data-parallel-size-local", "-dpl"),
+        bounds=(1, MAX_LOCAL_REPLICAS),
     )
     data_parallel_start_rank: int = _parallel(
-        0, "Number of this server's first replica.", flags=("--data-parallel-start-rank", "-dpr"), bounds=(0, 63)
+        0, "The number of this server's first replica.", flags=("--data-parallel-start-rank", "-dpr"), bounds=(0, 65535)
+    )
+    data_parallel_backend: str = _parallel(
+        "mp",
+        "How replicas are started: as processes on this machine.",
+        flags=("--data-parallel-backend", "-dpb"),
+        choices=("mp",),
     )
     data_parallel_routing: str = _parallel(
         "prefix",
@@ -330,8 +348,8 @@ class EngineArgs:
         if len(self.replicas) > 1 and (self.nnodes > 1 or backend == "external_launcher"):
             other = f"nnodes={self.nnodes}" if self.nnodes > 1 else "distributed_executor_backend='external_launcher'"
             yield (
-                f"data_parallel_size={self.data_parallel_size} with {other}: all replicas run on one machine, where Inflight "
-                "starts their ranks; leave one of the two options out"
+                f"data_parallel_size={self.data_parallel_size} with {other}: Inflight starts the ranks of several replicas "
+                "itself, on one machine; leave one of the two options out"
             )
         yield from self._replica_conflicts()
         if self.enforce_eager and self.cuda_graph_max_tokens:
@@ -357,14 +375,20 @@ class EngineArgs:
                 yield f"{target} with enable_chunked_prefill=False: a prompt cannot be split; leave one of them out"
 
     def _replica_conflicts(self) -> Iterator[str]:
+        size, rank = self.data_parallel_size, self.data_parallel_rank
         local, start = self.data_parallel_size_local, self.data_parallel_start_rank
-        if self.data_parallel_rank is not None:
-            if self.data_parallel_hybrid_lb or local not in (None, 1) or start:
-                yield "data_parallel_rank is the only replica of a server; leave data_parallel_size_local and the like out"
-        elif self.data_parallel_hybrid_lb:
-            if local is None:
-                yield "data_parallel_hybrid_lb=True: give data_parallel_size_local, how many replicas this server has"
-        elif start or local not in (None, self.data_parallel_size):
-            yield f"data_parallel_size_local={local}: give data_parallel_hybrid_lb, too; a server has no replicas elsewhere"
-        if self.replicas.stop > self.data_parallel_size:
-            yield f"data_parallel_size={self.data_parallel_size}: this server has a replica behind the last; raise it"
+        place = f"data_parallel_start_rank={start}" if start else f"data_parallel_size_local={local}"
+        if rank is not None and (self.data_parallel_hybrid_lb or start or local not in (None, 1)):
+            other = "data_parallel_hybrid_lb=True" if self.data_parallel_hybrid_lb else place
+            yield f"data_parallel_rank={rank} with {other}: a server with a rank has one replica; leave one of them out"
+        elif rank is None and self.data_parallel_external_lb:
+            yield "data_parallel_external_lb=True: give data_parallel_rank, the number of this server's replica"
+        elif self.data_parallel_hybrid_lb and local is None:
+            yield "data_parallel_hybrid_lb=True: give data_parallel_size_local, how many replicas this server has"
+        elif rank is None and not self.data_parallel_hybrid_lb and (start or local not in (None, size)):
+            yield f"{place}: a server has no replicas elsewhere; give data_parallel_hybrid_lb, too, or leave it out"
+        elif self.replicas.stop > size:
+            given = place if rank is None else f"data_parallel_rank={rank}"
+            yield f"{given} with data_parallel_size={size}: the numbers end at {size - 1}; lower the first or raise the second"
+        elif len(self.replicas) > MAX_LOCAL_REPLICAS:
+            yield f"data_parallel_size={size}: one server has at most {MAX_LOCAL_REPLICAS} replicas; lower it"

@@ -41,5 +41,5 @@ def resolve_fault_tolerance(
     Raises:
         ConfigError: an unknown field, or a value out of bounds.
     """
-    config = from_json(FaultToleranceConfig, "fault_tolerance_config", given or {})
+    config = from_json(FaultToleranceConfig, "fault_tolerance_config", given)
     return replace(config, enabled=enabled and config.enabled)

@@ -12,13 +12,15 @@ Config = TypeVar("Config")
 
 
 def from_json(
-    kind: type[Config], option: str, given: Mapping[str, Any], needed: str = ""
+    kind: type[Config], option: str, given: Mapping[str, Any] | None, needed: str = ""
 ) -> Config:  # Any: checked here
-    """Returns a `kind` with the values of `given`, and defaults for the others. `needed`: a name that `given` must have.
+    """Returns a `kind` with the values of `given`, and defaults for the others. If `given` is None, all are defaults. `needed`:
+    a name that `given` must have.
 
     Raises:
         ConfigError: `given` is no object, or has an unknown name or a wrong value.
     """
+    given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise ConfigError(f"{option}={given!r} is not a dictionary; give one, or leave it out")
     if unknown := unknown_name(kind, given):

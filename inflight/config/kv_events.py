@@ -28,21 +28,47 @@ class KVEventsConfig:
     topic: str = setting("", "The topic of the messages.")
 
 
-def resolve_kv_events(given: Mapping[str, Any] | None, is_caching: bool) -> KVEventsConfig | None:  # Any: checked here
-    """Returns the config that `given` (`EngineArgs.kv_events_config`) describes; None if nothing is published. `is_caching`:
-    whether there is a prefix cache.
+def resolve_kv_events(
+    given: Mapping[str, Any] | None, is_caching: bool, replicas: range
+) -> KVEventsConfig | None:  # Any: checked here
+    """Returns the config that `given` (`EngineArgs.kv_events_config`) describes; None if nothing is published.
+
+    Args:
+        is_caching: whether there is a prefix cache.
+        replicas: the numbers of this server's replicas.
 
     Raises:
         ConfigError: a wrong value, or there is no prefix cache.
     """
-    config = from_json(KVEventsConfig, "kv_events_config", given or {})
-    for endpoint in (config.endpoint, config.replay_endpoint):
-        if endpoint is not None and not _TCP.fullmatch(endpoint):
-            raise ConfigError(
-                f"kv_events_config: {endpoint!r} is no endpoint; give one like 'tcp://*:5557', or leave it out"
-            )
+    config = from_json(KVEventsConfig, "kv_events_config", given)
+    ports = [_ports(each, replicas) for each in (config.endpoint, config.replay_endpoint) if each is not None]
+    if not config.topic.isprintable():
+        raise ConfigError(f"kv_events_config: topic={config.topic!r} has characters that cannot be printed; change it")
     if not config.enable_kv_cache_events or config.publisher == "null":
         return None
+    if is_bound(config.endpoint) and len(ports) == 2 and set(ports[0]) & set(ports[1]):
+        raise ConfigError(
+            f"kv_events_config: endpoint={config.endpoint!r} and replay_endpoint={config.replay_endpoint!r} have common "
+            f"ports, because replica n adds n to each port and the last replica is {replicas[-1]}; change one of them"
+        )
     if not is_caching:
         raise ConfigError("kv_events_config with enable_prefix_caching=False: nothing is cached; leave one of them out")
     return config
+
+
+def is_bound(endpoint: str) -> bool:
+    """Whether the engine listens at `endpoint` for subscribers. Otherwise it connects to one that listens there. As in vLLM,
+    the engine listens if the address is not one certain machine's."""
+    return "*" in endpoint or "::" in endpoint
+
+
+def _ports(endpoint: str, replicas: range) -> range:
+    """The ports of all replicas."""
+    port = int(endpoint.rpartition(":")[2]) if _TCP.fullmatch(endpoint) else 0
+    ports = range(port + replicas[0], port + replicas[-1] + 1)
+    if port == 0 or ports[-1] > 65535:
+        raise ConfigError(
+            f"kv_events_config: {endpoint!r} is no endpoint with a port in [1, {65535 - replicas[-1]}]; give one like "
+            "'tcp://*:5557', or leave it out"
+        )
+    return ports

@@ -62,6 +62,7 @@ class KVCacheManager:
         self._checkpoint_tokens = checkpoint_tokens
         self._caching = enable_prefix_caching
         self._hasher = BlockHasher(fingerprint, self.block_size)
+        self._unsalted_root = self._hasher.root("")
         self.pool = BlockPool(config.num_blocks)
         self._events: BlockEvents | None = None
         self._groups = [CacheGroup(index, group.spec, self.pool) for index, group in enumerate(config.groups)]
@@ -158,8 +159,8 @@ class KVCacheManager:
         return num_computed_tokens // self.block_size > blocks.num_committed
 
     def num_known_tokens(self, blocks: RequestBlocks) -> int:
-        """How many of the first tokens `commit` need not get: those in blocks whose names are computed. If tokens are told to
-        others, those in blocks that were committed."""
+        """How many of the first tokens need not be given to `commit`: usually those of all blocks that have names. If events
+        are recorded (`watch_blocks`), only those of committed blocks, because an event has the tokens of its block."""
         return (len(blocks.hashes) if self._events is None else blocks.num_committed) * self.block_size
 
     def commit(
@@ -179,7 +180,7 @@ class KVCacheManager:
                         group.name(table[i], blocks.hashes[i])
             group.leave_window(table, blocks.num_committed, num_computed_tokens)
         if self._events is not None and is_named:
-            is_salted = blocks.root != self._hasher.root("")
+            is_salted = blocks.root != self._unsalted_root
             committed = blocks.hashes, blocks.num_committed, num_full
             self._events.note_commit(*committed, token_ids, first_token, is_salted=is_salted)
         blocks.num_committed = num_full

@@ -28,8 +28,8 @@ _MORE_VLLM_NAMES = {"inter_token_latency_seconds": ("time_per_output_token_secon
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """One metric, labelled with `model_name` and `labels`. If there are several replicas, the metrics of `OF_ENGINE` have the
-    label `engine`, too.
+    """One metric, labelled with `model_name` and `labels`. If `data_parallel_size` is above 1, the metrics of `OF_ENGINE` have
+    the label `engine`, too, the number of the replica.
 
     `name` does not contain the prefix. The name of a counter does not contain the `_total` that its samples have.
     """

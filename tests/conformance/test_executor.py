@@ -312,8 +312,11 @@ def test_shutdown_fails_what_is_pending(executor_factory: ExecutorFactory, tmp_p
     assert time.monotonic() - start < 60
     release.touch()
     for future in (*steps, call):
-        with pytest.raises(EngineClosedError, match="shut down before"):
-            future.result(timeout=0)
+        error = future.exception(timeout=0)
+        # on a slow machine the budget may be over before the shutdown begins
+        assert isinstance(error, StepTimeoutError) or (
+            isinstance(error, EngineClosedError) and "shut down before" in str(error)
+        )
 
 
 def test_shutdown_wakes_a_caller_that_waits(executor_factory: ExecutorFactory, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from inflight.interface.messages import StepReply
 from inflight.interface.step import ModelRunnerOutput
 from tests.conformance.configs import kv_cache_config, plan
 from tests.conformance.conftest import ExecutorFactory
+from tests.support.enough_time import with_enough_time
 
 # -- exceptions ------------------------------------------------------------------------------------------------
 
@@ -55,16 +57,19 @@ def test_an_exception_does_not_wait_for_the_other_ranks(executor_factory: Execut
 
 
 def test_a_timeout_names_rank_step_and_requests(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
-    executor = executor_factory(budget=0.1)
-    rank, release = executor_factory.last_rank, tmp_path / "release"
-    executor.collective_rpc("script", (rank, 4, "hold", str(release)))
-    with pytest.raises(StepTimeoutError) as caught:
-        executor.execute_model(plan(4))
-    release.touch()
-    error = caught.value
-    assert (error.rank, error.step_id, error.request_ids) == (rank, 4, ("req-a", "req-b"))
-    assert "step 4 (requests: req-a, req-b) had no reply within 0.1 s" in str(error)
-    assert f"from rank {rank}" in str(error)
+    rank = executor_factory.last_rank
+
+    def check(budget: float) -> None:
+        executor, release = executor_factory(budget=budget), tmp_path / f"release-{budget}"
+        executor.collective_rpc("script", (rank, 4, "hold", str(release)))
+        with pytest.raises(StepTimeoutError) as caught:
+            executor.execute_model(plan(4))
+        release.touch()
+        error = caught.value
+        assert (error.rank, error.step_id, error.request_ids) == (rank, 4, ("req-a", "req-b"))
+        assert f"step 4 (requests: req-a, req-b) had no reply within {budget:g} s from rank {rank}" in str(error)
+
+    with_enough_time(check)
 
 
 def test_a_timeout_names_all_silent_ranks(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
@@ -78,9 +83,8 @@ def test_a_timeout_names_all_silent_ranks(executor_factory: ExecutorFactory, tmp
 
 
 def test_a_late_reply_answers_no_other_step(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
-    for slow_rank in range(executor_factory.world_size):
-        executor = executor_factory(budget=0.2)
-        release = tmp_path / f"release-{slow_rank}"
+    def check(budget: float, slow_rank: int) -> None:
+        executor, release = executor_factory(budget=budget), tmp_path / f"release-{slow_rank}-{budget}"
         executor.collective_rpc("script", (slow_rank, 0, "hold", str(release)))
         with pytest.raises(StepTimeoutError):
             executor.execute_model(plan(0))
@@ -90,13 +94,19 @@ def test_a_late_reply_answers_no_other_step(executor_factory: ExecutorFactory, t
             assert output.step_id == step_id
             assert output.sampled_token_ids.tolist() == [1000 * step_id + executor.output_rank]
 
+    for slow_rank in range(executor_factory.world_size):
+        with_enough_time(partial(check, slow_rank=slow_rank))
+
 
 def test_the_budget_of_a_step_starts_when_the_one_before_ends(executor_factory: ExecutorFactory) -> None:
-    executor = executor_factory(budget=2.0)
-    for step_id in range(3):
-        executor.collective_rpc("script", (None, step_id, "sleep", 1.1))
-    futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(3)]
-    assert [future.result(timeout=300).step_id for future in futures] == [0, 1, 2]
+    def check(budget: float) -> None:
+        executor = executor_factory(budget=budget)
+        for step_id in range(3):
+            executor.collective_rpc("script", (None, step_id, "sleep", 0.55 * budget))
+        futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(3)]
+        assert [future.result(timeout=300).step_id for future in futures] == [0, 1, 2]
+
+    with_enough_time(check)
 
 
 def test_every_step_behind_a_silent_rank_times_out(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
@@ -271,14 +281,18 @@ def test_all_ranks_may_die_at_once(executor_factory: ExecutorFactory) -> None:
 
 
 def test_a_rank_that_does_not_become_idle_is_replaced(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
-    executor = started(executor_factory, budget=0.3)
-    rank, release = executor_factory.last_rank, tmp_path / "release"
-    executor.collective_rpc("script", (rank, 0, "hold", str(release)))
-    error = error_of(executor.execute_model(plan(0), non_block=True))
-    assert isinstance(error, StepTimeoutError)
-    recover(executor, error, (rank,))
-    release.touch()
-    assert_serves(executor, 1)
+    rank = executor_factory.last_rank
+
+    def check(budget: float) -> None:
+        executor, release = started(executor_factory, budget=budget), tmp_path / f"release-{budget}"
+        executor.collective_rpc("script", (rank, 0, "hold", str(release)))
+        error = error_of(executor.execute_model(plan(0), non_block=True))
+        assert isinstance(error, StepTimeoutError)
+        recover(executor, error, (rank,))
+        release.touch()
+        assert_serves(executor, 1)
+
+    with_enough_time(check)
 
 
 def test_a_rank_in_a_long_step_is_not_replaced(executor_factory: ExecutorFactory) -> None:
@@ -295,23 +309,28 @@ def test_a_rank_in_a_long_step_is_not_replaced(executor_factory: ExecutorFactory
 def test_commands_and_replies_of_an_older_epoch_are_dropped_and_counted(
     executor_factory: ExecutorFactory, tmp_path: Path
 ) -> None:
-    executor = started(executor_factory, budget=0.3)
-    release = tmp_path / "release"
-    executor.collective_rpc("script", (None, 0, "hold", str(release)))
-    futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(3)]
-    call = executor.collective_rpc("note", (None, "too late"), non_block=True)
-    error = error_of(futures[0])
-    release_later = threading.Timer(0.2, release.touch)  # otherwise a rank could run the rest before the epoch begins
-    release_later.start()
-    recover(executor, error, ())
-    release_later.join()
-    for future in (*futures[1:], call):
-        assert isinstance(future.exception(timeout=0), RankError)
-    assert all("too late" not in calls for calls in executor.collective_rpc("calls"))
-    deliver_to_all(executor, StepReply(epoch=0, step_id=3, rank=0, output=forged(3, 666)))
-    assert_serves(executor, 3)
-    # on each rank: two steps and the call, or their replies; and the forged replies
-    assert executor.num_stale_frames >= 4 * executor.world_size
+
+    def check(budget: float) -> None:
+        executor, release = started(executor_factory, budget=budget), tmp_path / f"release-{budget}"
+        executor.collective_rpc("script", (None, 0, "hold", str(release)))
+        futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(3)]
+        call = executor.collective_rpc("note", (None, "too late"), non_block=True)
+        error = error_of(futures[0])
+        release_later = threading.Timer(
+            0.2, release.touch
+        )  # otherwise a rank could run the rest before the epoch begins
+        release_later.start()
+        recover(executor, error, ())
+        release_later.join()
+        for future in (*futures[1:], call):
+            assert isinstance(future.exception(timeout=0), RankError)
+        assert all("too late" not in calls for calls in executor.collective_rpc("calls"))
+        deliver_to_all(executor, StepReply(epoch=0, step_id=3, rank=0, output=forged(3, 666)))
+        assert_serves(executor, 3)
+        # on each rank: two steps and the call, or their replies; and the forged replies
+        assert executor.num_stale_frames >= 4 * executor.world_size
+
+    with_enough_time(check)
 
 
 def test_a_death_during_a_recovery_is_another_epoch(executor_factory: ExecutorFactory) -> None:

@@ -10,12 +10,11 @@ import msgspec
 import pytest
 import zmq
 
-from benchmarks.shared.free_port import free_port
 from inflight import LLM, SamplingParams
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.errors import ConfigError
-from tests.support.kv_event_stream import AllBlocksCleared, Batch, BlocksRemoved, BlockStored, connect
+from tests.support.kv_event_stream import AllBlocksCleared, Batch, BlocksRemoved, BlockStored, connect, free_ports
 
 BLOCK = 16
 
@@ -23,7 +22,7 @@ BLOCK = 16
 def test_a_subscriber_knows_what_each_replica_has_cached() -> None:
     """The replay endpoint gives all events from the first one on, so no subscription is late. A replica that is killed begins
     again with an empty cache."""
-    port, replay_port = free_port(), free_port()
+    port, replay_port = free_ports(2), free_ports(2)
     args = EngineArgs(
         max_model_len=256,
         block_size=BLOCK,

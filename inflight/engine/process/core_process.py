@@ -35,6 +35,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from inflight.config.kv_events import KVEventsConfig
 from inflight.engine.core.engine_core import EngineCore
@@ -46,7 +47,6 @@ from inflight.engine.start.model_files import make_grammars
 from inflight.errors import CodecError, ConfigError, EngineDeadError, EngineError, ErrorKind, InflightError, RankError
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failure_of
-from inflight.interface.block_events import BlockEvent
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import (
@@ -66,6 +66,9 @@ from inflight.processes.child_process import name_process
 from inflight.processes.command_line import show_title
 from inflight.processes.streams import EXIT_STREAM_ENDED
 from inflight.tokenizer.source import read_tokenizer
+
+if TYPE_CHECKING:
+    from inflight.engine.process.kv_event_publisher import KVEventPublisher  # needs pyzmq
 
 logger = logging.getLogger("inflight.engine.process.core_process")  # not `__name__`, which is "__main__" in a program
 
@@ -89,7 +92,7 @@ class CoreServer:
     Attributes:
         has_begun: set when the owner wants this process to serve. Then the first front ends have come. A spare process waits
             for it.
-        publish: called with what has happened to the prefix cache, if the configuration wants it published.
+        publisher: publishes what happens to the prefix cache; None if nothing is published.
     """
 
     def __init__(self, links: Sequence[FrontEndLink] = ()) -> None:
@@ -98,7 +101,7 @@ class CoreServer:
         # see `EngineProcess.begin`
         self._past, self._fault_time, self._guilty = FaultStatus(), 0.0, frozenset[str]()
         self._past_recoveries: tuple[float, ...] = ()
-        self.publish: Callable[[Sequence[BlockEvent]], None] = lambda _: None
+        self.publisher: KVEventPublisher | None = None
         # id of the sequence that runs alone, as the owner of this process knows it; "" if all may run
         self._suspect = ""
         self._has_fault_news = False  # whether a resumed request was counted since the front ends were told
@@ -313,8 +316,8 @@ class CoreServer:
 
     def _distribute(self, outputs: Sequence[EngineCoreOutput], *, report: bool) -> None:
         """Send each front end its outputs. With `report` also send the engine's state."""
-        if self._core.block_events is not None and (events := self._core.block_events.take()):
-            self.publish(events)
+        if self.publisher is not None and self._core.block_events and (events := self._core.block_events.take()):
+            self.publisher.publish(events)
         stats = None
         if report:
             stats = self._core.take_stats()
@@ -395,6 +398,8 @@ def main() -> int:
         return EXIT_GIVEN_UP if executor.recovery_problem else EXIT_FAILED
     finally:
         core.close()
+        if server.publisher is not None:
+            server.publisher.close()
     return 0
 
 
@@ -418,7 +423,7 @@ def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, Eng
     try:
         if config.cache.events is not None:
             replica = config.parallel.replicas[config.parallel.replica_index]
-            server.publish = _publisher(config.cache.events, replica)
+            server.publisher = _publisher(config.cache.events, replica)
         grammars = None
         if not start_engine.skip_tokenizer_init:
             grammars = make_grammars(config, partial(read_tokenizer, config.model.folder, start_engine.tokenizer))
@@ -428,14 +433,14 @@ def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, Eng
         raise
 
 
-def _publisher(config: KVEventsConfig, replica: int) -> Callable[[Sequence[BlockEvent]], None]:
+def _publisher(config: KVEventsConfig, replica: int) -> KVEventPublisher:
     try:
         from inflight.engine.process.kv_event_publisher import (
             KVEventPublisher,  # not at the top, because it needs pyzmq
         )
     except ImportError:
         raise ConfigError("kv_events_config needs pyzmq: pip install 'inflight-llm[kv-events]'") from None
-    return KVEventPublisher(config, replica).publish
+    return KVEventPublisher(config, replica)
 
 
 if __name__ == "__main__":

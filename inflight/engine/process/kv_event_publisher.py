@@ -17,17 +17,19 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
-from inflight.config.kv_events import KVEventsConfig
+from inflight.config.kv_events import KVEventsConfig, is_bound
 from inflight.errors import ConfigError
 from inflight.interface.block_events import CLEARED, BlockEvent
 
 logger = logging.getLogger(__name__)
 
 END = (-1).to_bytes(8, "big", signed=True)
+MAX_RECEIVED_BYTES = 4096  # a peer that sends more in one frame is cut off
 
 
 class KVEventPublisher:
-    """A thread publishes. The first message says that the cache is empty.
+    """A thread publishes. The first message says that the cache is empty. It is repeated for each subscription that arrives
+    before the second message, because the subscribers of a process that was replaced need some time to connect again.
 
     Raises:
         ConfigError: an endpoint cannot be used.
@@ -35,27 +37,30 @@ class KVEventPublisher:
 
     def __init__(self, config: KVEventsConfig, replica: int) -> None:
         self._config, self._replica = config, replica
+        self._topic = config.topic.encode()
         self._waiting: deque[tuple[int, bytes]] = deque()
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps if config.replay_endpoint else 1)
         self._number = 0
-        self._is_closing = False
+        self._is_losing = self._is_closing = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets = [self._open(zmq.PUB, config.endpoint)]
-        if config.replay_endpoint is not None:
-            self._sockets.append(self._open(zmq.ROUTER, config.replay_endpoint))
+        self._events = self._open(zmq.XPUB, config.endpoint, config.hwm)
+        self._events.setsockopt(zmq.XPUB_VERBOSE, 1)  # it also receives subscriptions that others have made before
+        self._replay = None
+        if config.replay_endpoint is not None:  # whose answers have room for all messages and the end
+            self._replay = self._open(zmq.ROUTER, config.replay_endpoint, config.buffer_steps + 1)
         self._wake = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="inflight-kv-events", daemon=True)
         self._thread.start()
         self.publish([CLEARED])
 
-    def _open(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    def _open(self, kind: int, endpoint: str, max_messages: int) -> zmq.Socket[bytes]:
         address, _, port = endpoint.rpartition(":")
         endpoint = f"{address}:{int(port) + self._replica}"
         opened = self._context.socket(kind)
-        opened.set_hwm(self._config.hwm)
+        opened.set_hwm(max_messages)
+        opened.setsockopt(zmq.MAXMSGSIZE, MAX_RECEIVED_BYTES)
         try:
-            # as in vLLM: the engine is the stable side if its address is not one certain machine's
-            if kind == zmq.ROUTER or "*" in address or "::" in address:
+            if kind == zmq.ROUTER or is_bound(endpoint):
                 opened.bind(endpoint)
             else:
                 opened.connect(endpoint)
@@ -70,8 +75,11 @@ class KVEventPublisher:
         """Publish a message with these events. Never waits. If too many wait, this one is lost, and its number is missing."""
         number, self._number = self._number, self._number + 1
         if len(self._waiting) >= self._config.max_queue_size:
-            logger.warning("message %d about the prefix cache is lost, because %d wait", number, len(self._waiting))
+            if not self._is_losing:
+                logger.warning("messages about the prefix cache are lost from number %d on: too many wait", number)
+            self._is_losing = True
             return
+        self._is_losing = False
         self._waiting.append((number, msgspec.msgpack.encode((time.time(), events, self._replica))))
         os.eventfd_write(self._wake, 1)
 
@@ -80,32 +88,38 @@ class KVEventPublisher:
         self._is_closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
+        os.close(self._wake)
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for awaited in (self._wake, *self._sockets[1:]):
+        for awaited in filter(None, (self._wake, self._events, self._replay)):
             poller.register(awaited, zmq.POLLIN)
         while not self._is_closing:
             ready = dict(poller.poll())
             if self._wake in ready:
                 os.eventfd_read(self._wake)
                 self._send_waiting()
-            for each in self._sockets[1:]:
-                if each in ready:
-                    self._send_again(each)
+            if self._events in ready:
+                subscribes = self._events.recv()[:1] == b"\x01"
+                if subscribes and self._kept and self._kept[-1][0] == 0:
+                    self._send(*self._kept[-1])
+            if self._replay is not None and self._replay in ready:
+                self._send_again(self._replay)
+        self._send_waiting()
         self._context.destroy(linger=100)
-        os.close(self._wake)
 
     def _send_waiting(self) -> None:
         while self._waiting:
-            number, payload = message = self._waiting.popleft()
-            self._kept.append(message)
-            self._sockets[0].send_multipart([self._config.topic.encode(), number.to_bytes(8, "big"), payload])
+            self._kept.append(self._waiting.popleft())
+            self._send(*self._kept[-1])
+
+    def _send(self, number: int, payload: bytes) -> None:
+        self._events.send_multipart([self._topic, number.to_bytes(8, "big"), payload])
 
     def _send_again(self, replay: zmq.Socket[bytes]) -> None:
         frames = replay.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
-            logger.warning("a request for events of the prefix cache is not one number of 8 bytes")
+            logger.debug("a request for events of the prefix cache is not one number of 8 bytes")
             return
         subscriber, first = frames[0], int.from_bytes(frames[2], "big")
         for number, payload in self._kept:

@@ -67,8 +67,8 @@ class Router:
         if not wanted:
             first, last = self._engines[0].number, self._engines[-1].number
             raise InvalidRequestError(
-                f"data_parallel_rank={rank} names no replica; this server has {first} to {last}: "
-                "give one of these numbers in data_parallel_rank or X-Data-Parallel-Rank, or leave it out"
+                f"data_parallel_rank={rank} names no replica; this server has the replicas {first} to {last}: give one of "
+                "these numbers in data_parallel_rank or X-Data-Parallel-Rank, or leave it out"
             )
         engines = [engine for engine in self._usable() if engine in wanted] or self._usable()
         if len(engines) == 1:

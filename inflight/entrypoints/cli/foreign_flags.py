@@ -59,9 +59,9 @@ NO_EFFECT = {
     "`inflight trace` shows what each step does": """
         --enable-layerwise-nvtx-tracing --collect-detailed-traces+ --ray-workers-use-nsight""",
     "preempted requests are computed again, not swapped": "--swap-space= --preemption-mode=",
-    "--data-parallel-rank or --data-parallel-hybrid-lb is enough": """
-        --data-parallel-external-lb -dpe --data-parallel-address= -dpa= --data-parallel-rpc-port= -dpp= --data-parallel-backend=
-        -dpb= --disable-nccl-for-dp-synchronization --dp-*=""",
+    "dense models need no connection between servers": """
+        --data-parallel-address= -dpa= --data-parallel-rpc-port= -dpp= --disable-nccl-for-dp-synchronization
+        --dp-*=""",
     "weights stay on one device": """
         --cpu-offload-gb= --cpu-offload-params+ --offload-backend= --offload-group-size= --offload-num-in-group=
         --offload-params+ --offload-prefetch-step=""",

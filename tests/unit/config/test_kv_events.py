@@ -14,17 +14,34 @@ ON = {"enable_kv_cache_events": True}
 
 def test_what_is_published() -> None:
     for given in (None, {}, {"enable_kv_cache_events": False}, {**ON, "publisher": "null"}):
-        assert resolve_kv_events(given, is_caching=True) is None
-    config = resolve_kv_events({**ON, "publisher": "zmq", "topic": "kv@pod"}, is_caching=True)
+        assert resolve_kv_events(given, True, range(2)) is None
+    config = resolve_kv_events({**ON, "publisher": "zmq", "topic": "kv@pod"}, True, range(2))
     assert config is not None
     assert (config.endpoint, config.replay_endpoint, config.topic) == ("tcp://*:5557", None, "kv@pod")
+
+
+def test_ports_of_another_machine_are_no_conflict() -> None:
+    given = {**ON, "endpoint": "tcp://10.0.0.1:5557", "replay_endpoint": "tcp://*:5557"}
+    assert resolve_kv_events(given, True, range(64)) is not None
+    assert resolve_kv_events({**ON, "replay_endpoint": "tcp://*:5559"}, True, range(3, 5)) is not None
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({**ON, "endpont": "tcp://*:1"}, "has no 'endpont'; did you mean 'endpoint'"),
-        ({**ON, "endpoint": "ipc:///tmp/x"}, "'ipc:///tmp/x' is no endpoint; give one like 'tcp://\\*:5557'"),
+        (
+            {**ON, "endpoint": "ipc:///tmp/x"},
+            r"'ipc:///tmp/x' is no endpoint with a port in \[1, 65531\]; give one like 'tcp://\*:5557'",
+        ),
+        ({**ON, "endpoint": "tcp://*:0"}, "'tcp://\\*:0' is no endpoint"),
+        ({**ON, "endpoint": "tcp://*:65532"}, "'tcp://\\*:65532' is no endpoint"),
+        (
+            {**ON, "replay_endpoint": "tcp://*:5558"},
+            "common ports, because replica n adds n .* the last replica is 4; change",
+        ),
+        ({**ON, "topic": "a\ud800"}, r"topic='a\\ud800' has characters that cannot be printed"),
+        ("", "='' is not a dictionary"),
         ({**ON, "replay_endpoint": "tcp://*"}, "'tcp://\\*' is no endpoint"),
         ({**ON, "buffer_steps": 0}, "buffer_steps=0"),
         ({**ON, "publisher": "kafka"}, "publisher='kafka'"),
@@ -33,9 +50,9 @@ def test_what_is_published() -> None:
 )
 def test_what_is_wrong(given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"kv_events_config.*{message}"):
-        resolve_kv_events(given, is_caching=True)
+        resolve_kv_events(given, True, range(3, 5))
 
 
 def test_without_a_prefix_cache_there_is_nothing_to_tell() -> None:
     with pytest.raises(ConfigError, match="nothing is cached; leave one of them out"):
-        resolve_kv_events(ON, is_caching=False)
+        resolve_kv_events(ON, False, range(1))

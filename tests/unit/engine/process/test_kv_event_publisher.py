@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 import pytest
@@ -41,7 +41,8 @@ def published(
     try:
         yield publisher, context, config
     finally:
-        publisher.close()
+        if publisher._thread.is_alive():
+            publisher.close()
         context.destroy(linger=0)
 
 
@@ -88,6 +89,63 @@ def test_a_subscriber_reads_events_and_asks_for_those_that_it_lacks() -> None:
         assert replayed(replay, number + 1) == everything[-1:]
         replay.send_multipart([b"", b"what"])
         assert replayed(replay, number + 2) == [], "a bad question has no answer, and does no harm"
+
+
+def subscribe(context: zmq.Context[zmq.Socket[bytes]], config: KVEventsConfig) -> zmq.Socket[bytes]:
+    subscriber = connect(context, zmq.SUB, config.endpoint)
+    subscriber.setsockopt(zmq.SUBSCRIBE, b"kv")
+    return subscriber
+
+
+def test_each_subscriber_of_a_new_process_hears_that_the_cache_is_empty() -> None:
+    with published() as (publisher, context, config):
+        subscribers = [subscribe(context, config) for _ in range(2)]
+        assert [each.recv_multipart()[1] for each in subscribers] == [bytes(8), bytes(8)]
+        publisher.publish([stored(1)])
+        replay = connect(context, zmq.DEALER, str(config.replay_endpoint))
+        while len(replayed(replay, 0)) < 2:
+            pass
+        late = subscribe(context, config)
+        late.setsockopt(zmq.RCVTIMEO, 50)
+        while True:  # until its subscription has arrived
+            publisher.publish([stored(2)])
+            with suppress(zmq.Again):
+                assert int.from_bytes(late.recv_multipart()[1], "big") > 1, "it would think that block 1 has left"
+                break
+
+
+def test_a_replay_ends_however_few_messages_may_wait() -> None:
+    with published(hwm=1, buffer_steps=500) as (publisher, context, config):
+        for number in range(800):
+            publisher.publish([stored(number)])
+        replay = connect(context, zmq.DEALER, str(config.replay_endpoint))
+        while replayed(replay, 0)[-1][0] < 800:
+            pass
+        assert [number for number, _ in replayed(replay, 0)] == list(range(301, 801))
+
+
+def test_a_peer_that_sends_much_is_cut_off() -> None:
+    with published() as (_, context, config):
+        replay = connect(context, zmq.DEALER, str(config.replay_endpoint))
+        replay.setsockopt(zmq.RCVTIMEO, 1000)
+        replay.send_multipart([b"", bytes(100_000)])
+        replay.send_multipart([b"", bytes(8)])
+        with suppress(zmq.Again):  # both messages may be lost with the connection
+            replay.recv_multipart()
+        other = connect(context, zmq.DEALER, str(config.replay_endpoint))
+        assert replayed(other, 0)[0][0] == 0
+
+
+def test_what_was_published_last_is_sent_at_the_end() -> None:
+    for _ in range(20):
+        with published() as (publisher, context, config):
+            subscriber = subscribe(context, config)
+            assert subscriber.recv_multipart()[1] == bytes(8)
+            publisher.publish([stored(1)])
+            publisher.close()
+            while (number := subscriber.recv_multipart()[1]) == bytes(8):
+                pass  # it comes twice, if the subscriber is there before the first message
+            assert int.from_bytes(number, "big") == 1
 
 
 def test_only_so_many_messages_are_kept() -> None:

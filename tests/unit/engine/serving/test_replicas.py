@@ -136,7 +136,7 @@ def test_a_client_may_choose_the_replica() -> None:
             engine.submit_all([request(name)], data_parallel_rank=1)
         assert (names(first), names(second)) == ([], ["a", "b", "c"])
         for wrong in (2, -1):
-            with pytest.raises(InvalidRequestError, match="names no replica; this server has 0 to 1"):
+            with pytest.raises(InvalidRequestError, match="names no replica; this server has the replicas 0 to 1"):
                 engine.submit_all([request("d")], data_parallel_rank=wrong)
         second._lose("gone")
         assert names(first) == ["a", "b", "c"]
@@ -446,7 +446,9 @@ def test_a_server_may_have_some_of_the_replicas(fields: dict[str, Any], numbers:
             streams[-1].send(EngineReady(front_end=0, num_kv_cache_tokens=1000))
         metrics = ServingMetrics("m", engines=args.replicas)
         engine = await asyncio.wait_for(AsyncLLM.attach(args, *arriving, observers=[metrics]), 300)
-        with pytest.raises(InvalidRequestError, match=f"names no replica; this server has {numbers[0]} to 4"):
+        with pytest.raises(
+            InvalidRequestError, match=f"names no replica; this server has the replicas {numbers[0]} to 4"
+        ):
             engine.submit_all([await engine.process("a", "x", endless(5))], data_parallel_rank=0)
         engine.submit_all([await engine.process("a", "x", endless(5))], data_parallel_rank=4)
         assert isinstance(await asyncio.to_thread(streams[-1].receive, (AddRequest,)), AddRequest)
