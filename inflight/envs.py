@@ -1,7 +1,5 @@
 """Reads environment variables. Each variable has a function that reads it at every call, so later changes take effect."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

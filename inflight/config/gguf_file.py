@@ -11,8 +11,6 @@ Every count, length and offset is compared with the size of the file before it i
 time or memory than a correct header of the same size.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Mapping

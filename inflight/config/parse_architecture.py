@@ -5,8 +5,6 @@ that would change the result in that family is refused (`families/family.py`), e
 missing size is an error (exceptions have a comment). Other missing fields have the default value of transformers' config class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from inflight.config.architecture import ModelArchitecture

@@ -4,8 +4,6 @@ Of a family that only transformers knows, the engine needs a few sizes before th
 for them. Everything else is read by transformers, in `models/transformers_fallback/`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec

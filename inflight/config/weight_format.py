@@ -4,8 +4,6 @@ A format is refused if the engine cannot read it, or would compute other results
 quantized modules are not read here. The loader derives them from the tensors of each module.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from inflight.config.json_fields import JsonFields

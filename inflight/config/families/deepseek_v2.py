@@ -1,7 +1,5 @@
 """DeepSeek-V2 with dense layers: multi-head latent attention. (Layers with experts are computed by transformers.)"""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """DeepSeek-V3 with dense layers: the attention of DeepSeek-V2. (Layers with experts are computed by transformers.)"""
 
-from __future__ import annotations
-
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.families.deepseek_v2 import is_dense, make_dense, read_latent_attention
 from inflight.config.families.family import Family

@@ -1,7 +1,5 @@
 """`Family`: how the config.json of one family becomes a `ModelArchitecture`. Below it, the readers that families share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

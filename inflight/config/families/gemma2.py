@@ -1,7 +1,5 @@
 """Gemma 2 (arXiv:2408.00118): norms before and after attention and MLP, soft caps, and windows in every second layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

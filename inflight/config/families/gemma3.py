@@ -1,8 +1,6 @@
 """Gemma 3, the models for text (arXiv:2503.19786): Gemma 2's layers with norms on query and key heads instead of soft caps.
 Layers with a window, five of six, have a rotary embedding of their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

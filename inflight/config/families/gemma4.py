@@ -2,8 +2,6 @@
 Values are normed, too. In the small models the last layers read the keys and values of earlier ones, and each layer gets
 vectors that depend on the tokens (layers/token_inputs.py)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import HEAD, AttentionSpec, LayerSpec, ModelArchitecture, RopeConfig, TokenInputsSpec

@@ -1,7 +1,5 @@
 """GLM-4 of 2024 (arXiv:2406.12793): Llama's layers. Half of each head is rotated, in pairs of neighbouring dimensions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture, NormNames

@@ -1,7 +1,5 @@
 """Granite 3 (dense): Llama's layers with multipliers for embeddings, scores, logits, and for what layers add to the stream."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture

@@ -1,7 +1,5 @@
 """LFM2 (arXiv:2511.23404): most layers are short convolutions, the others have attention with norms on queries and keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Llama 2, 3 and 3.1+ (arXiv:2302.13971): pre-norm layers with rotary embedding, grouped queries and a gated MLP."""
 
-from __future__ import annotations
-
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family, fixed_layer_types, make_architecture, read_attention, read_mlp
 from inflight.config.json_fields import JsonFields

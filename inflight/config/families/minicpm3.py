@@ -1,7 +1,5 @@
 """MiniCPM3: the latent attention of DeepSeek-V2, with multipliers for embeddings, logits, and what layers add to the stream."""
 
-from __future__ import annotations
-
 import math
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture

@@ -1,7 +1,5 @@
 """Ministral 8B: Llama's layers, with windows in some of them."""
 
-from __future__ import annotations
-
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import (
     Family,

@@ -1,8 +1,6 @@
 """Ministral 3: Llama's layers with yarn. Queries beyond the length before scaling are multiplied by a factor that grows with
 their position."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture

@@ -1,7 +1,5 @@
 """Mistral (arXiv:2310.06825): Llama's layers. The first release has a sliding window in every layer."""
 
-from __future__ import annotations
-
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import (
     Family,

@@ -1,7 +1,5 @@
 """OLMo 2 (arXiv:2501.00656): norms after attention and MLP instead of before, and a norm over all queries, and all keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import WHOLE, LayerSpec, ModelArchitecture, NormNames

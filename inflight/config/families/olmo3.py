@@ -1,7 +1,5 @@
 """OLMo 3 (arXiv:2512.13961): OLMo 2's layers. Three of four have a window, and a rotary embedding without scaling."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import WHOLE, LayerSpec, ModelArchitecture

@@ -1,7 +1,5 @@
 """Phi-3, Phi-3.5, Phi-4 and Phi-4-mini (arXiv:2404.14219): Llama's layers with fused projections, and longrope."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

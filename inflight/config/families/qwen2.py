@@ -1,7 +1,5 @@
 """Qwen2 and Qwen2.5 (arXiv:2407.10671): Llama's layers with biases on queries, keys and values, and windows in upper layers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture

@@ -1,7 +1,5 @@
 """Qwen3 (arXiv:2505.09388): Llama's layers with a norm on every query and key head. Its windows are those of Qwen2."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import HEAD, LayerSpec, ModelArchitecture

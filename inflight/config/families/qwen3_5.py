@@ -1,8 +1,6 @@
 """Qwen3.5, the models for text: three of four layers are recurrent, with the gated delta rule. The others have gated attention,
 of which a quarter of each head is rotated."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

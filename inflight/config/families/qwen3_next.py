@@ -1,8 +1,6 @@
 """Qwen3-Next with dense layers: the layers of Qwen3.5, with projections whose rows are grouped by key heads. (Layers with
 experts are computed by transformers.)"""
 
-from __future__ import annotations
-
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.families.family import Family
 from inflight.config.families.qwen3_5 import parse_hybrid

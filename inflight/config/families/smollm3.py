@@ -1,7 +1,5 @@
 """SmolLM3: Llama's layers. Every fourth layer has no rotary embedding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture

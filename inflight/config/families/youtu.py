@@ -1,7 +1,5 @@
 """Youtu-LLM: dense layers with the latent attention of DeepSeek-V3."""
 
-from __future__ import annotations
-
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.deepseek_v2 import read_latent_attention
 from inflight.config.families.family import Family, make_architecture, read_mlp

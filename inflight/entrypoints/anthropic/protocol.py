@@ -1,7 +1,5 @@
 """The bodies of requests to /v1/messages and /v1/messages/count_tokens, as pydantic models."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field

@@ -5,8 +5,6 @@ Most facts come from /proc, /sys, the GPU's driver and torch. If the machine doe
 text shows "unknown". Facts are never guessed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """The bodies of requests to /api/..., as pydantic models."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field

@@ -4,8 +4,6 @@ The fields have the bounds of `SamplingParams`, so that the OpenAPI document sho
 checks the limits that depend on the model.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 

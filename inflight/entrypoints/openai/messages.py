@@ -1,7 +1,5 @@
 """The messages and tools of a chat request, as pydantic models and in the form that a chat template gets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """The bodies of requests to all endpoints, as pydantic models. /openapi.json is made from these models, too."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

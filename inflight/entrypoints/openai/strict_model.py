@@ -10,8 +10,6 @@ only the value that changes nothing is made with `neutral`. Both functions mark 
 docs/server-api.md and a test of all fields use these marks.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """The items of `input` in a request to /v1/responses, as pydantic models."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag

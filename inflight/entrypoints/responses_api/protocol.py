@@ -1,7 +1,5 @@
 """`ResponsesRequest`: the body of a request to /v1/responses, as a pydantic model."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

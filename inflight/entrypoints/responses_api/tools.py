@@ -4,8 +4,6 @@ The model knows only functions. So a tool in a namespace becomes a function whos
 whose input is text, becomes a function with one argument. `PromptTools` remembers which tool a function stands for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 

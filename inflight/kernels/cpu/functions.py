@@ -1,7 +1,5 @@
 """The functions of kernels.h as ctypes sees them: the types of their arguments and results, and the structs that they take."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any

@@ -15,8 +15,6 @@ this slot has only the dummy block, a KV block that no request has. The state is
 order.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
