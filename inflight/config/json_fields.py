@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from inflight.errors import UnsupportedModelError
 
@@ -28,6 +29,13 @@ class JsonFields:
 
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
+
+    def is_null(self, name: str) -> bool:
+        return name in self.values and self.values[name] is None
+
+    def with_values(self, values: Mapping[str, object]) -> Self:
+        """The same object with these fields added or replaced."""
+        return replace(self, values={**self.values, **values})
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """An integer of at least `least`, which is 1 or 0."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.families import FAMILIES
 from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
 from inflight.config.json_fields import JsonFields
 from inflight.errors import UnsupportedModelError
 
@@ -26,7 +27,7 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
     Raises:
         UnsupportedModelError: the family or its variant is not supported, or a field has an impossible value.
     """
-    fields = JsonFields(config)
+    fields = FamilyFields(config)
     names = _architecture_names(fields)
     family = next((_FAMILIES[name] for name in names if name in _FAMILIES), None)
     wrapper = next((name for name in names if name in _WRAPPERS), None)
@@ -34,7 +35,7 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
         text = fields.mapping("text_config")
         family = _family_within(wrapper, text)
         outside = {name: value for name in FIELDS_OUTSIDE if (value := config.get(name)) is not None}
-        fields = JsonFields({**text.values, **outside}, text.where)
+        fields = FamilyFields({**text.values, **outside}, text.where)
     if family is None:
         raise UnsupportedModelError(
             f"config.json: {', '.join(names)} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
@@ -57,7 +58,7 @@ def _family_within(wrapper: str, text: JsonFields) -> Family:
 
 def is_known_family(config: Mapping[str, object]) -> bool:
     """Whether Inflight's own code supports the model's family. `parse_architecture` may still refuse this variant of it."""
-    fields = JsonFields(config)
+    fields = FamilyFields(config)
     names = _architecture_names(fields)
     return any(name in _WRAPPERS or (name in _FAMILIES and _FAMILIES[name].takes(fields)) for name in names)
 

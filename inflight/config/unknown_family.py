@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from inflight.config.architecture import TRANSFORMERS, AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture
-from inflight.config.families.family import parse_dtype
+from inflight.config.families.family_fields import parse_dtype
 from inflight.config.gguf_config import in_terms_of_gguf
 from inflight.config.json_fields import JsonFields
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES, is_known_family, parse_architecture

@@ -4,13 +4,13 @@ import math
 from dataclasses import replace
 
 from inflight.config.architecture import AttentionSpec, LatentSpec, LayerSpec, ModelArchitecture
-from inflight.config.families.family import Family, make_architecture, read_mlp
-from inflight.config.json_fields import JsonFields
+from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
 from inflight.config.parse_rope import parse_rope
 from inflight.errors import UnsupportedModelError
 
 
-def read_latent_attention(fields: JsonFields, *, interleaved: bool, value_dim: int | None = None) -> AttentionSpec:
+def read_latent_attention(fields: FamilyFields, *, interleaved: bool, value_dim: int | None = None) -> AttentionSpec:
     """
     Args:
         interleaved: the rotated pairs are neighbours.
@@ -44,24 +44,23 @@ def read_latent_attention(fields: JsonFields, *, interleaved: bool, value_dim: i
     )
 
 
-def is_dense(fields: JsonFields) -> bool:
+def is_dense(fields: FamilyFields) -> bool:
     """Whether no layer has experts."""
-    num_layers = fields.integer("num_hidden_layers")
-    return fields.integer("first_k_dense_replace", 0) >= num_layers
+    return fields.integer("first_k_dense_replace", 0) >= fields.num_layers
 
 
-def make_dense(fields: JsonFields, attention: AttentionSpec, *, mlp_bias: bool = False) -> ModelArchitecture:
+def make_dense(fields: FamilyFields, attention: AttentionSpec, *, mlp_bias: bool = False) -> ModelArchitecture:
     if not is_dense(fields):
         raise UnsupportedModelError(
             f"{fields.where}: layers with experts (from layer first_k_dense_replace="
             f"{fields.integer('first_k_dense_replace', 0)} on) are not supported by Inflight's own code; use "
             "model_impl='transformers'"
         )
-    layer = LayerSpec(attention=attention, mlp=read_mlp(fields, bias=mlp_bias))
-    return make_architecture(fields, (layer,) * fields.integer("num_hidden_layers"))
+    layer = LayerSpec(attention=attention, mlp=fields.mlp(bias=mlp_bias))
+    return fields.architecture((layer,) * fields.num_layers)
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
+def _parse(fields: FamilyFields) -> ModelArchitecture:
     attention = read_latent_attention(fields, interleaved=True)
     return make_dense(fields, attention, mlp_bias=fields.boolean("mlp_bias", False))
 
