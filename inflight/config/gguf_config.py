@@ -32,21 +32,11 @@ _FIELDS = {
     "rope.freq_base": "rope_theta",
 }
 # Other keys that are accepted: functions below read them, or they do not change the result of these architectures.
-_OTHER_FIELDS = (
-    "vocab_size",
-    "attention.value_length",
-    "attention.layer_norm_epsilon",
-    "attention.causal",
-    "expert_count",
-    "expert_used_count",
-    "rope.dimension_count",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
-    "rope.scale_linear",
-    "tensor_data_layout",
-)
+_OTHER_FIELDS = """
+    vocab_size attention.value_length attention.layer_norm_epsilon attention.causal expert_count expert_used_count
+    rope.dimension_count rope.scaling.type rope.scaling.factor rope.scaling.original_context_length rope.scaling.finetuned
+    rope.scale_linear tensor_data_layout
+""".split()
 ROPE_FACTORS = "rope_freqs.weight"
 _LONG_FACTORS = ("rope_factors_long", "rope_factors_short")
 FACTORS = (ROPE_FACTORS, *(f"{name}.weight" for name in _LONG_FACTORS))

@@ -15,17 +15,10 @@ _FIELDS = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (
-        "factor",
-        "original_max_position_embeddings",
-        "attention_factor",
-        "mscale",
-        "mscale_all_dim",
-        "beta_fast",
-        "beta_slow",
-        "truncate",
-        "llama_4_scaling_beta",
-    ),
+    "yarn": """
+        factor original_max_position_embeddings attention_factor mscale mscale_all_dim beta_fast beta_slow truncate
+        llama_4_scaling_beta
+    """.split(),
     "proportional": ("factor",),
     "longrope": ("short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"),
 }

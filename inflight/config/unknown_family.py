@@ -24,14 +24,8 @@ SIZE_NAMES = {
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "layers_block_type"),
     "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
     "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "max_position_embeddings": (
-        "max_position_embeddings",
-        "n_positions",
-        "n_ctx",
-        "max_seq_len",
-        "max_sequence_length",
-        "seq_length",
-        "max_target_positions",
+    "max_position_embeddings": tuple(
+        "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length seq_length max_target_positions".split()
     ),
     "intermediate_size": ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "decoder_ffn_dim"),
 }

@@ -9,33 +9,15 @@ from inflight.errors import UnsupportedModelError
 
 # Fields that change the result of models of other families -> the values with which the field changes nothing. A config with
 # any other value is refused. (): the field must be absent or null.
-_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "partial_rotary_factor": (1, 1.0),
-    "use_bidirectional_attention": (False,),
-    "attention_multiplier": (),
-    "embedding_multiplier": (1, 1.0),
-    "residual_multiplier": (1, 1.0),
-    "logits_scaling": (1, 1.0),
-    "logit_scale": (1, 1.0),
-    "scale_emb": (1, 1.0),
-    "scale_depth": (),
-    "query_pre_attn_scalar": (),
-    "attn_logit_softcapping": (),
-    "final_logit_softcapping": (),
-    "logit_softcap": (),
-    "logits_soft_cap": (),
-    "use_qk_norm": (False,),
-    "qk_layernorm": (False,),
-    "clip_qkv": (),
-    "alibi": (False,),
-    "no_rope_layers": ([],),
-    "attention_chunk_size": (),
-    "num_experts": (0,),
-    "num_local_experts": (0,),
-    "is_encoder_decoder": (False,),
-    "quantization": (),
-    "compression_config": (),
-}
+_NEUTRAL: tuple[tuple[str, tuple[object, ...]], ...] = (
+    ("partial_rotary_factor embedding_multiplier residual_multiplier logits_scaling logit_scale scale_emb", (1, 1.0)),
+    ("use_bidirectional_attention use_qk_norm qk_layernorm alibi is_encoder_decoder", (False,)),
+    ("num_experts num_local_experts", (0,)),
+    ("no_rope_layers", ([],)),
+    ("attention_multiplier scale_depth query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping", ()),
+    ("logit_softcap logits_soft_cap clip_qkv attention_chunk_size quantization compression_config", ()),
+)
+_NEUTRAL_VALUES = {name: values for names, values in _NEUTRAL for name in names.split()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,12 +130,8 @@ SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
 }
 
 # the other functions return nothing
-RESULTS = {
-    "inflight_bind_threads": c_int32,
-    "inflight_attention_scratch_bytes": c_int64,
-    "inflight_group_memory_bytes": c_int64,
-    "inflight_all_reduce": c_int32,
-    "inflight_all_gather": c_int32,
-    "inflight_broadcast": c_int32,
-    "inflight_replay": c_int32,
+RESULTS: dict[str, Any] = {
+    **dict.fromkeys(("inflight_attention_scratch_bytes", "inflight_group_memory_bytes"), c_int64),
+    **dict.fromkeys(("inflight_all_reduce", "inflight_all_gather", "inflight_broadcast"), c_int32),
+    **dict.fromkeys(("inflight_bind_threads", "inflight_replay"), c_int32),
 }
