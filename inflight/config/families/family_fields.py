@@ -1,7 +1,5 @@
 """`FamilyFields`: a config.json, with readers for those parts of a model that several families describe in the same way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
