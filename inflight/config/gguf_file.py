@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from inflight.errors import CheckpointError
+from inflight.errors import CheckpointError, UnsupportedModelError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -98,6 +98,9 @@ class GgufFile:
     path: Path
     metadata: Mapping[str, GgufValue]
     tensors: Mapping[str, GgufTensor]
+
+    def refusal(self, problem: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self.path}: {problem}")
 
     def read_strings(self, array: GgufStrings) -> list[str]:
         """The strings of `array`, which is one of the values of `metadata`."""

@@ -12,7 +12,6 @@ from inflight.config.families import FAMILIES
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.json_fields import JsonFields
-from inflight.errors import UnsupportedModelError
 
 SUPPORTED_ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 _FAMILIES = {family.architecture: family for family in FAMILIES}
@@ -37,9 +36,7 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
         outside = {name: value for name in FIELDS_OUTSIDE if (value := config.get(name)) is not None}
         fields = FamilyFields({**text.values, **outside}, text.where)
     if family is None:
-        raise UnsupportedModelError(
-            f"config.json: {', '.join(names)} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
-        )
+        raise fields.refusal(f"{', '.join(names)} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
     return family.specify(fields)
 
 
@@ -50,8 +47,8 @@ def _family_within(wrapper: str, text: JsonFields) -> Family:
     for family in families:
         if family.model_type == model_type:
             return family
-    raise UnsupportedModelError(
-        f"{text.where}: model_type={model_type!r} is not supported in {wrapper}; supported are "
+    raise text.refusal(
+        f"model_type={model_type!r} is not supported in {wrapper}; supported are "
         f"{', '.join(family.model_type for family in families)}"
     )
 

@@ -116,9 +116,7 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
 def _size(fields: JsonFields, name: str, default: int | None = None) -> int:
     found = next((theirs for theirs in SIZE_NAMES[name] if fields.has(theirs)), None)
     if found is None and default is None:
-        raise UnsupportedModelError(
-            f"{fields.where}: {name} is missing; families call it {', '.join(SIZE_NAMES[name])}"
-        )
+        raise fields.refusal(f"{name} is missing; families call it {', '.join(SIZE_NAMES[name])}")
     found = found or SIZE_NAMES[name][0]
     value = fields.values.get(found)
     if isinstance(value, (list, tuple)) and value:  # a size of each layer, or the kind of each

@@ -7,7 +7,6 @@ from inflight.config.architecture import AttentionSpec, LatentSpec, LayerSpec, M
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.parse_rope import parse_rope
-from inflight.errors import UnsupportedModelError
 
 
 def read_latent_attention(fields: FamilyFields, *, interleaved: bool, value_dim: int | None = None) -> AttentionSpec:
@@ -25,9 +24,9 @@ def read_latent_attention(fields: FamilyFields, *, interleaved: bool, value_dim:
         value_dim=fields.integer("v_head_dim", value_dim),
     )
     if bias and latent.query_rank is None:
-        raise UnsupportedModelError(f"{fields.where}: attention_bias without q_lora_rank is not supported")
+        raise fields.refusal("attention_bias without q_lora_rank is not supported")
     if latent.rope_dim % 2:
-        raise UnsupportedModelError(f"{fields.where}: qk_rope_head_dim={latent.rope_dim} is odd; rotation needs pairs")
+        raise fields.refusal(f"qk_rope_head_dim={latent.rope_dim} is odd; rotation needs pairs")
     rope = replace(parse_rope(fields, latent.rope_dim), interleaved=interleaved)
     scaling = fields.mapping("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
     weight = scaling.number("mscale_all_dim") if scaling.values.get("mscale_all_dim") else 0.0
@@ -51,8 +50,8 @@ def is_dense(fields: FamilyFields) -> bool:
 
 def make_dense(fields: FamilyFields, attention: AttentionSpec, *, mlp_bias: bool = False) -> ModelArchitecture:
     if not is_dense(fields):
-        raise UnsupportedModelError(
-            f"{fields.where}: layers with experts (from layer first_k_dense_replace="
+        raise fields.refusal(
+            "layers with experts (from layer first_k_dense_replace="
             f"{fields.integer('first_k_dense_replace', 0)} on) are not supported by Inflight's own code; use "
             "model_impl='transformers'"
         )

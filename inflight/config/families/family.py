@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.families.family_fields import FamilyFields
-from inflight.errors import UnsupportedModelError
 
 # Fields that change the result of models of other families -> the values with which the field changes nothing. A config with
 # any other value is refused. (): the field must be absent or null.
@@ -61,9 +60,8 @@ class Family:
         """
         for name, neutral in _NEUTRAL_VALUES.items():
             if name not in self.reads and fields.has(name) and fields.values[name] not in neutral:
-                raise UnsupportedModelError(
-                    f"config.json: {name}={fields.values[name]!r} is not supported for {self.architecture}; it would change "
-                    "the result"
+                raise fields.refusal(
+                    f"{name}={fields.values[name]!r} is not supported for {self.architecture}; it would change the result"
                 )
         architecture = self.parse(fields)
         return replace(architecture, name=self.architecture, unread=(*self.unread, *architecture.unread))

@@ -16,7 +16,6 @@ from inflight.config.architecture import (
 from inflight.config.json_fields import JsonFields
 from inflight.config.parse_rope import parse_rope
 from inflight.config.weight_format import parse_weight_format
-from inflight.errors import UnsupportedModelError
 
 _ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH, "gelu_new": GELU_TANH}
 # Other names of dtypes. Weights in float64 are computed in float32. "auto" names none. `stored_dtype.py` has replaced it, if
@@ -84,8 +83,8 @@ class FamilyFields(JsonFields):
         absent_means_all = absent_kv_heads_mean_all or "num_key_value_heads" in self.values
         num_kv_heads = self.integer("num_key_value_heads", num_heads if absent_means_all else None)
         if num_heads % num_kv_heads:
-            raise UnsupportedModelError(
-                f"config.json: num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
+            raise self.refusal(
+                f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
             )
         head_dim = self._head_dim(num_heads, head_dim)
         rope = (
@@ -105,14 +104,14 @@ class FamilyFields(JsonFields):
         hidden_size = self.integer("hidden_size")
         if default is None and not self.has("head_dim"):
             if hidden_size % num_heads:
-                raise UnsupportedModelError(
-                    f"config.json: hidden_size={hidden_size} is not a multiple of num_attention_heads={num_heads}, and "
+                raise self.refusal(
+                    f"hidden_size={hidden_size} is not a multiple of num_attention_heads={num_heads}, and "
                     "head_dim is missing"
                 )
             default = hidden_size // num_heads
         head_dim = self.integer("head_dim", default)
         if head_dim % 2:
-            raise UnsupportedModelError(f"config.json: head_dim={head_dim} is odd; rotary embedding needs pairs")
+            raise self.refusal(f"head_dim={head_dim} is odd; rotary embedding needs pairs")
         return head_dim
 
     def mlp(
@@ -121,9 +120,7 @@ class FamilyFields(JsonFields):
         """`name`: the field with the name of the activation. If config.json does not have it, the activation is `default`."""
         activation = self.text(name, default)
         if activation not in _ACTIVATIONS:
-            raise UnsupportedModelError(
-                f"config.json: {name}={activation!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"
-            )
+            raise self.refusal(f"{name}={activation!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
         size = self.integer("intermediate_size")
         return MlpSpec(size=size, bias=bias, activation=_ACTIVATIONS[activation], is_fused=is_fused)
 
@@ -131,8 +128,8 @@ class FamilyFields(JsonFields):
         """The MLP of a family whose recurrent layers have the activation SiLU: they read the same field, or no field."""
         mlp = self.mlp()
         if mlp.activation != SILU:
-            raise UnsupportedModelError(
-                f"{self.where}: hidden_act={self.text('hidden_act')!r} is not supported by Inflight's own code, because the "
+            raise self.refusal(
+                f"hidden_act={self.text('hidden_act')!r} is not supported by Inflight's own code, because the "
                 "recurrent layers of this family have 'silu'; use model_impl='transformers' (--model-impl transformers)"
             )
         return mlp
@@ -156,8 +153,8 @@ class FamilyFields(JsonFields):
         """
         both = self.mapping("rope_parameters")
         if unknown := sorted(set(both.values) - {"full_attention", "sliding_attention"}):
-            raise UnsupportedModelError(
-                f"{both.where}: {', '.join(unknown)} is not supported; for this family it has an object for full_attention "
+            raise both.refusal(
+                f"{', '.join(unknown)} is not supported; for this family it has an object for full_attention "
                 "and one for sliding_attention"
             )
         full, local = both.mapping("full_attention"), both.mapping("sliding_attention")
@@ -182,15 +179,14 @@ class FamilyFields(JsonFields):
             return default
         unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
         if unknown or len(layer_types) != len(default):
-            raise UnsupportedModelError(
-                f"config.json: layer_types={list(layer_types)!r} must have {len(default)} entries, one per layer, and each "
+            raise self.refusal(
+                f"layer_types={list(layer_types)!r} must have {len(default)} entries, one per layer, and each "
                 "must be full_attention or sliding_attention"
             )
         wanted = [kind == "sliding_attention" for kind in layer_types]
         if any(wanted) and window is None:
-            raise UnsupportedModelError(
-                "config.json: layer_types has sliding_attention, but no window is in use (sliding_window, "
-                "use_sliding_window)"
+            raise self.refusal(
+                "layer_types has sliding_attention, but no window is in use (sliding_window, use_sliding_window)"
             )
         return wanted
 
@@ -201,9 +197,7 @@ class FamilyFields(JsonFields):
     def refuse_other_windows(self, windowed: list[bool], window: int | None, name: str) -> None:
         """Refuses a field layer_types that differs from `windowed`: transformers' class `name` does not read it."""
         if self.windowed_layers(windowed, window) != windowed:
-            raise UnsupportedModelError(
-                f"config.json: layer_types={list(self.texts('layer_types'))!r} is not supported for {name}"
-            )
+            raise self.refusal(f"layer_types={list(self.texts('layer_types'))!r} is not supported for {name}")
 
     def with_windows(self, layer: LayerSpec, windows: Iterable[int | None]) -> tuple[LayerSpec, ...]:
         """Copies of `layer`, one per window.
@@ -232,8 +226,8 @@ class FamilyFields(JsonFields):
         the type `name`."""
         given = self.texts("layer_types") or tuple("full_attention" if each else name for each in default)
         if set(given) - {name, "full_attention"} or len(given) != len(default) or "full_attention" not in given:
-            raise UnsupportedModelError(
-                f"{self.where}: layer_types={list(given)!r} must have {len(default)} entries, one per layer, each must be "
+            raise self.refusal(
+                f"layer_types={list(given)!r} must have {len(default)} entries, one per layer, each must be "
                 f"{name} or full_attention, and there must be a full_attention"
             )
         return [each == "full_attention" for each in given]
@@ -244,7 +238,5 @@ def parse_dtype(fields: JsonFields) -> str:
     dtype = fields.text("dtype", fields.text("torch_dtype", "float32")).lower().removeprefix("torch.")
     dtype = _DTYPE_NAMES.get(dtype, dtype)
     if dtype not in DTYPE_BYTES:
-        raise UnsupportedModelError(
-            f"config.json: dtype={dtype!r} is not supported; supported are {', '.join(DTYPE_BYTES)}"
-        )
+        raise fields.refusal(f"dtype={dtype!r} is not supported; supported are {', '.join(DTYPE_BYTES)}")
     return dtype

@@ -9,7 +9,6 @@ from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.gemma2 import NORMS, make_gemma
 from inflight.config.parse_rope import parse_rope
-from inflight.errors import UnsupportedModelError
 
 _PER_LAYER = ("head_dim", "num_key_value_heads")
 _ROPES = {
@@ -20,12 +19,10 @@ _ROPES = {
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     if fields.boolean("enable_moe_block", False):
-        raise UnsupportedModelError(
-            f"{fields.where}: enable_moe_block=True is not supported: Inflight's own code has no mixtures of experts"
-        )
+        raise fields.refusal("enable_moe_block=True is not supported: Inflight's own code has no mixtures of experts")
     if fields.text("use_bidirectional_attention", "vision") != "vision":  # "vision" means tokens of images only
-        raise UnsupportedModelError(
-            f"{fields.where}: use_bidirectional_attention={fields.values['use_bidirectional_attention']!r} is not supported; "
+        raise fields.refusal(
+            f"use_bidirectional_attention={fields.values['use_bidirectional_attention']!r} is not supported; "
             'null or "vision" is'
         )
     num_layers, window = fields.num_layers, fields.window(512)
@@ -58,8 +55,8 @@ def _owners(fields: FamilyFields, windowed: list[bool], num_shared: int) -> list
     first = len(windowed) - num_shared
     last_of_kind = {kind: index for index, kind in enumerate(windowed[: max(0, first)])}
     if not set(windowed) <= set(last_of_kind):
-        raise UnsupportedModelError(
-            f"{fields.where}: num_kv_shared_layers={num_shared} of {len(windowed)} layers leaves no layer of each kind in "
+        raise fields.refusal(
+            f"num_kv_shared_layers={num_shared} of {len(windowed)} layers leaves no layer of each kind in "
             "layer_types before them"
         )
     return [None if index < first else last_of_kind[kind] for index, kind in enumerate(windowed)]
@@ -71,9 +68,7 @@ def _read_attention(fields: FamilyFields, index: int, has_window: bool) -> Atten
     # transformers writes the numbers of layers with leading zeros: "05"
     own = given.mapping(next((name for name in given.values if name.lstrip("0") == str(index or "")), str(index)))
     if unknown := sorted(set(own.values) - set(_PER_LAYER)):
-        raise UnsupportedModelError(
-            f"{own.where}: {', '.join(unknown)} is not supported; {' and '.join(_PER_LAYER)} are"
-        )
+        raise own.refusal(f"{', '.join(unknown)} is not supported; {' and '.join(_PER_LAYER)} are")
     values = {name: own.values[name] for name in _PER_LAYER if own.has(name)}
     if not has_window and "per_layer_config" not in fields.values:  # null means that all layers are alike
         values["head_dim"] = fields.integer("global_head_dim", 512)
@@ -103,8 +98,8 @@ def _read_token_inputs(fields: FamilyFields, activation: str) -> TokenInputsSpec
         return None
     vocab_size = fields.integer("vocab_size_per_layer_input", 262144)
     if vocab_size < fields.integer("vocab_size"):
-        raise UnsupportedModelError(
-            f"{fields.where}: vocab_size_per_layer_input={vocab_size} is less than vocab_size={fields.integer('vocab_size')}"
+        raise fields.refusal(
+            f"vocab_size_per_layer_input={vocab_size} is less than vocab_size={fields.integer('vocab_size')}"
         )
     return TokenInputsSpec(vocab_size=vocab_size, size=size, activation=activation)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from inflight.config.architecture import HEAD, LayerSpec, ModelArchitecture, NormNames, ShortConvSpec
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
-from inflight.errors import UnsupportedModelError
 
 _NORMS = NormNames(before_attention="operator_norm", before_mlp="ffn_norm")
 _RENAMES = (
@@ -23,7 +22,7 @@ _RENAMES = (
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     kernel_size = fields.integer("conv_L_cache", 3)
     if kernel_size < 2:
-        raise UnsupportedModelError(f"{fields.where}: conv_L_cache={kernel_size} is not supported; at least 2 is")
+        raise fields.refusal(f"conv_L_cache={kernel_size} is not supported; at least 2 is")
     attention = replace(fields.attention(theta=1e6), qk_norm=HEAD)
     recurrence = ShortConvSpec(
         num_channels=fields.integer("hidden_size"), kernel_size=kernel_size, bias=fields.boolean("conv_bias", False)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
-from inflight.errors import UnsupportedModelError
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
@@ -18,7 +17,7 @@ def read_windows(fields: FamilyFields) -> list[int | None]:
     window = fields.window() if fields.boolean("use_sliding_window", False) else None
     first = fields.values.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int):
-        raise UnsupportedModelError(f"config.json: max_window_layers={first!r} is not an integer")
+        raise fields.refusal(f"max_window_layers={first!r} is not an integer")
     by_index = [window is not None and index >= first for index in range(fields.num_layers)]
     return fields.windows(by_index, window)
 

@@ -35,14 +35,11 @@ def _read_recurrence(fields: FamilyFields) -> GatedDeltaSpec:
     num_value_heads = fields.integer("linear_num_value_heads", 32)
     kernel_size = fields.integer("linear_conv_kernel_dim", 4)
     if num_value_heads % num_key_heads:
-        raise UnsupportedModelError(
-            f"{fields.where}: linear_num_value_heads={num_value_heads} is not a multiple of "
-            f"linear_num_key_heads={num_key_heads}"
+        raise fields.refusal(
+            f"linear_num_value_heads={num_value_heads} is not a multiple of linear_num_key_heads={num_key_heads}"
         )
     if kernel_size < 2:
-        raise UnsupportedModelError(
-            f"{fields.where}: linear_conv_kernel_dim={kernel_size} is not supported; at least 2 is"
-        )
+        raise fields.refusal(f"linear_conv_kernel_dim={kernel_size} is not supported; at least 2 is")
     return GatedDeltaSpec(
         num_key_heads=num_key_heads,
         num_value_heads=num_value_heads,

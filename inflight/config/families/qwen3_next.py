@@ -5,7 +5,6 @@ from inflight.config.architecture import ModelArchitecture
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.qwen3_5 import parse_hybrid
-from inflight.errors import UnsupportedModelError
 
 
 def _is_dense(fields: FamilyFields) -> bool:
@@ -14,8 +13,8 @@ def _is_dense(fields: FamilyFields) -> bool:
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     if not _is_dense(fields):
-        raise UnsupportedModelError(
-            f"{fields.where}: layers with experts are not supported by Inflight's own code; use model_impl='transformers'"
+        raise fields.refusal(
+            "layers with experts are not supported by Inflight's own code; use model_impl='transformers'"
         )
     return parse_hybrid(fields, is_grouped=True)
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
-from inflight.errors import UnsupportedModelError
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
@@ -31,9 +30,7 @@ def _layers_with_rope(fields: FamilyFields) -> list[bool]:
         interval = fields.integer("no_rope_layer_interval", 4)
         return [(index + 1) % interval != 0 for index in range(num_layers)]
     if not isinstance(given, (list, tuple)) or len(given) < num_layers or any(each not in (0, 1) for each in given):
-        raise UnsupportedModelError(
-            f"config.json: no_rope_layers={given!r} is not 0 or 1 for each of {num_layers} layers"
-        )
+        raise fields.refusal(f"no_rope_layers={given!r} is not 0 or 1 for each of {num_layers} layers")
     return [each == 1 for each in given[:num_layers]]
 
 
