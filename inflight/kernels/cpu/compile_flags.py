@@ -3,6 +3,8 @@
 `setup.py` runs this file by its path, before anything is installed, so it may import only the standard library.
 """
 
+from __future__ import annotations
+
 import hashlib
 from pathlib import Path
 
