@@ -4,8 +4,6 @@ The public API is imported lazily (PEP 562): `import inflight` loads neither tor
 the environment variable GOMP_SPINCOUNT, unless this variable or OMP_WAIT_POLICY is set: see docs/cpu-kernels.md.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from typing import TYPE_CHECKING

@@ -1,7 +1,5 @@
 """Reads environment variables. Each variable has a function that reads it at every call, so later changes take effect."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re
@@ -15,15 +13,10 @@ API_KEY_VARIABLES = ("INFLIGHT_API_KEY", "INFLIGHT_SERVE_API_KEY")
 
 # All variables except the options of `inflight serve`, whose names begin with INFLIGHT_SERVE_.
 NAMES = frozenset(
-    {
-        "INFLIGHT_API_KEY",
-        "INFLIGHT_CLUSTER_TOKEN",
-        "INFLIGHT_CPU_KERNELS",
-        "INFLIGHT_CPU_THREADS_BIND",
-        "INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS",
-        "INFLIGHT_LOG_LEVEL",
-        "INFLIGHT_REQUIRE_KERNELS",
-    }
+    """
+    INFLIGHT_API_KEY INFLIGHT_CLUSTER_TOKEN INFLIGHT_CPU_KERNELS INFLIGHT_CPU_THREADS_BIND
+    INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS INFLIGHT_LOG_LEVEL INFLIGHT_REQUIRE_KERNELS
+    """.split()
 )
 _PREFIX = "INFLIGHT_"
 _OF_TESTS = "INFLIGHT_TEST_"

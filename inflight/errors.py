@@ -26,8 +26,6 @@ Each message says what was given, what is allowed and what to do.
 Ranks also raise subclasses of `PeerError`, which never reach a user: a rank has lost other ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """Finds a model's files: in the installation (the small embedded model), a folder, a GGUF file, or on the Hugging Face hub."""
 
-from __future__ import annotations
-
 import glob
 import json
 import re

@@ -1,7 +1,5 @@
 """Checks of lists that users give."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from inflight.errors import InvalidRequestError

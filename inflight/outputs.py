@@ -1,7 +1,5 @@
 """`RequestOutput` and its parts: what `generate` and `chat` return."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -6,8 +6,6 @@
 declaration. `inflight serve` also reads the variable INFLIGHT_SERVE_PORT and the key `port` of its configuration file.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import math

@@ -1,7 +1,5 @@
 """Reads values that are written as text: numbers of bytes ("2G") and of tokens ("32k"), and JSON objects."""
 
-from __future__ import annotations
-
 import json
 import re
 from fractions import Fraction

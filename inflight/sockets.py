@@ -1,8 +1,6 @@
 """`listen`: opens a TCP socket on which ranks listen, at one address of the machine. `unreachable`: tries such addresses.
 `listen_locally`, `connect_locally`: the same for Unix sockets without a file, which end with the machine's processes."""
 
-from __future__ import annotations
-
 import errno
 import select
 import socket

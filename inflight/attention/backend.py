@@ -1,7 +1,5 @@
 """`AttentionBackend`: paged attention for one kind of device. `Rotation`: the rotary embedding of a step's tokens."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol

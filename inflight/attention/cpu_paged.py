@@ -6,8 +6,6 @@ values are quantised when they are written, with one scale per token and head, a
 values.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 

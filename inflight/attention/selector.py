@@ -1,7 +1,5 @@
 """`get_backend`: chooses the attention backend for a device."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import torch

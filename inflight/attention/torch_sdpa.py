@@ -4,8 +4,6 @@ For each row (a request's part of a step) it gathers the blocks that the row's t
 `scaled_dot_product_attention`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

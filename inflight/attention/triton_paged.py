@@ -5,8 +5,6 @@ metadata. The kernels read all other inputs from device memory. So a recorded gr
 same bounds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

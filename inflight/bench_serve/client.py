@@ -1,7 +1,5 @@
 """`BenchClient`: posts requests to a server, reads their streams, and records when each piece of the answer came."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

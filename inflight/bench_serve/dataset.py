@@ -1,7 +1,5 @@
 """The requests that the load generator sends: random token ids of the wanted lengths, or the prompts of a file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`EventBuffer`: reads server-sent events."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 

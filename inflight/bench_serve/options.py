@@ -2,8 +2,6 @@
 
 # ruff: noqa: RUF009 - the calls in the dataclasses return a `dataclasses.field`
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Draws histograms of a benchmark's latencies into a PNG file. This needs the extra "bench" of the package."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

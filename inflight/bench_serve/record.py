@@ -1,7 +1,5 @@
 """`RequestRecord`: when one request was sent, when the pieces of its answer came, and the latencies that follow from them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

@@ -1,7 +1,5 @@
 """Computes the figures of a benchmark under the names of vLLM's `bench serve`, and writes them as JSON and as a table."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter, defaultdict

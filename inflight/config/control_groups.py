@@ -3,8 +3,6 @@
 The limit of a group holds for all groups inside it. So a process has the limits of its own group and of every group above it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Reads the option `cpu_threads_bind`: which cores the compute threads of each rank are bound to."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

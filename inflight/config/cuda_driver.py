@@ -3,8 +3,6 @@
 The driver is asked through its own library, libcuda.so.1, so CUDA_VISIBLE_DEVICES has the same effect as on torch.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import re

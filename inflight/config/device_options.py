@@ -1,7 +1,5 @@
 """Resolves the options that depend on the device, and refuses options that this device does not have."""
 
-from __future__ import annotations
-
 import logging
 
 from inflight.config.cpu_binding import AUTO, OFF, cores_of_rank, parse_core_lists

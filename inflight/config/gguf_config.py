@@ -3,8 +3,6 @@
 Keys and tensor names are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of llama.cpp's converter.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -16,7 +14,6 @@ from inflight.config.families import FAMILIES
 from inflight.config.gguf_file import GgufFile, GgufStrings, read_gguf
 from inflight.config.separate_quantization import with_separate_quantization
 from inflight.config.stored_dtype import with_stored_dtype
-from inflight.errors import UnsupportedModelError
 from inflight.hub import read_config
 
 _FAMILIES = {family.gguf_name: family for family in FAMILIES if family.gguf_name is not None}
@@ -34,21 +31,11 @@ _FIELDS = {
     "rope.freq_base": "rope_theta",
 }
 # Other keys that are accepted: functions below read them, or they do not change the result of these architectures.
-_OTHER_FIELDS = (
-    "vocab_size",
-    "attention.value_length",
-    "attention.layer_norm_epsilon",
-    "attention.causal",
-    "expert_count",
-    "expert_used_count",
-    "rope.dimension_count",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
-    "rope.scale_linear",
-    "tensor_data_layout",
-)
+_OTHER_FIELDS = """
+    vocab_size attention.value_length attention.layer_norm_epsilon attention.causal expert_count expert_used_count
+    rope.dimension_count rope.scaling.type rope.scaling.factor rope.scaling.original_context_length rope.scaling.finetuned
+    rope.scale_linear tensor_data_layout
+""".split()
 ROPE_FACTORS = "rope_freqs.weight"
 _LONG_FACTORS = ("rope_factors_long", "rope_factors_short")
 FACTORS = (ROPE_FACTORS, *(f"{name}.weight" for name in _LONG_FACTORS))
@@ -98,8 +85,8 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     architecture = file.metadata.get("general.architecture")
     family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
-        raise UnsupportedModelError(
-            f"{file.path}: general.architecture={architecture!r} is not supported; supported are {', '.join(_FAMILIES)}"
+        raise file.refusal(
+            f"general.architecture={architecture!r} is not supported; supported are {', '.join(_FAMILIES)}"
         )
     prefix = f"{architecture}."
     keys = (*family.gguf_names, *family.gguf_keys)
@@ -127,18 +114,18 @@ def _refuse_other_kinds(file: GgufFile) -> None:
     """Refuses files that are a part of a model, or no model."""
     num_parts, part = file.metadata.get("split.count", 0), file.metadata.get("split.no", 0)
     if isinstance(num_parts, int) and isinstance(part, int) and num_parts > 1:
-        raise UnsupportedModelError(
-            f"{file.path} is part {part + 1} of {num_parts} of a model that is split over several files, which is not "
+        raise file.refusal(
+            f"this is part {part + 1} of {num_parts} of a model that is split over several files, which is not "
             "supported; merge them with llama.cpp's llama-gguf-split --merge"
         )
     kind = file.metadata.get("general.type", "model")
     if kind != "model":
-        raise UnsupportedModelError(f"{file.path} is not a whole model: its general.type is {kind!r}")
+        raise file.refusal(f"this is not a whole model: its general.type is {kind!r}")
 
 
 def _factors(file: GgufFile, name: str, keys: tuple[str, ...]) -> list[float]:
     if name not in keys or file.tensors[f"{name}.weight"].type.name != "F32":
-        raise UnsupportedModelError(f"{file.path}: {name}.weight is not supported; it could change the result")
+        raise file.refusal(f"{name}.weight is not supported; it could change the result")
     values: list[float] = file.map_tensor(f"{name}.weight")[0].view("<f4").tolist()
     return values
 
@@ -152,7 +139,7 @@ def _plain(file: GgufFile, key: str, per_layer: Collection[str]) -> object:
     if isinstance(value, np.ndarray) and key in per_layer:
         return value.tolist()
     if isinstance(value, np.ndarray | GgufStrings):
-        raise UnsupportedModelError(f"{file.path}: {key} is an array of different values, which is not supported")
+        raise file.refusal(f"{key} is an array of different values, which is not supported")
     return value
 
 
@@ -166,9 +153,7 @@ def _refuse_unserved_fields(file: GgufFile, prefix: str, unread: Mapping[str, ob
         elif key == "attention.causal":
             neutral = value is True
         if not neutral:
-            raise UnsupportedModelError(
-                f"{file.path}: {prefix}{key}={value!r} is not supported; it could change the result"
-            )
+            raise file.refusal(f"{prefix}{key}={value!r} is not supported; it could change the result")
 
 
 def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], config: dict[str, object]) -> None:
@@ -177,14 +162,14 @@ def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], co
     if "head_dim" not in config:
         size, heads = config.get("hidden_size"), config.get("num_attention_heads")
         if not (isinstance(size, int) and isinstance(heads, int) and heads > 0 and size % heads == 0):
-            raise UnsupportedModelError(
-                f"{file.path}: {prefix}embedding_length={size!r} and {prefix}attention.head_count={heads!r} give no head size"
+            raise file.refusal(
+                f"{prefix}embedding_length={size!r} and {prefix}attention.head_count={heads!r} give no head size"
             )
         config["head_dim"] = size // heads
     for key in ("attention.value_length", "rope.dimension_count"):
         if given.get(key, config["head_dim"]) != config["head_dim"]:
-            raise UnsupportedModelError(
-                f"{file.path}: {prefix}{key}={given[key]!r} is not supported; it has to be the head size, {config['head_dim']}"
+            raise file.refusal(
+                f"{prefix}{key}={given[key]!r} is not supported; it has to be the head size, {config['head_dim']}"
             )
 
 
@@ -211,9 +196,7 @@ def _rope_scaling(
         kind, factor = "linear", given["rope.scale_linear"]
     if ROPE_FACTORS in file.tensors:
         if kind != "none":
-            raise UnsupportedModelError(
-                f"{file.path}: {prefix}rope.scaling.type={kind!r} together with {ROPE_FACTORS} is not supported"
-            )
+            raise file.refusal(f"{prefix}rope.scaling.type={kind!r} together with {ROPE_FACTORS} is not supported")
         return _llama3_rope(file, config)
     if kind == "none" or (kind == "linear" and factor == 1):
         return None
@@ -221,9 +204,7 @@ def _rope_scaling(
         original = given.get("rope.scaling.original_context_length")
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     if kind != "linear":
-        raise UnsupportedModelError(
-            f"{file.path}: {prefix}rope.scaling.type={kind!r} is not supported; supported are none, linear and yarn"
-        )
+        raise file.refusal(f"{prefix}rope.scaling.type={kind!r} is not supported; supported are none, linear and yarn")
     return {"rope_type": kind, "factor": factor}
 
 
@@ -253,7 +234,7 @@ def _llama3_rope(file: GgufFile, config: Mapping[str, object]) -> dict[str, obje
         is_scaled = 1 < factor < math.inf
         if is_scaled and np.allclose(divisors * ((1 - kept) / factor + kept), 1, rtol=0, atol=_FACTOR_TOLERANCE):
             return {"rope_type": "llama3", "factor": factor, **_LLAMA3_ROPE}
-    raise UnsupportedModelError(
-        f"{file.path}: {ROPE_FACTORS} is not the scaling of Llama 3 (frequency factors 1 and 4, 8192 original positions), the "
+    raise file.refusal(
+        f"{ROPE_FACTORS} is not the scaling of Llama 3 (frequency factors 1 and 4, 8192 original positions), the "
         "only one that is read from a GGUF file"
     )

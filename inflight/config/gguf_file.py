@@ -11,8 +11,6 @@ Every count, length and offset is compared with the size of the file before it i
 time or memory than a correct header of the same size.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Mapping
@@ -21,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from inflight.errors import CheckpointError
+from inflight.errors import CheckpointError, UnsupportedModelError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -100,6 +98,9 @@ class GgufFile:
     path: Path
     metadata: Mapping[str, GgufValue]
     tensors: Mapping[str, GgufTensor]
+
+    def refusal(self, problem: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self.path}: {problem}")
 
     def read_strings(self, array: GgufStrings) -> list[str]:
         """The strings of `array`, which is one of the values of `metadata`."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from inflight.errors import UnsupportedModelError
 
@@ -29,42 +30,47 @@ class JsonFields:
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
+    def is_null(self, name: str) -> bool:
+        return name in self.values and self.values[name] is None
+
+    def with_values(self, values: Mapping[str, object]) -> Self:
+        """The same object with these fields added or replaced."""
+        return replace(self, values={**self.values, **values})
+
     def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """An integer of at least `least`, which is 1 or 0."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             wanted = "a positive integer" if least else "an integer of at least 0"
-            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not {wanted}")
+            raise self.refusal(f"{name}={value!r} is not {wanted}")
         if name in _LAYERS and value > MOST_LAYERS:
-            raise UnsupportedModelError(
-                f"{self.where}: {name}={value!r} is more than {MOST_LAYERS}, which no model has"
-            )
+            raise self.refusal(f"{name}={value!r} is more than {MOST_LAYERS}, which no model has")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a positive number")
+            raise self.refusal(f"{name}={value!r} is not a positive number")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self._value(name, default)
         if not isinstance(value, bool):
-            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not true or false")
+            raise self.refusal(f"{name}={value!r} is not true or false")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
         value = self._value(name, default)
         if not isinstance(value, str):
-            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a string")
+            raise self.refusal(f"{name}={value!r} is not a string")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings; () if absent."""
         value = self._value(name, [])
         if not isinstance(value, (list, tuple)) or not all(isinstance(entry, str) for entry in value):
-            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a list of strings")
+            raise self.refusal(f"{name}={value!r} is not a list of strings")
         return tuple(value)
 
     def name_or_names(self, name: str) -> tuple[str, ...]:
@@ -79,14 +85,14 @@ class JsonFields:
         if not entries or any(
             isinstance(x, bool) or not isinstance(x, (int, float)) or not 0 < x < math.inf for x in entries
         ):
-            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a list of positive numbers")
+            raise self.refusal(f"{name}={value!r} is not a list of positive numbers")
         return tuple(float(x) for x in entries)
 
     def mapping(self, name: str) -> JsonFields:
         """A nested object; empty if absent."""
         value = self._value(name, {})
         if not isinstance(value, Mapping):
-            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not an object")
+            raise self.refusal(f"{name}={value!r} is not an object")
         return JsonFields(value, f"{self.where}: {name}")
 
     def token_ids(self, name: str) -> tuple[int, ...]:
@@ -94,13 +100,16 @@ class JsonFields:
         value = self._value(name, [])
         ids = value if isinstance(value, (list, tuple)) else [] if value == -1 else [value]
         if not all(isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0 for entry in ids):
-            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a token id or a list of them")
+            raise self.refusal(f"{name}={value!r} is not a token id or a list of them")
         return tuple(ids)
+
+    def refusal(self, problem: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self.where}: {problem}")
 
     def _value(self, name: str, default: object) -> object:
         value = self.values.get(name)
         if value is None:
             value = default
         if value is None:
-            raise UnsupportedModelError(f"{self.where}: {name} is missing; it is needed to build the model")
+            raise self.refusal(f"{name} is missing; it is needed to build the model")
         return value

@@ -1,7 +1,5 @@
 """`from_json`: makes a dataclass of settings from an option whose value is a JSON object."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar
 

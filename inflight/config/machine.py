@@ -1,7 +1,5 @@
 """`detect_machine`: finds, without importing torch, the facts about this machine that the defaults of options depend on."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ OpenMP use fewer threads. OpenMP reads these variables when torch is imported. I
 for ever. So the variables are hidden while Inflight imports torch.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -5,8 +5,6 @@ families with an object for each kind of layer. Families have different names fo
 fields of their part for text in `text_config`. An override may use any spelling, whatever the file uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 

@@ -5,15 +5,13 @@ that would change the result in that family is refused (`families/family.py`), e
 missing size is an error (exceptions have a comment). Other missing fields have the default value of transformers' config class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.families import FAMILIES
 from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
 from inflight.config.json_fields import JsonFields
-from inflight.errors import UnsupportedModelError
 
 SUPPORTED_ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 _FAMILIES = {family.architecture: family for family in FAMILIES}
@@ -28,7 +26,7 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
     Raises:
         UnsupportedModelError: the family or its variant is not supported, or a field has an impossible value.
     """
-    fields = JsonFields(config)
+    fields = FamilyFields(config)
     names = _architecture_names(fields)
     family = next((_FAMILIES[name] for name in names if name in _FAMILIES), None)
     wrapper = next((name for name in names if name in _WRAPPERS), None)
@@ -36,11 +34,9 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
         text = fields.mapping("text_config")
         family = _family_within(wrapper, text)
         outside = {name: value for name in FIELDS_OUTSIDE if (value := config.get(name)) is not None}
-        fields = JsonFields({**text.values, **outside}, text.where)
+        fields = FamilyFields({**text.values, **outside}, text.where)
     if family is None:
-        raise UnsupportedModelError(
-            f"config.json: {', '.join(names)} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
-        )
+        raise fields.refusal(f"{', '.join(names)} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
     return family.specify(fields)
 
 
@@ -51,15 +47,15 @@ def _family_within(wrapper: str, text: JsonFields) -> Family:
     for family in families:
         if family.model_type == model_type:
             return family
-    raise UnsupportedModelError(
-        f"{text.where}: model_type={model_type!r} is not supported in {wrapper}; supported are "
+    raise text.refusal(
+        f"model_type={model_type!r} is not supported in {wrapper}; supported are "
         f"{', '.join(family.model_type for family in families)}"
     )
 
 
 def is_known_family(config: Mapping[str, object]) -> bool:
     """Whether Inflight's own code supports the model's family. `parse_architecture` may still refuse this variant of it."""
-    fields = JsonFields(config)
+    fields = FamilyFields(config)
     names = _architecture_names(fields)
     return any(name in _WRAPPERS or (name in _FAMILIES and _FAMILIES[name].takes(fields)) for name in names)
 

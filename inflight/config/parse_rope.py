@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from inflight.config.architecture import RopeConfig
 from inflight.config.json_fields import JsonFields
-from inflight.errors import UnsupportedModelError
 
 _DEFAULT_THETA = 10000.0
 # kind of rotary embedding -> the fields that this kind uses. Other fields are refused, because they could change the result.
@@ -15,17 +14,10 @@ _FIELDS = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (
-        "factor",
-        "original_max_position_embeddings",
-        "attention_factor",
-        "mscale",
-        "mscale_all_dim",
-        "beta_fast",
-        "beta_slow",
-        "truncate",
-        "llama_4_scaling_beta",
-    ),
+    "yarn": """
+        factor original_max_position_embeddings attention_factor mscale mscale_all_dim beta_fast beta_slow truncate
+        llama_4_scaling_beta
+    """.split(),
     "proportional": ("factor",),
     "longrope": ("short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings"),
 }
@@ -69,26 +61,22 @@ def parse_rope(
     rotary_dim = 2 * int(head_dim * factor // 2) if is_proportional else int(head_dim * factor)
     is_allowed = is_proportional or partial_rotary_factor is not None
     if factor != 1 and (not is_allowed or rotary_dim % 2 or not 0 < rotary_dim < head_dim):
-        raise UnsupportedModelError(f"{rope.where}: partial_rotary_factor={factor!r} is not supported")
+        raise rope.refusal(f"partial_rotary_factor={factor!r} is not supported")
     for factors in (parsed.factors, parsed.long_factors):
         if parsed.kind == "longrope" and len(factors) != rotary_dim // 2:
-            raise UnsupportedModelError(
-                f"{rope.where}: short_factor and long_factor must have {rotary_dim // 2} numbers, one for each pair"
-            )
+            raise rope.refusal(f"short_factor and long_factor must have {rotary_dim // 2} numbers, one for each pair")
     return parsed if rotary_dim == head_dim else replace(parsed, rotary_dim=rotary_dim)
 
 
 def _parse_kind(config: JsonFields, rope: JsonFields, theta: float, max_position_embeddings: int) -> RopeConfig:
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in _FIELDS:
-        raise UnsupportedModelError(
-            f"{rope.where}: rope_type={kind!r} is not supported; supported are {', '.join(_FIELDS)}"
-        )
+        raise rope.refusal(f"rope_type={kind!r} is not supported; supported are {', '.join(_FIELDS)}")
     unknown = sorted(
         field for field in rope.values if field not in (*_FIELDS[kind], *_COMMON_FIELDS, *_HARMLESS_FIELDS)
     )
     if unknown:
-        raise UnsupportedModelError(f"{rope.where}: {', '.join(unknown)} is not supported for rope_type={kind!r}")
+        raise rope.refusal(f"{', '.join(unknown)} is not supported for rope_type={kind!r}")
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind in ("linear", "proportional"):
@@ -102,7 +90,7 @@ def _parse_kind(config: JsonFields, rope: JsonFields, theta: float, max_position
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         if high <= low:
-            raise UnsupportedModelError(f"{rope.where}: high_freq_factor={high} is not above low_freq_factor={low}")
+            raise rope.refusal(f"high_freq_factor={high} is not above low_freq_factor={low}")
         return RopeConfig(
             theta=theta,
             kind=kind,

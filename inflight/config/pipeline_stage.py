@@ -1,7 +1,5 @@
 """`PipelineStage`: the layers of one pipeline stage."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

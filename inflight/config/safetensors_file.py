@@ -3,8 +3,6 @@
 https://huggingface.co/docs/safetensors describes the format: 8 bytes with the size of the header, the header as JSON, the data.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 AutoGPTQ wrote `quantize_config.json`, AutoAWQ `quant_config.json`, before they wrote `quantization_config` into config.json.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`with_stored_dtype`: config.json with the dtype of the stored weights, if it names none, or "auto", as in transformers."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ file has another head. Then the file counts, as in transformers 5. It is found o
 of the weights depends on it.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

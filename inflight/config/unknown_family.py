@@ -4,15 +4,13 @@ Of a family that only transformers knows, the engine needs a few sizes before th
 for them. Everything else is read by transformers, in `models/transformers_fallback/`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from inflight.config.architecture import TRANSFORMERS, AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture
-from inflight.config.families.family import parse_dtype
+from inflight.config.families.family_fields import parse_dtype
 from inflight.config.gguf_config import in_terms_of_gguf
 from inflight.config.json_fields import JsonFields
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES, is_known_family, parse_architecture
@@ -26,14 +24,8 @@ SIZE_NAMES = {
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "layers_block_type"),
     "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
     "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "max_position_embeddings": (
-        "max_position_embeddings",
-        "n_positions",
-        "n_ctx",
-        "max_seq_len",
-        "max_sequence_length",
-        "seq_length",
-        "max_target_positions",
+    "max_position_embeddings": tuple(
+        "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length seq_length max_target_positions".split()
     ),
     "intermediate_size": ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "decoder_ffn_dim"),
 }
@@ -124,9 +116,7 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
 def _size(fields: JsonFields, name: str, default: int | None = None) -> int:
     found = next((theirs for theirs in SIZE_NAMES[name] if fields.has(theirs)), None)
     if found is None and default is None:
-        raise UnsupportedModelError(
-            f"{fields.where}: {name} is missing; families call it {', '.join(SIZE_NAMES[name])}"
-        )
+        raise fields.refusal(f"{name} is missing; families call it {', '.join(SIZE_NAMES[name])}")
     found = found or SIZE_NAMES[name][0]
     value = fields.values.get(found)
     if isinstance(value, (list, tuple)) and value:  # a size of each layer, or the kind of each

@@ -4,12 +4,9 @@ A format is refused if the engine cannot read it, or would compute other results
 quantized modules are not read here. The loader derives them from the tensors of each module.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from inflight.config.json_fields import JsonFields
-from inflight.errors import UnsupportedModelError
 
 Value = TypeVar("Value", str, int, bool)
 
@@ -56,13 +53,13 @@ def parse_weight_format(config: JsonFields) -> str:
     if method == "compressed-tensors":
         _check_compressed_tensors(fields)
         return COMPRESSED_TENSORS
-    raise UnsupportedModelError(f"{fields.where}: quant_method={method!r} is not supported; {_READ}")
+    raise fields.refusal(f"quant_method={method!r} is not supported; {_READ}")
 
 
 def _gptq(fields: JsonFields) -> str:
     _check(fields, "bits", _BITS)
     if fields.boolean("is_marlin_format", False):
-        raise UnsupportedModelError(f"{fields.where}: is_marlin_format=True is not supported; {_READ}")
+        raise fields.refusal(f"is_marlin_format=True is not supported; {_READ}")
     name = "checkpoint_format" if fields.has("checkpoint_format") else "format"
     return _check(fields, name, (GPTQ, GPTQ_V2), default=GPTQ)
 
@@ -74,12 +71,10 @@ def _check_compressed_tensors(fields: JsonFields) -> None:
     _check(fields.mapping("sparsity_config"), "format", ("dense",), default="dense")
     for name in ("kv_cache_scheme", "transform_config"):
         if fields.values.get(name):
-            raise UnsupportedModelError(
-                f"{fields.where}: {name}={fields.values[name]!r} is not supported; it would change the result"
-            )
+            raise fields.refusal(f"{name}={fields.values[name]!r} is not supported; it would change the result")
     groups = fields.mapping("config_groups")
     if not groups.values:
-        raise UnsupportedModelError(f"{fields.where}: config_groups is missing; it says how weights are quantized")
+        raise fields.refusal("config_groups is missing; it says how weights are quantized")
     for name in groups.values:
         group = groups.mapping(name)
         _check(group, "format", _COMPRESSED_FORMATS[:-1], default=_COMPRESSED_FORMATS[0])
@@ -89,7 +84,7 @@ def _check_compressed_tensors(fields: JsonFields) -> None:
         if group.has("input_activations"):
             _check_scheme(group.mapping("input_activations"), strategies=("token",), bits=(8,), dynamic=True)
         if group.has("output_activations"):
-            raise UnsupportedModelError(f"{group.where}: output_activations is not supported; {_READ}")
+            raise group.refusal(f"output_activations is not supported; {_READ}")
 
 
 def _check_scheme(fields: JsonFields, *, strategies: tuple[str, ...], bits: tuple[int, ...], dynamic: bool) -> None:
@@ -106,4 +101,4 @@ def _check(fields: JsonFields, name: str, allowed: tuple[Value, ...], *, default
     for known in allowed:
         if value == known and type(value) is type(known):
             return known
-    raise UnsupportedModelError(f"{fields.where}: {name}={fields.values.get(name)!r} is not supported; {_READ}")
+    raise fields.refusal(f"{name}={fields.values.get(name)!r} is not supported; {_READ}")

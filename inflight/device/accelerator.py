@@ -9,8 +9,6 @@ Tests use a device on which the test chooses the order. If neither a stream nor 
 them in any order, as on a GPU.
 """
 
-from __future__ import annotations
-
 import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

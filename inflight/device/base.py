@@ -1,7 +1,5 @@
 """`Device`: the interface of the hardware that one rank runs on."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future

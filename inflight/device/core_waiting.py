@@ -1,7 +1,5 @@
 """How long threads wait for a core. Linux counts for each thread how long it was ready to run without getting one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

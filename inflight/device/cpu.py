@@ -11,8 +11,6 @@ Side effects:
 3. `set_num_threads` also sets the size of the pools that torch starts later in this process.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

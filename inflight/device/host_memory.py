@@ -1,7 +1,5 @@
 """Memory of the host: the free memory of the machine or container, the memory that this process uses, and huge pages."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """`get_device`: creates the device of a rank."""
 
-from __future__ import annotations
-
 from inflight.device.base import Device
 from inflight.device.cpu import CpuDevice
 from inflight.errors import ConfigError

@@ -1,7 +1,5 @@
 """`ActivationLink`: moves activations from one pipeline stage to the next. `LinkSpec`: the sizes that both ends must share."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`Channel`: carries tensors, and nothing else, between two ranks. The links between pipeline stages use channels."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """`ChannelCollectives`: collectives of tensors on CPUs, over TCP. Used between machines, and where there are no C++ kernels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 After a fault the ranks connect again, and each group gets new collectives.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 

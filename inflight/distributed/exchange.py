@@ -1,7 +1,5 @@
 """`Exchange`: sends bytes between all ranks of a group at the same time, over one TCP connection to each of them."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

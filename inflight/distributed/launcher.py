@@ -8,8 +8,6 @@ the token:
     on several machines    "nonce HEX": the token is the HMAC of the nonce under INFLIGHT_CLUSTER_TOKEN
 """
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import os

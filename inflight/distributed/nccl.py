@@ -9,8 +9,6 @@ nobody must use.
 Torch's watchdog stays active: it ends the process if a collective outside of a graph is not done within the time limit.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from datetime import timedelta

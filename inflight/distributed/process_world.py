@@ -16,8 +16,6 @@ end without an error, and their results are garbage. The kernels of this rank en
 closes its world (`nccl.py`).
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Sequence

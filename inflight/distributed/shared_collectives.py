@@ -9,8 +9,6 @@ the ranks have different IP addresses, a rank cannot open the memory of rank 0 (
 containers), rank 0 could not make the memory, or a rank has no kernels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

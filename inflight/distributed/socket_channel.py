@@ -1,7 +1,5 @@
 """`SocketChannel`: sends tensors over one TCP connection. `SocketMesh`: connects the processes of the ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import select

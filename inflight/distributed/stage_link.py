@@ -18,8 +18,6 @@ t-th part of the tokens to rank t of the next stage. The ranks of the next stage
 receive thread uses.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """`TensorParallelGroup`: the ranks that share each layer."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from inflight.distributed.collectives import Collectives

@@ -5,8 +5,6 @@ it. If a rank closes its world, the worlds of all ranks end, because the other r
 fault the ranks get new `ThreadWorlds`.
 """
 
-from __future__ import annotations
-
 import threading
 from queue import Empty, SimpleQueue
 

@@ -6,8 +6,6 @@ far larger, do not delay them. A message has the tokens of one step, and message
 a message is in the step's plan, and the width is known from the configuration.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch

@@ -1,7 +1,5 @@
 """`World`: one rank's connections to the other ranks, which are threads of the same process or other processes."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from inflight.config.ranks import RankLayout

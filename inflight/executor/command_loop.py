@@ -1,7 +1,5 @@
 """`CommandLoop`: waits for a rank's commands, runs them on the worker and replies, until it is stopped."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from abc import ABC, abstractmethod

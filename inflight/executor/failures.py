@@ -1,7 +1,5 @@
 """How an exception of a rank gets to the engine: the rank sends a `WorkerFailure`, and the executor makes an error of it."""
 
-from __future__ import annotations
-
 import traceback
 
 from inflight.errors import InflightError, PeerError, WorkerDiedError, error_by_name

@@ -6,8 +6,6 @@ time. A peer without the right token gets a `Refused`, and nothing else that it 
 limited. Messages are not encrypted, so nobody else must have access to the network between the nodes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging

@@ -5,8 +5,6 @@ program on all nodes, and never get the cluster's token. If a process dies, or i
 connection to node 0 and starts a new process with it. Then the executor begins a new epoch with this process (recovery.py).
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from dataclasses import dataclass

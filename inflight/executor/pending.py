@@ -5,8 +5,6 @@ replied. Before a `Pending` is complete, it can be settled by an error, by a tim
 asked only for this reply.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set

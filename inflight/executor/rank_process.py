@@ -1,7 +1,5 @@
 """`WorkerProcess`: the process of one rank."""
 
-from __future__ import annotations
-
 import os
 
 from inflight.config.ranks import RankLayout

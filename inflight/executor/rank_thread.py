@@ -1,7 +1,5 @@
 """`RankThread`: a rank that is a thread."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -6,8 +6,6 @@ its stream has ended, even if Ray still counts it as alive. Then the executor as
 this rank. If the placement process has ended, the executor first starts another one.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import secrets

@@ -11,8 +11,6 @@ actor ends. While the actor lives, Ray reserves the rank's CPUs or GPU. All argu
 text, because Ray pickles them.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

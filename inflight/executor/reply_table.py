@@ -25,8 +25,6 @@ replaced or an epoch begins. When an epoch begins, the commands of older epochs 
 Shortly before a deadline the table asks the ranks that the future waits for what they are doing (see `RankActivities`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,7 +1,5 @@
 """Finds the executor class that `distributed_executor_backend` names, and imports only what this class needs."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

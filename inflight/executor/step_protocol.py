@@ -8,8 +8,6 @@ the ranks need it. A message is added to the table before it is sent, because it
 `Executor` (executor.py) adds the life of the ranks: their start, their faults and their end.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading

@@ -3,8 +3,6 @@
 `BeginEpoch` ends all work of older epochs, and `JoinEpoch` constructs the worker, or connects it to the other ranks again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import socket

@@ -8,8 +8,6 @@ send replies.
 A spare process gets `Preload` first. It imports the libraries, and waits until `StartUp` makes it a rank.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import logging

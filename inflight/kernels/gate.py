@@ -1,7 +1,5 @@
 """Gates: the numbers by which kernels know their activations, and the product with a gate in plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -9,8 +9,6 @@ the length 1, queries also by 1 / sqrt(key_dim). d = exp(-rate * softplus(step +
 and multiplied by SiLU(gate).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

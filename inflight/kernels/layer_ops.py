@@ -6,8 +6,6 @@ only the first product and the sum, because `addcmul` keeps the second product e
 the end.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import torch

@@ -5,8 +5,6 @@ A token's row has three parts of num_channels numbers: b, c and x. Per channel, 
     out[t] = c[t] * (bias + sum over k of w[k] * (b * x)[t - kernel_size + 1 + k])
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

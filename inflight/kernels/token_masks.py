@@ -1,7 +1,5 @@
 """`apply_token_masks`: sets the logits of forbidden tokens to -inf, with the kernel of the device or in plain torch."""
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

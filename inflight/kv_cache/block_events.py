@@ -1,7 +1,5 @@
 """`BlockEvents`: which blocks have joined the prefix cache, with their tokens, and which have left it, since the last call."""
 
-from __future__ import annotations
-
 from inflight.interface.block_events import CLEARED, BlockEvent, blocks_removed, blocks_stored
 from inflight.interface.request import Int32Array
 from inflight.kv_cache.cached_names import CachedNames

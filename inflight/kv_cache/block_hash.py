@@ -6,8 +6,6 @@
 The digest is not shortened, so two different contents never have the same name.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 from inflight.interface.request import Int32Array

@@ -14,8 +14,6 @@ recently used first. The cost of each block is O(1). Block 0, the *dummy block*,
 blocks that a request does not need any more.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """`CachedNames`: which names of blocks have joined and left the prefix cache since the last report to the front ends."""
 
-from __future__ import annotations
-
 from inflight.kv_cache.block_pool import BlockKey, BlockPool
 
 

@@ -4,8 +4,6 @@ When a block is outside the sliding window, it is freed, and its entry in the ta
 request gets). In a group of recurrent layers a block holds a state, and the window is 2: a token needs only one state.
 """
 
-from __future__ import annotations
-
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheSpec
 from inflight.kv_cache.block_pool import BlockPool
 

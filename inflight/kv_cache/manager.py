@@ -21,8 +21,6 @@ state after its last token to the block of this token, and snapshots (the state 
 in `checkpoint_tokens` tokens. Only snapshots are named, so a cached prefix ends at a snapshot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """`LayerContext`: the dtype, device, tensor-parallel group and kernels of a model's layers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ Products with many rows use the libraries behind torch (cuBLAS). For few rows, `
 kernels at start-up, and chooses the fastest.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from functools import cached_property

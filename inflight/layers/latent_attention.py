@@ -6,8 +6,6 @@ transposed matrix of its head, once per token. The result of attention is a weig
 another matrix of the head, it becomes the sum of its values.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Linear layers whose weights are divided among the ranks of a tensor-parallel group."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

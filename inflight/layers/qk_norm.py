@@ -1,7 +1,5 @@
 """`QKNorm`, an RMSNorm over every query and key head, and `WholeQKNorm`, one over all of them together."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

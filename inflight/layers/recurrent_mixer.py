@@ -1,7 +1,5 @@
 """`RecurrentMixer`: the base class of recurrent layers. It computes a step, by a C++ kernel or piece by piece in torch."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar

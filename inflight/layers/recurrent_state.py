@@ -1,7 +1,5 @@
 """`RecurrentState`: what a recurrent layer keeps between steps. It is the counterpart of `Attention`'s KV cache."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import accumulate

@@ -8,8 +8,6 @@ which the pairs are (i, i + head_dim / 2). The rows of the projections of querie
 so no kernel needs to know. Their products stay the same, because queries and keys have the same order.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Which rows of a weight a rank holds (`OutputShard`), and in which order (`row_order`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

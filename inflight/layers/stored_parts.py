@@ -1,7 +1,5 @@
 """`StoredParts`: the parts of a weight, until the layer puts them together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

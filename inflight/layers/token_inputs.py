@@ -4,8 +4,6 @@ A vector is the sum of two parts: a row of a table, chosen by the token's id, an
 rank computes them all. `TokenInput` brings a layer's vectors into its hidden states.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

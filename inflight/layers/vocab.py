@@ -3,8 +3,6 @@
 The vocabulary is divided among the tensor-parallel ranks.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -7,8 +7,6 @@ Loading a layer has four steps, and the loader keeps their order:
 4. `finish_loading()` converts the weights to the form that `forward` uses, and drops the weights that were filled in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ If there are several front ends, PROMETHEUS_MULTIPROC_DIR names a folder with fi
 set last. prometheus_client reads the variable when it is imported, so the process that starts the front ends sets the variable.
 """
 
-from __future__ import annotations
-
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """`INSTRUMENTS`: every metric of the server, declared once: name, kind, help, labels, buckets, and whether vLLM has it, too."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

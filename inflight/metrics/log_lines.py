@@ -1,7 +1,5 @@
 """`StatsLog` and `RequestLog`: the observers that write lines to the log, about the engine and about each request."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import logging

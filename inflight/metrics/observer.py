@@ -1,7 +1,5 @@
 """`EngineObserver`: the methods that `AsyncLLM` calls while it serves. Metrics, traces and the log implement them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`ServingMetrics`: the observer that turns the engine's reports into Prometheus metrics."""
 
-from __future__ import annotations
-
 import math
 
 from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, SchedulerStats

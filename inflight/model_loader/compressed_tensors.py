@@ -11,8 +11,6 @@ weight_g_idx       int32 [in_features]                                          
 The integers in packed tensors have 2**(bits - 1) added, so that they are not negative.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -26,8 +26,6 @@ integer that is stored for a weight.
     16 bytes   (Q6_K)         s: an int8 for each 16 weights
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

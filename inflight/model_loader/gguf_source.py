@@ -1,7 +1,5 @@
 """`GgufSource`: reads the tensors of a GGUF file under the names and in the row order of a Hugging Face folder."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -14,8 +14,6 @@ AWQ, 4 bits; qzeros and scales as above:
 A word of qweight and qzeros holds eight neighbouring columns, from its lowest bits up in the order 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

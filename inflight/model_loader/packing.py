@@ -1,7 +1,5 @@
 """`PackedLayout`, the interface of quantized layouts, and functions that make a weight of integers, scales and zero points."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

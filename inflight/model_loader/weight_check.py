@@ -1,7 +1,5 @@
 """`check_weights`: compares the names, shapes and dtypes in a checkpoint's headers with those that the model needs."""
 
-from __future__ import annotations
-
 import re
 
 from inflight.errors import CheckpointError

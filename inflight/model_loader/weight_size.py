@@ -1,7 +1,5 @@
 """`weight_bytes`: how many bytes the weights of a model need. Computed before a weight is read."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from inflight.config.engine import ModelConfig, QuantizationConfig

@@ -1,7 +1,5 @@
 """`WeightSource`: the interface of checkpoints. In every file format, it shows weights under the model's names and shapes."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from contextlib import AbstractContextManager

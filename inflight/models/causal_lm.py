@@ -1,7 +1,5 @@
 """`CausalLM`: the interface of every model, for the model runner and the loader."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 

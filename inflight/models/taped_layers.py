@@ -1,7 +1,5 @@
 """`TapedLayers`: on a CPU, all layers of a stage in one call of the C++ kernels (kernels/cpu/tape.py)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -9,8 +9,6 @@ Markup is the text around a call or around the reasoning, such as `<tool_call>`.
 3. Calls after the first `max_tool_calls` calls are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from inflight.interface.events import (

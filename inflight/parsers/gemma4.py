@@ -6,8 +6,6 @@ Text between two `<|"|>` is a string without escapes. A bare word before a colon
 tool's schema decides its type. Strings in the quotes of JSON are read too.
 """
 
-from __future__ import annotations
-
 import re
 
 from inflight.parsers.argument_schema import ArgumentSchema

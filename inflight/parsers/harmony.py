@@ -12,8 +12,6 @@ If the receiver is a function and the request has tools, the body is a call. Oth
 a known tool. A header is never content. If the text ends within a header, the header is dropped.
 """
 
-from __future__ import annotations
-
 import re
 
 from inflight.interface.request import AnswerFrame

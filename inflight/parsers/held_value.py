@@ -1,7 +1,5 @@
 """`HeldValue`: an argument of a call that a model writes without quotes. It is held until it ends, and becomes JSON then."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

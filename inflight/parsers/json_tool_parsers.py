@@ -1,7 +1,5 @@
 """Tool parsers for the families that write the arguments of a call as JSON: Hermes, Llama, Mistral and DeepSeek."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import string

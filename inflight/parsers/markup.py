@@ -4,8 +4,6 @@ A grammar that makes a model write calls is built from this markup. To find the 
 with the model's chat template. Then each known markup is searched for in the rendered text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

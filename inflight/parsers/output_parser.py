@@ -1,7 +1,5 @@
 """`OutputParser`: splits a model's text into content, reasoning and tool calls, while the text arrives piece by piece."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

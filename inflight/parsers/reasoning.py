@@ -4,8 +4,6 @@ The grammar of a request and the parser of its answer must agree on this. So one
 prompt, and `answer_frame` for the text.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum, auto
 

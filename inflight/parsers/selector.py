@@ -1,7 +1,5 @@
 """Chooses the tool parser and the reasoning parser of a model, by name or from the model's chat template."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -8,8 +8,6 @@ Models leave tags out, and they write such tags inside values. So every tag may 
 key. A closing tag ends a value only if it is followed by a tag that may come next, or by the end of the text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection

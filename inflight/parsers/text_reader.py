@@ -6,8 +6,6 @@ split. Each character is looked at a bounded number of times, because the text t
 a part of a literal (a fixed text, such as `<tool_call>`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, TypeVar

@@ -14,8 +14,6 @@ ends the text after the first call. If there is no grammar, `create_output_parse
 If the request also has the constraint `json` or `json_object`, "auto" allows either calls or this JSON.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -12,8 +12,6 @@ this part of the markup is dropped. A call of a tool that the request does not h
 such a call with an error.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -5,8 +5,6 @@ may take seconds, and it holds for a stopped process, too. So no process is left
 at that moment. With 0 in place of the parent's id the process outlives its parent. Then `MODULE` runs as by `python -m`.
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 

@@ -4,8 +4,6 @@ The new process gets the standard streams (stdin is empty), the descriptors of i
 process. It ends when its byte streams end. The kernel kills it when the thread that started it ends: child.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

@@ -1,7 +1,5 @@
 """What `ps` shows of this process: the kernel reads the command line from the process's memory, so it is overwritten there."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Sequence

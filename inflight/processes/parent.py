@@ -1,8 +1,6 @@
 """`die_with_parent`: no process is left without the one that started it. `outlive_parent`: for a process that ends with its
 streams only."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

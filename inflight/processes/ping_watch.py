@@ -17,8 +17,6 @@ engine core.
 Time is counted in pings, and not in seconds. So if this process itself was stopped, it does not take the ranks for silent.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """`RecoveryLimits`: how many lost processes are replaced in an hour."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import dataclass, field

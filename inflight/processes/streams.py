@@ -6,8 +6,6 @@ does not delay the others. If a stream ends, its peer is gone. On TCP the kernel
 stream if the link is broken. Nothing polls.
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 import struct

@@ -1,7 +1,5 @@
 """`working_folder`: the folder in which a new process starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

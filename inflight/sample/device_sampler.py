@@ -5,8 +5,6 @@ request gets its slot (its place in the batch), the host writes a column of para
 including the keys of the draws (two numbers per draw that select its noise, see seeds.py).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Draws a token from the whole vocabulary by the Gumbel-max trick: noise is added to each logit, and the largest sum wins."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

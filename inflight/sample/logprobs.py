@@ -1,7 +1,5 @@
 """Log-probabilities of drawn tokens and of prompt tokens, from the raw logits (before masks, penalties and temperature)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -12,8 +12,6 @@ batch, on the vocabulary's size or on which tokens top-k has removed. The code f
 Tokens with a small E win. So a small E is computed with the full relative precision of a float32, down to 2**-32.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ On a CPU, `softmax_mass` and `top_tokens` handle as many rows at a time as fit a
 as all logits, they would need three times as long. A row's result does not depend on the other rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

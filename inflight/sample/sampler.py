@@ -9,8 +9,6 @@ The sampler works in these steps, and skips a step that no row needs:
     4. logprobs of the drawn tokens, from the raw logits                                 (logprobs.py)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

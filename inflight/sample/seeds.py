@@ -8,8 +8,6 @@ request seed --derive_seed(seed, index)--> seed of completion `index`   (n > 1)
 (seed, position) --draw_keys--> two 32-bit keys --noise.py--> one Gumbel variate per token id
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 

@@ -4,8 +4,6 @@ There is one row for each slot (place of a request) of the `InputBatch`. `add` o
 has ended keeps its old values.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

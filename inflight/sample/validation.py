@@ -1,7 +1,5 @@
 """Checks of sampling parameters that need the vocabulary's size. The front end calls them, so they do not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from inflight.errors import InvalidRequestError

@@ -16,8 +16,6 @@ sampling (arXiv:2211.17192) with a deterministic proposer. Speculative sampling 
 target model gives to the draft. A draw from the target model equals the draft with the same probability.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

@@ -3,8 +3,6 @@
 To commit a step is to add its results to the requests. A draft is a guessed token, which a later step verifies.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

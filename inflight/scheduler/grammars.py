@@ -6,8 +6,6 @@ draw for the same requests have been committed. Usually the forward pass of the 
 time. With several pipeline stages, the step is still on an early stage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """`check_requests` asserts that the states of requests and the scheduler's queues agree. `describe_requests` is for dumps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

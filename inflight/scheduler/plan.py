@@ -1,7 +1,5 @@
 """`make_plan`: makes the `SchedulerOutput`, which is sent to the workers, from the rows that the scheduler has chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

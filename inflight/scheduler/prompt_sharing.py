@@ -1,7 +1,5 @@
 """`PromptSharing`: which blocks of a prompt need not be computed, because another request or the prefix cache has them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager

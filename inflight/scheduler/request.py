@@ -1,7 +1,5 @@
 """`Request`: the complete state of one sequence. The scheduler owns it. Workers have copies, which can be rebuilt from it."""
 
-from __future__ import annotations
-
 from array import array
 from enum import Enum, auto
 

@@ -1,7 +1,5 @@
 """`RequestQueue`: the waiting requests, in the order in which they will be admitted."""
 
-from __future__ import annotations
-
 import heapq
 
 from inflight.scheduler.request import Request, RequestStatus

@@ -24,8 +24,6 @@ a plan can be made before older plans are committed. `schedule` changes only pla
 - With drafts (guessed tokens) in flight, planned numbers of tokens are upper bounds. At commit, rejected drafts are subtracted.
 """
 
-from __future__ import annotations
-
 import bisect
 import time
 from collections import deque

@@ -15,8 +15,6 @@ next process ends this request (`StartEngine.guilty`). Compiling a grammar may e
 the grammars of new requests are deferred: only the grammar of the suspect that may run is compiled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from inflight.interface.request import MAX_FAULTS, MIN_PROGRESS_TOKENS

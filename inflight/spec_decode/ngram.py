@@ -7,8 +7,6 @@ short cycle, the very latest occurrence is followed by too few tokens.) If no oc
 proposer uses the earliest occurrence, because the most tokens follow it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`Proposer`: the base class of objects that guess a request's next tokens (drafts)."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 

@@ -12,8 +12,6 @@ until a token decides. A literal that is complete wins.
 Which section a token belongs to depends only on the tokens before it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple

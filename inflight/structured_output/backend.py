@@ -13,8 +13,6 @@ These rules hold for every backend (the conformance suite in `tests/unit/structu
   the reason.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

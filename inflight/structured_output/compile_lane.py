@@ -10,8 +10,6 @@ but no longer counts as running, so the next compilation may start.
 3. If `max_queued` compilations wait already, a new one is refused.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable

@@ -5,8 +5,6 @@ A compilation needs a millisecond to several seconds. The time grows about with 
 So grammars with a long text have a queue of their own (`CompileLane`), and grammars with a short text never wait for them.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import OrderedDict

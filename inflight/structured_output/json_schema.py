@@ -15,8 +15,6 @@ If a keyword is left out, the schema admits more texts, never fewer, and all oth
 without a reference to it is not read.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Python's `re` needs exponential time for patterns such as `(a+)+$`, and holds th
 whole process. The same engine as in the grammar library is used, so it knows the same patterns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema

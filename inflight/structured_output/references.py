@@ -1,7 +1,5 @@
 """Brings the references of a JSON schema into one form: "#/path/in/the/schema"."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`RequestGrammar`: the grammar of one request, and its position in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Chooses a grammar backend by its name. The library of a backend is imported only when it is needed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

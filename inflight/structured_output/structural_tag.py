@@ -4,8 +4,6 @@ msgspec checks the fields. Offline generation also works where msgspec is not in
 structural tag is read.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

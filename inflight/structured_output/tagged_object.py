@@ -9,8 +9,6 @@ admitted. A value that may be a string is plain text up to the closing tag; any 
 read values in the same way.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

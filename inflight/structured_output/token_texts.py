@@ -1,7 +1,5 @@
 """`TokenTexts`: which tokens of a vocabulary continue, complete or pass the end of a fixed text, as masks."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 

@@ -5,8 +5,6 @@ object ends in an error there, or as Python text in the prompt. Some convert an 
 around it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Most templates need one text; they would write a list as Python text into the pr
 messages of some roles. Some also write the thoughts of a message from parts of the type "thinking".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from inflight.tokenizer.probes import QUESTION, Message, Render, a_call, a_result, a_tool, first_rendered

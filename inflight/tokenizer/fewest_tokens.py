@@ -1,7 +1,5 @@
 """`FewestTokens`: a lower bound for the number of tokens of a text, so that far too long texts are refused at once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

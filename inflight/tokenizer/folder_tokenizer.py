@@ -1,7 +1,5 @@
 """`folder_tokenizer`: reads the tokenizer of a model's folder: tokenizer.json, and its special tokens from other files."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from pathlib import Path

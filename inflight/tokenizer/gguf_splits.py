@@ -4,8 +4,6 @@ r"""`find_split`: how a byte-level tokenizer in a GGUF file splits a text into w
 Files made before May 2024 have no name.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ with one of the splits of gguf_splits.py. The model "llama" is the BPE of senten
 U+2581, and characters that no token has become bytes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors

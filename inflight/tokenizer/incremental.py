@@ -13,8 +13,6 @@ If all returned pieces of text are joined, the result is:
 Skipped special tokens have no effect: the bytes before and after such a token are joined, as in `decode`.
 """
 
-from __future__ import annotations
-
 import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

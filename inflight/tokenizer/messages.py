@@ -1,7 +1,5 @@
 """Checks the input of a chat template (messages, tools, variables), and copies it into plain JSON data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Invented conversations. Chat templates are rendered with them, to find out in which form they read messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Finds and reads the tokenizer and the chat template of a model: in a folder, by a hub id, or in a GGUF file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from inflight.config.gguf_file import read_gguf

@@ -6,8 +6,6 @@ If several strings match, the match that ends first counts. If several matches e
 So the result does not depend on how the text is divided into pieces. `StopSearch` holds back what a stream must not show yet.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

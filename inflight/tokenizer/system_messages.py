@@ -1,7 +1,5 @@
 """System messages that are not at the beginning of a conversation. Some templates refuse them, leave them out or move them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ names of tool results, system messages at any place. Clients differ in what they
 conversation needs it for the first time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """`Tokenizer`: encodes and decodes by the `tokenizers` library. folder_tokenizer.py and gguf_tokenizer.py make it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 

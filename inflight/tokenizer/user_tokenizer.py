@@ -1,7 +1,5 @@
 """`UserTokenizer`: the tokenizer with the methods that programs for transformers use."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

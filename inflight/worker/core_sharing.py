@@ -10,8 +10,6 @@ programs use their cores, or a quota of processor time stops them. `CoreWatch` r
   (kernels/cpu/team.h), so the threads stay bound. Only the leader must be brought back to its core.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

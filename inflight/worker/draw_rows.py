@@ -10,8 +10,6 @@ sample    one draw after each of the forward's tokens                           
 message   the emitted tokens (`message_of`), then the next drafts; sent to the other ranks
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

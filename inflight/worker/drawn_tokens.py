@@ -12,8 +12,6 @@ tokens that become output), padded with -1 to k + 1, and then the next drafts, p
 row. Without drafts k is 0, so a line is one token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -7,8 +7,6 @@ Only the thread that prepares steps uses the batch. This thread runs ahead of th
 draw their tokens. The batch knows only the slots and positions of these tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`MemoryBudget`: how much memory a rank may use, and how much of it is left for the KV cache."""
 
-from __future__ import annotations
-
 import torch
 
 from inflight.config.engine import EngineConfig

@@ -4,8 +4,6 @@ After a phase has ended, nobody writes to the arrays that it made, because the d
 The only exception is `ForwardInput.input_ids`.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 

@@ -8,8 +8,6 @@ Only the first rank of the last pipeline stage draws. It broadcasts the tokens t
 on processors that round differently could draw different tokens.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 

@@ -19,8 +19,6 @@ pipeline stage also waits for the step that draws the forward's inputs, although
 tokens. This costs no time, because the first pipeline stage, which needs the tokens, cannot send its activations earlier.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass

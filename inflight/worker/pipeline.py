@@ -1,7 +1,5 @@
 """`Pipeline`: one rank's links to the other pipeline stages, made at start-up and after each fault, and closed together."""
 
-from __future__ import annotations
-
 import torch
 
 from inflight.config.engine import EngineConfig

@@ -1,7 +1,5 @@
 """Steps that belong to no request: the profile run measures the peak memory, and the dummy run warms up the kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np

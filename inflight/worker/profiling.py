@@ -1,7 +1,5 @@
 """`RankProfiler`: writes a torch.profiler trace of one rank."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch._C._profiler import _ExperimentalConfig

@@ -1,7 +1,5 @@
 """Log-probabilities of prompt tokens: which of a step's hidden states they come from, and how they are computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

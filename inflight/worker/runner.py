@@ -9,8 +9,6 @@ One thread prepares, a second executes and samples, a third drains. Each thread 
 prepares may be several steps ahead. A step's forward may run before the sample of the previous step (see `phase_order`).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from dataclasses import astuple, dataclass

@@ -1,7 +1,5 @@
 """Sets up a rank before it loads the model: compute threads on its cores, and a connection to the other ranks."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

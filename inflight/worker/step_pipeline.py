@@ -11,8 +11,6 @@ ranks. `PhaseOrder` decides whether a forward or a sample runs next. The drain t
 completes the step's future.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from concurrent.futures import Future

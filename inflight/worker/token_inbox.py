@@ -1,7 +1,5 @@
 """`TokenInbox`: on an earlier pipeline stage, receives the tokens that the last stage draws, in step order."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future

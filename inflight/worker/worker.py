@@ -4,8 +4,6 @@ Its steps are in step_pipeline.py. Here are its start, its faults and its end. T
 and all computation run in the device's compute thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar

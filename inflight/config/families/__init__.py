@@ -1,7 +1,5 @@
 """The families of models that Inflight computes itself. A family is one file of this folder and one name here."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from inflight.config.families.family import Family

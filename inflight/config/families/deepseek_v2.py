@@ -1,18 +1,15 @@
 """DeepSeek-V2 with dense layers: multi-head latent attention. (Layers with experts are computed by transformers.)"""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
 from inflight.config.architecture import AttentionSpec, LatentSpec, LayerSpec, ModelArchitecture
-from inflight.config.families.family import Family, make_architecture, read_mlp
-from inflight.config.json_fields import JsonFields
+from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
 from inflight.config.parse_rope import parse_rope
-from inflight.errors import UnsupportedModelError
 
 
-def read_latent_attention(fields: JsonFields, *, interleaved: bool, value_dim: int | None = None) -> AttentionSpec:
+def read_latent_attention(fields: FamilyFields, *, interleaved: bool, value_dim: int | None = None) -> AttentionSpec:
     """
     Args:
         interleaved: the rotated pairs are neighbours.
@@ -27,9 +24,9 @@ def read_latent_attention(fields: JsonFields, *, interleaved: bool, value_dim: i
         value_dim=fields.integer("v_head_dim", value_dim),
     )
     if bias and latent.query_rank is None:
-        raise UnsupportedModelError(f"{fields.where}: attention_bias without q_lora_rank is not supported")
+        raise fields.refusal("attention_bias without q_lora_rank is not supported")
     if latent.rope_dim % 2:
-        raise UnsupportedModelError(f"{fields.where}: qk_rope_head_dim={latent.rope_dim} is odd; rotation needs pairs")
+        raise fields.refusal(f"qk_rope_head_dim={latent.rope_dim} is odd; rotation needs pairs")
     rope = replace(parse_rope(fields, latent.rope_dim), interleaved=interleaved)
     scaling = fields.mapping("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
     weight = scaling.number("mscale_all_dim") if scaling.values.get("mscale_all_dim") else 0.0
@@ -46,24 +43,23 @@ def read_latent_attention(fields: JsonFields, *, interleaved: bool, value_dim: i
     )
 
 
-def is_dense(fields: JsonFields) -> bool:
+def is_dense(fields: FamilyFields) -> bool:
     """Whether no layer has experts."""
-    num_layers = fields.integer("num_hidden_layers")
-    return fields.integer("first_k_dense_replace", 0) >= num_layers
+    return fields.integer("first_k_dense_replace", 0) >= fields.num_layers
 
 
-def make_dense(fields: JsonFields, attention: AttentionSpec, *, mlp_bias: bool = False) -> ModelArchitecture:
+def make_dense(fields: FamilyFields, attention: AttentionSpec, *, mlp_bias: bool = False) -> ModelArchitecture:
     if not is_dense(fields):
-        raise UnsupportedModelError(
-            f"{fields.where}: layers with experts (from layer first_k_dense_replace="
+        raise fields.refusal(
+            "layers with experts (from layer first_k_dense_replace="
             f"{fields.integer('first_k_dense_replace', 0)} on) are not supported by Inflight's own code; use "
             "model_impl='transformers'"
         )
-    layer = LayerSpec(attention=attention, mlp=read_mlp(fields, bias=mlp_bias))
-    return make_architecture(fields, (layer,) * fields.integer("num_hidden_layers"))
+    layer = LayerSpec(attention=attention, mlp=fields.mlp(bias=mlp_bias))
+    return fields.architecture((layer,) * fields.num_layers)
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
+def _parse(fields: FamilyFields) -> ModelArchitecture:
     attention = read_latent_attention(fields, interleaved=True)
     return make_dense(fields, attention, mlp_bias=fields.boolean("mlp_bias", False))
 

@@ -1,23 +1,12 @@
 """Gemma 2 (arXiv:2408.00118): norms before and after attention and MLP, soft caps, and windows in every second layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture, NormNames
-from inflight.config.families.family import (
-    Family,
-    make_architecture,
-    read_attention,
-    read_cap,
-    read_layer_types,
-    read_mlp,
-    read_window,
-    with_windows,
-)
-from inflight.config.json_fields import JsonFields
+from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
 
 NORMS = NormNames(
     after_attention="post_attention_layernorm",
@@ -26,29 +15,29 @@ NORMS = NormNames(
 )
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
-    window = read_window(fields)
+def _parse(fields: FamilyFields) -> ModelArchitecture:
+    window = fields.window()
     attention = replace(
-        read_attention(fields, head_dim=256, reads_bias=True),
+        fields.attention(head_dim=256, reads_bias=True),
         scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        soft_cap=read_cap(fields, "attn_logit_softcapping", 50.0),
+        soft_cap=fields.cap("attn_logit_softcapping", 50.0),
     )
-    mlp = read_mlp(fields, name="hidden_activation", default="gelu_pytorch_tanh")
+    mlp = fields.mlp(name="hidden_activation", default="gelu_pytorch_tanh")
     layer = LayerSpec(attention=attention, mlp=mlp, norms=NORMS)
-    by_index = [index % 2 == 0 for index in range(fields.integer("num_hidden_layers"))]
-    windows = [window if windowed else None for windowed in read_layer_types(fields, by_index, window)]
-    return replace(make_gemma(fields, with_windows(fields, layer, windows), logits_cap=30.0), norm_offset=1.0)
+    by_index = [index % 2 == 0 for index in range(fields.num_layers)]
+    windows = fields.windows(by_index, window)
+    return replace(make_gemma(fields, fields.with_windows(layer, windows), logits_cap=30.0), norm_offset=1.0)
 
 
 def make_gemma(
-    fields: JsonFields, layers: tuple[LayerSpec, ...], *, logits_cap: float | None = None
+    fields: FamilyFields, layers: tuple[LayerSpec, ...], *, logits_cap: float | None = None
 ) -> ModelArchitecture:
     """`logits_cap`: if config.json has no final_logit_softcapping, this value is used."""
     return replace(
-        make_architecture(fields, layers, is_tied=True),
+        fields.architecture(layers, is_tied=True),
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         rounds_embedding_scale=True,
-        logits_cap=read_cap(fields, "final_logit_softcapping", logits_cap),
+        logits_cap=fields.cap("final_logit_softcapping", logits_cap),
     )
 
 

@@ -1,27 +1,25 @@
 """Gemma 3, the models for text (arXiv:2503.19786): Gemma 2's layers with norms on query and key heads instead of soft caps.
 Layers with a window, five of six, have a rotary embedding of their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
 from inflight.config.architecture import HEAD, LayerSpec, ModelArchitecture
-from inflight.config.families.family import Family, read_attention, read_mlp, read_ropes, two_kinds_of_layers
+from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.gemma2 import NORMS, make_gemma, scale_from_gguf
-from inflight.config.json_fields import JsonFields
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
+def _parse(fields: FamilyFields) -> ModelArchitecture:
     attention = replace(
-        read_attention(fields, head_dim=256, has_rope=False, reads_bias=True),
+        fields.attention(head_dim=256, has_rope=False, reads_bias=True),
         scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         qk_norm=HEAD,
     )
-    mlp = read_mlp(fields, name="hidden_activation", default="gelu_pytorch_tanh")
-    ropes = read_ropes(fields, attention.head_dim, theta=1e6, local_theta=1e4, local_name="rope_local_base_freq")
+    mlp = fields.mlp(name="hidden_activation", default="gelu_pytorch_tanh")
+    ropes = fields.ropes(attention.head_dim, theta=1e6, local_theta=1e4, local_name="rope_local_base_freq")
     layer = LayerSpec(attention=attention, mlp=mlp, norms=NORMS)
-    layers = two_kinds_of_layers(fields, layer, ropes, fields.integer("sliding_window_pattern", 6))
+    layers = fields.two_kinds_of_layers(layer, ropes, fields.integer("sliding_window_pattern", 6))
     return replace(make_gemma(fields, layers), norm_offset=1.0)
 
 

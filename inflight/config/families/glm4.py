@@ -1,7 +1,5 @@
 """GLM-4-0414: the layers of `glm.py` with norms before and after attention and MLP."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from inflight.config.architecture import NormNames

@@ -1,19 +1,17 @@
 """Granite 3 (dense): Llama's layers with multipliers for embeddings, scores, logits, and for what layers add to the stream."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
-from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp, with_residual_scale
-from inflight.config.json_fields import JsonFields
+from inflight.config.families.family import Family, with_residual_scale
+from inflight.config.families.family_fields import FamilyFields
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
-    attention = read_attention(fields, absent_kv_heads_mean_all=True, reads_bias=True)
+def _parse(fields: FamilyFields) -> ModelArchitecture:
+    attention = fields.attention(absent_kv_heads_mean_all=True, reads_bias=True)
     attention = replace(attention, scale=fields.number("attention_multiplier", 1.0))
-    layer = LayerSpec(attention=attention, mlp=read_mlp(fields, bias=fields.boolean("mlp_bias", False)))
-    model = make_architecture(fields, (layer,) * fields.integer("num_hidden_layers"))
+    layer = LayerSpec(attention=attention, mlp=fields.mlp(bias=fields.boolean("mlp_bias", False)))
+    model = fields.architecture((layer,) * fields.num_layers)
     return with_residual_scale(
         model,
         fields.number("residual_multiplier", 1.0),

@@ -1,20 +1,11 @@
 """LFM2 (arXiv:2511.23404): most layers are short convolutions, the others have attention with norms on queries and keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import HEAD, LayerSpec, ModelArchitecture, NormNames, ShortConvSpec
-from inflight.config.families.family import (
-    Family,
-    make_architecture,
-    read_attention,
-    read_recurrent_layers,
-    read_silu_mlp,
-)
-from inflight.config.json_fields import JsonFields
-from inflight.errors import UnsupportedModelError
+from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
 
 _NORMS = NormNames(before_attention="operator_norm", before_mlp="ffn_norm")
 _RENAMES = (
@@ -28,35 +19,34 @@ _RENAMES = (
 )
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
+def _parse(fields: FamilyFields) -> ModelArchitecture:
     kernel_size = fields.integer("conv_L_cache", 3)
     if kernel_size < 2:
-        raise UnsupportedModelError(f"{fields.where}: conv_L_cache={kernel_size} is not supported; at least 2 is")
-    attention = replace(read_attention(fields, theta=1e6), qk_norm=HEAD)
+        raise fields.refusal(f"conv_L_cache={kernel_size} is not supported; at least 2 is")
+    attention = replace(fields.attention(theta=1e6), qk_norm=HEAD)
     recurrence = ShortConvSpec(
         num_channels=fields.integer("hidden_size"), kernel_size=kernel_size, bias=fields.boolean("conv_bias", False)
     )
-    mlp = replace(read_silu_mlp(fields), size=_mlp_size(fields))
+    mlp = replace(fields.silu_mlp(), size=_mlp_size(fields))
     full = LayerSpec(attention=attention, mlp=mlp, norms=_NORMS)
     short = LayerSpec(short_conv=recurrence, mlp=mlp, norms=_NORMS)
-    num_layers = fields.integer("num_hidden_layers")
-    chosen = range(num_layers) if not fields.has("full_attn_idxs") else fields.token_ids("full_attn_idxs")
-    has_attention = read_recurrent_layers(fields, "conv", [index in chosen for index in range(num_layers)])
+    chosen = range(fields.num_layers) if not fields.has("full_attn_idxs") else fields.token_ids("full_attn_idxs")
+    has_attention = fields.layers_with_attention("conv", [index in chosen for index in range(fields.num_layers)])
     layers = tuple(full if each else short for each in has_attention)
     is_tied = fields.boolean("tie_embedding", fields.boolean("tie_word_embeddings", True))
     return replace(
-        make_architecture(fields, layers),
+        fields.architecture(layers),
         rms_norm_eps=fields.number("norm_eps", 1e-5),
         tie_word_embeddings=is_tied,
         renames=_RENAMES,
     )
 
 
-def _mlp_size(fields: JsonFields) -> int:
+def _mlp_size(fields: FamilyFields) -> int:
     size = fields.integer("block_ff_dim", fields.integer("intermediate_size", 12288))
     if not fields.boolean("block_auto_adjust_ff_dim", True):
         return size
-    if "block_ffn_dim_multiplier" in fields.values and not fields.has("block_ffn_dim_multiplier"):  # null
+    if fields.is_null("block_ffn_dim_multiplier"):
         return int(2 * size / 3)
     multiple = fields.integer("block_multiple_of", 256)
     size = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))

@@ -1,21 +1,19 @@
 """MiniCPM3: the latent attention of DeepSeek-V2, with multipliers for embeddings, logits, and what layers add to the stream."""
 
-from __future__ import annotations
-
 import math
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.deepseek_v2 import read_latent_attention
-from inflight.config.families.family import Family, make_architecture, read_mlp, with_residual_scale
-from inflight.config.json_fields import JsonFields
+from inflight.config.families.family import Family, with_residual_scale
+from inflight.config.families.family_fields import FamilyFields
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
-    hidden_size, num_layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
+def _parse(fields: FamilyFields) -> ModelArchitecture:
+    hidden_size, num_layers = fields.integer("hidden_size"), fields.num_layers
     value_dim = hidden_size // fields.integer("num_attention_heads")
     attention = read_latent_attention(fields, interleaved=False, value_dim=value_dim)
-    layer = LayerSpec(attention=attention, mlp=read_mlp(fields, bias=fields.boolean("mlp_bias", False)))
-    model = make_architecture(fields, (layer,) * num_layers, eps=1e-5, is_tied=True)
+    layer = LayerSpec(attention=attention, mlp=fields.mlp(bias=fields.boolean("mlp_bias", False)))
+    model = fields.architecture((layer,) * num_layers, eps=1e-5, is_tied=True)
     return with_residual_scale(
         model,
         _number(fields, "scale_depth", 1.4, math.sqrt(num_layers)) / math.sqrt(num_layers),
@@ -24,10 +22,9 @@ def _parse(fields: JsonFields) -> ModelArchitecture:
     )
 
 
-def _number(fields: JsonFields, name: str, absent: float, null: float) -> float:
+def _number(fields: FamilyFields, name: str, absent: float, null: float) -> float:
     """`absent` and `null`: the values of a field that is not there, and of one that is null."""
-    is_null = name in fields.values and not fields.has(name)
-    return null if is_null else fields.number(name, absent)
+    return null if fields.is_null(name) else fields.number(name, absent)
 
 
 FAMILY = Family(

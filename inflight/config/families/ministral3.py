@@ -1,19 +1,11 @@
 """Ministral 3: Llama's layers with yarn. Queries beyond the length before scaling are multiplied by a factor that grows with
 their position."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
-from inflight.config.families.family import (
-    Family,
-    fixed_layer_types,
-    make_architecture,
-    read_attention,
-    read_mlp,
-    with_windows,
-)
+from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.mistral import UNREAD, WRAPPER
 from inflight.config.json_fields import JsonFields
 from inflight.config.parse_rope import parse_rope
@@ -29,16 +21,16 @@ _ROPE = {
 }
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
-    num_layers = fields.integer("num_hidden_layers")
+def _parse(fields: FamilyFields) -> ModelArchitecture:
+    num_layers = fields.num_layers
     window = fields.integer("sliding_window") if fields.has("sliding_window") else None
-    fixed_layer_types(fields, [window is not None] * num_layers, window, FAMILY.architecture)
-    attention = read_attention(fields, head_dim=128, has_rope=False)
+    fields.refuse_other_windows([window is not None] * num_layers, window, FAMILY.architecture)
+    attention = fields.attention(head_dim=128, has_rope=False)
     given = fields.mapping("rope_parameters")
     values = {name: value for name, value in (given.values or _ROPE).items() if name != "max_position_embeddings"}
     rope = parse_rope(fields, attention.head_dim, rope=JsonFields(values, given.where))
-    layer = LayerSpec(attention=replace(attention, rope=rope), mlp=read_mlp(fields))
-    return make_architecture(fields, with_windows(fields, layer, [window] * num_layers), eps=1e-5)
+    layer = LayerSpec(attention=replace(attention, rope=rope), mlp=fields.mlp())
+    return fields.architecture(fields.with_windows(layer, [window] * num_layers), eps=1e-5)
 
 
 FAMILY = Family(

@@ -1,25 +1,15 @@
 """Mistral (arXiv:2310.06825): Llama's layers. The first release has a sliding window in every layer."""
 
-from __future__ import annotations
-
 from inflight.config.architecture import LayerSpec, ModelArchitecture
-from inflight.config.families.family import (
-    Family,
-    fixed_layer_types,
-    make_architecture,
-    read_attention,
-    read_mlp,
-    read_window,
-    with_windows,
-)
-from inflight.config.json_fields import JsonFields
+from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
-    window, num_layers = read_window(fields), fields.integer("num_hidden_layers")
-    fixed_layer_types(fields, [window is not None] * num_layers, window, FAMILY.architecture)
-    layer = LayerSpec(attention=read_attention(fields), mlp=read_mlp(fields))
-    return make_architecture(fields, with_windows(fields, layer, [window] * num_layers))
+def _parse(fields: FamilyFields) -> ModelArchitecture:
+    window, num_layers = fields.window(), fields.num_layers
+    fields.refuse_other_windows([window is not None] * num_layers, window, FAMILY.architecture)
+    layer = LayerSpec(attention=fields.attention(), mlp=fields.mlp())
+    return fields.architecture(fields.with_windows(layer, [window] * num_layers))
 
 
 WRAPPER = "Mistral3ForConditionalGeneration", "mistral3"

@@ -1,12 +1,10 @@
 """OLMo 2 (arXiv:2501.00656): norms after attention and MLP instead of before, and a norm over all queries, and all keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.architecture import WHOLE, LayerSpec, ModelArchitecture, NormNames
-from inflight.config.families.family import Family, make_architecture, read_attention, read_mlp
-from inflight.config.json_fields import JsonFields
+from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
 
 NORMS = NormNames(
     before_attention=None,
@@ -16,10 +14,10 @@ NORMS = NormNames(
 )
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
-    attention = replace(read_attention(fields, absent_kv_heads_mean_all=True, reads_bias=True), qk_norm=WHOLE)
-    layer = LayerSpec(attention=attention, mlp=read_mlp(fields), norms=NORMS)
-    return make_architecture(fields, (layer,) * fields.integer("num_hidden_layers"), eps=1e-5)
+def _parse(fields: FamilyFields) -> ModelArchitecture:
+    attention = replace(fields.attention(absent_kv_heads_mean_all=True, reads_bias=True), qk_norm=WHOLE)
+    layer = LayerSpec(attention=attention, mlp=fields.mlp(), norms=NORMS)
+    return fields.architecture((layer,) * fields.num_layers, eps=1e-5)
 
 
 FAMILY = Family(architecture="Olmo2ForCausalLM", model_type="olmo2", gguf_name="olmo2", parse=_parse)

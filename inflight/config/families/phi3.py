@@ -1,41 +1,31 @@
 """Phi-3, Phi-3.5, Phi-4 and Phi-4-mini (arXiv:2404.14219): Llama's layers with fused projections, and longrope."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
-from inflight.config.families.family import (
-    Family,
-    make_architecture,
-    partial_rotation,
-    read_attention,
-    read_mlp,
-    with_windows,
-)
-from inflight.config.json_fields import JsonFields
+from inflight.config.families.family import Family, partial_rotation
+from inflight.config.families.family_fields import FamilyFields
 
 
-def _parse(fields: JsonFields) -> ModelArchitecture:
+def _parse(fields: FamilyFields) -> ModelArchitecture:
     fields = _with_today_s_names(fields)
     partial = fields.number("partial_rotary_factor", 1.0)
-    attention = read_attention(fields, absent_kv_heads_mean_all=True, partial_rotary_factor=partial)
-    layer = LayerSpec(attention=replace(attention, is_fused=True), mlp=read_mlp(fields, is_fused=True))
+    attention = fields.attention(absent_kv_heads_mean_all=True, partial_rotary_factor=partial)
+    layer = LayerSpec(attention=replace(attention, is_fused=True), mlp=fields.mlp(is_fused=True))
     window = fields.integer("sliding_window") if fields.has("sliding_window") else None
-    windows = [window] * fields.integer("num_hidden_layers")
-    return make_architecture(fields, with_windows(fields, layer, windows), eps=1e-5)
+    windows = [window] * fields.num_layers
+    return fields.architecture(fields.with_windows(layer, windows), eps=1e-5)
 
 
-def _with_today_s_names(fields: JsonFields) -> JsonFields:
+def _with_today_s_names(fields: FamilyFields) -> FamilyFields:
     """The first releases call the scaling "su" or "yarn". transformers reads both as longrope."""
-    changed = dict(fields.values)
+    changed = {"original_max_position_embeddings": 4096, **fields.values}
     for name in ("rope_scaling", "rope_parameters"):
         rope = fields.mapping(name)
         if rope.text("rope_type", rope.text("type", "default")) in ("su", "yarn"):
             changed[name] = {**rope.values, "rope_type": "longrope"}
-    changed.setdefault("original_max_position_embeddings", 4096)
-    return JsonFields(changed, fields.where)
+    return fields.with_values(changed)
 
 
 _GGUF_FIELDS = {

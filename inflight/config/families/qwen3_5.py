@@ -1,57 +1,45 @@
 """Qwen3.5, the models for text: three of four layers are recurrent, with the gated delta rule. The others have gated attention,
 of which a quarter of each head is rotated."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import HEAD, GatedDeltaSpec, LayerSpec, ModelArchitecture
-from inflight.config.families.family import (
-    Family,
-    make_architecture,
-    partial_rotation,
-    read_attention,
-    read_recurrent_layers,
-    read_silu_mlp,
-)
-from inflight.config.json_fields import JsonFields
+from inflight.config.families.family import Family, partial_rotation
+from inflight.config.families.family_fields import FamilyFields
 from inflight.errors import UnsupportedModelError
 
 # For images, positions have several parts. Those of a text are all equal, so a text is rotated as always.
 _FIELDS_OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
-def parse_hybrid(fields: JsonFields, *, is_grouped: bool = False) -> ModelArchitecture:
+def parse_hybrid(fields: FamilyFields, *, is_grouped: bool = False) -> ModelArchitecture:
     """`is_grouped`: see `GatedDeltaSpec`."""
     rope = fields.mapping("rope_parameters")
     values = {name: value for name, value in rope.values.items() if name not in _FIELDS_OF_IMAGES}
-    fields = JsonFields({**fields.values, "rope_parameters": values}, fields.where)
+    fields = fields.with_values({"rope_parameters": values})
     partial = fields.number("partial_rotary_factor", 0.25)
-    attention = read_attention(fields, head_dim=256, partial_rotary_factor=partial, reads_bias=True)
+    attention = fields.attention(head_dim=256, partial_rotary_factor=partial, reads_bias=True)
     attention = replace(attention, qk_norm=HEAD, has_gate=True)
-    mlp, recurrence = read_silu_mlp(fields), replace(_read_recurrence(fields), is_grouped=is_grouped)
+    mlp, recurrence = fields.silu_mlp(), replace(_read_recurrence(fields), is_grouped=is_grouped)
     full, recurrent = LayerSpec(attention=attention, mlp=mlp), LayerSpec(gated_delta=recurrence, mlp=mlp)
-    num_layers, interval = fields.integer("num_hidden_layers"), fields.integer("full_attention_interval", 4)
+    num_layers, interval = fields.num_layers, fields.integer("full_attention_interval", 4)
     every_fourth = [(index + 1) % interval == 0 for index in range(num_layers)]
-    has_attention = read_recurrent_layers(fields, "linear_attention", every_fourth)
+    has_attention = fields.layers_with_attention("linear_attention", every_fourth)
     layers = tuple(full if each else recurrent for each in has_attention)
-    return replace(make_architecture(fields, layers), norm_offset=1.0)
+    return replace(fields.architecture(layers), norm_offset=1.0)
 
 
-def _read_recurrence(fields: JsonFields) -> GatedDeltaSpec:
+def _read_recurrence(fields: FamilyFields) -> GatedDeltaSpec:
     num_key_heads = fields.integer("linear_num_key_heads", 16)
     num_value_heads = fields.integer("linear_num_value_heads", 32)
     kernel_size = fields.integer("linear_conv_kernel_dim", 4)
     if num_value_heads % num_key_heads:
-        raise UnsupportedModelError(
-            f"{fields.where}: linear_num_value_heads={num_value_heads} is not a multiple of "
-            f"linear_num_key_heads={num_key_heads}"
+        raise fields.refusal(
+            f"linear_num_value_heads={num_value_heads} is not a multiple of linear_num_key_heads={num_key_heads}"
         )
     if kernel_size < 2:
-        raise UnsupportedModelError(
-            f"{fields.where}: linear_conv_kernel_dim={kernel_size} is not supported; at least 2 is"
-        )
+        raise fields.refusal(f"linear_conv_kernel_dim={kernel_size} is not supported; at least 2 is")
     return GatedDeltaSpec(
         num_key_heads=num_key_heads,
         num_value_heads=num_value_heads,

@@ -1,7 +1,5 @@
 """`chrome_trace`: timelines as a file for a viewer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ Without fault tolerance (`FaultToleranceConfig.enabled` is False) the core raise
 only if there is one rank, the step raised an exception, and the rank can compute a step without requests (`check_health`).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 

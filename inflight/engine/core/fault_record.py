@@ -1,7 +1,5 @@
 """`FaultRecord`: the recoveries of an engine core since its start, for `FaultStatus` and the log."""
 
-from __future__ import annotations
-
 import logging
 import time
 from dataclasses import replace

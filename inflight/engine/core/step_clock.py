@@ -4,8 +4,6 @@ The estimates are for metrics. The clock is read only twice in each step, and th
 has arrived. step_figures.py computes exact figures.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from concurrent.futures import Future

@@ -16,8 +16,6 @@ nanoseconds. All processes must have the same clock.
 `StepClock` (step_clock.py) estimates idle times and the hidden share while the engine runs.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ committed. Meanwhile the forward pass of the step runs.
 What happens after a fault is in engine_core.py: `EngineCore` is a `StepLoop` that recovers.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence

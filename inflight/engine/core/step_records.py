@@ -1,7 +1,5 @@
 """`StepRecords`: the times and counts of steps that the engine core records for traces and metrics."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ goes to the parser. It searches for stop strings in the content only: in the rea
 before the answer, and in a call it would cut the arguments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from inflight.interface.events import Event, join_deltas

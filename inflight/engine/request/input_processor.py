@@ -4,8 +4,6 @@ This file checks each request against the model's limits. The processor also cou
 seed is derived from the engine's seed and the count.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time

@@ -11,8 +11,6 @@ one sequence. The results do not depend on how many outputs the core used to sen
     4. A request is forgotten when all its completions have ended.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable, Sequence

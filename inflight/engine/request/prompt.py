@@ -1,7 +1,5 @@
 """The forms in which a caller gives a prompt: text, token ids, or a dictionary with one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NotRequired, TypedDict, cast
 

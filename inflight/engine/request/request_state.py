@@ -1,7 +1,5 @@
 """`RequestState`: a request in the front end, with the text, tokens and log-probabilities of its completions so far."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto

@@ -1,7 +1,5 @@
 """`logprobs_dicts`: log-probabilities as callers get them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from inflight.interface.request import LogprobsColumns

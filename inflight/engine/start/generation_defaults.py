@@ -4,8 +4,6 @@ As in vLLM, the fields of this file replace the defaults of `SamplingParams`. It
 `do_sample` is ignored. A caller who wants the most probable token at each position sets temperature=0.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

@@ -2,8 +2,6 @@
 `allocate_kv_cache` asks the ranks for their layers and free memory, and lets them allocate the cache.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`make_core`: makes an engine core. Allocates the KV cache, and measures how long the model's steps take."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from inflight.config.engine import EngineConfig

@@ -16,8 +16,6 @@ If the stagger is larger than necessary, each step has few requests, and a reque
 stagger that keeps all stages busy is chosen. The stagger does not change which tokens are drawn.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

@@ -3,8 +3,6 @@
 A `StepTimeModel` predicts how long a step takes.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from dataclasses import replace

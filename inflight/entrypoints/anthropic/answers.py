@@ -1,7 +1,5 @@
 """The JSON objects of Anthropic's answers, as typed dicts, for /openapi.json."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, NotRequired
 
 from inflight.entrypoints.openai.responses import Body

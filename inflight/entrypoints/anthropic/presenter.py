@@ -4,8 +4,6 @@ A stream: message_start; for each block of the content content_block_start, cont
 message_delta with the stop reason and the usage; message_stop. A ping may come at any place behind message_start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The bodies of requests to /v1/messages and /v1/messages/count_tokens, as pydantic models."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -10,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopString
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ToolName
 from inflight.entrypoints.openai.protocol import ReasoningEffort
-from inflight.entrypoints.openai.strict_model import StrictModel, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 from inflight.sampling_params import MAX_STOP_STRINGS
 
 MAX_MODEL_NAME = 256  # characters
@@ -29,7 +27,7 @@ class TextBlock(StrictModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl = None
-    citations: Annotated[list[Any] | None, no_effect("From other models.")] = None
+    citations: list[Any] | None = no_effect("From other models.")
 
 
 class ThinkingBlock(StrictModel):
@@ -37,14 +35,14 @@ class ThinkingBlock(StrictModel):
 
     type: Literal["thinking"]
     thinking: str
-    signature: Annotated[str | None, no_effect("Thoughts are not checked.")] = None
+    signature: str | None = no_effect("Thoughts are not checked.")
 
 
 class RedactedThinkingBlock(StrictModel):
     """A thought of another model that only its server can read. It is left out."""
 
     type: Literal["redacted_thinking"]
-    data: Annotated[str | None, no_effect("Only another server can read it.")] = None
+    data: str | None = no_effect("Only another server can read it.")
 
 
 class ToolUseBlock(StrictModel):
@@ -70,7 +68,7 @@ class ToolResultBlock(StrictModel):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Annotated[list[ResultBlock], Field(fail_fast=True)] | None = None
-    is_error: bool | None = Field(None, description='True: the model reads "Error: " before the content.')
+    is_error: bool | None = optional('True: the model reads "Error: " before the content.')
     cache_control: CacheControl = None
 
 
@@ -89,30 +87,27 @@ class InputMessage(StrictModel):
 
 class ToolDefinition(StrictModel):
     name: ToolName
-    type: str | None = Field(
-        None,
-        description="custom, or left out. A tool of another type, which Anthropic defines, is ignored and reported.",
+    type: str | None = optional(
+        "custom, or left out. A tool of another type, which Anthropic defines, is ignored and reported."
     )
     description: str | None = None
-    input_schema: Schema | None = Field(None, description="A JSON schema of type object.")
-    strict: bool | None = Field(None, description="The input is made to satisfy the schema.")
-    defer_loading: bool | None = Field(
-        None, description="True: the model does not see the tool until a tool_reference names it."
-    )
+    input_schema: Schema | None = optional("A JSON schema of type object.")
+    strict: bool | None = optional("The input is made to satisfy the schema.")
+    defer_loading: bool | None = optional("True: the model does not see the tool until a tool_reference names it.")
     cache_control: CacheControl = None
-    eager_input_streaming: Annotated[bool | None, no_effect("Inputs are always streamed as they are written.")] = None
+    eager_input_streaming: bool | None = no_effect("Inputs are always streamed as they are written.")
 
 
 class ToolChoice(StrictModel):
     type: Literal["auto", "any", "tool", "none"]
-    name: ToolName | None = Field(None, description="The tool that must be called; only with the type tool.")
-    disable_parallel_tool_use: bool | None = Field(None, description="True: at most one call.")
+    name: ToolName | None = optional("The tool that must be called; only with the type tool.")
+    disable_parallel_tool_use: bool | None = optional("True: at most one call.")
 
 
 class Thinking(StrictModel):
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: Annotated[int | None, no_effect("max_tokens limits thoughts and answer together.")] = None
-    display: Annotated[str | None, no_effect("Thoughts are always sent.")] = None
+    budget_tokens: int | None = no_effect("max_tokens limits thoughts and answer together.")
+    display: str | None = no_effect("Thoughts are always sent.")
 
 
 class OutputFormat(StrictModel):
@@ -121,8 +116,8 @@ class OutputFormat(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    effort: ReasoningEffort | None = Field(
-        None, description="The variable reasoning_effort of the chat template, such as low, high or max."
+    effort: ReasoningEffort | None = optional(
+        "The variable reasoning_effort of the chat template, such as low, high or max."
     )
     format: OutputFormat | None = None
 
@@ -130,41 +125,35 @@ class OutputConfig(StrictModel):
 class CountTokensRequest(StrictModel):
     """POST /v1/messages/count_tokens"""
 
-    model: str | None = Field(
-        None,
+    model: str | None = optional(
+        "Any name, which the answer repeats; with --strict-model-names one of those in /v1/models.",
         min_length=1,
         max_length=MAX_MODEL_NAME,
-        description="Any name, which the answer repeats; with --strict-model-names one of those in /v1/models.",
     )
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
         description="The conversation. If the last message is the assistant's, the answer continues it."
     )
-    system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = Field(
-        None, description="The system prompt, without the line x-anthropic-billing-header."
+    system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = optional(
+        "The system prompt, without the line x-anthropic-billing-header."
     )
-    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = Field(
-        None, max_length=MAX_TOOLS, description="Tools the model may call."
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = optional(
+        "Tools the model may call.", max_length=MAX_TOOLS
     )
-    tool_choice: ToolChoice | None = Field(None, description="auto, any, none, or one tool by name.")
-    thinking: Thinking | None = Field(
-        None,
-        description="enabled and adaptive switch thinking on, disabled switches it off, if the chat template can. Left out: "
-        "as --default-chat-template-kwargs says, otherwise off.",
+    tool_choice: ToolChoice | None = optional("auto, any, none, or one tool by name.")
+    thinking: Thinking | None = optional(
+        "enabled and adaptive switch thinking on, disabled switches it off, if the chat template can. Left out: "
+        "as --default-chat-template-kwargs says, otherwise off."
     )
-    output_config: OutputConfig | None = Field(None, description="The effort, and the format of the text.")
-    output_format: OutputFormat | None = Field(None, description="Older name of output_config.format.")
+    output_config: OutputConfig | None = optional("The effort, and the format of the text.")
+    output_format: OutputFormat | None = optional("Older name of output_config.format.")
     cache_control: CacheControl = None
 
 
 class MessagesRequest(CountTokensRequest, SamplingFields):
     """POST /v1/messages"""
 
-    max_tokens: int | None = Field(
-        None, ge=1, le=MAX_INT, description="The most tokens of an answer, cut to the room in the context."
-    )
-    stream: bool | None = Field(None, description="Server-sent events.")
-    stop_sequences: list[StopString] | None = Field(
-        None, max_length=MAX_STOP_STRINGS, description="Strings that end the text."
-    )
-    metadata: Annotated[dict[str, Any] | None, no_effect("Data of the caller; nothing is stored.")] = None
-    service_tier: Annotated[str | None, no_effect("There is only one tier.")] = None
+    max_tokens: int | None = optional("The most tokens of an answer, cut to the room in the context.", ge=1, le=MAX_INT)
+    stream: bool | None = optional("Server-sent events.")
+    stop_sequences: list[StopString] | None = optional("Strings that end the text.", max_length=MAX_STOP_STRINGS)
+    metadata: dict[str, Any] | None = no_effect("Data of the caller; nothing is stored.")
+    service_tier: str | None = no_effect("There is only one tier.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
@@ -17,18 +16,12 @@ from inflight.entrypoints.anthropic.protocol import CountTokensRequest, Messages
 from inflight.entrypoints.anthropic.translation import to_chat
 from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.errors import ApiError, FieldError
-from inflight.entrypoints.openai.generation_routes import in_time, respond
+from inflight.entrypoints.openai.generation_routes import add_post, error_responses, in_time, respond
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.errors import ContextLengthExceededError
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": AnthropicErrorBody, "description": "The request is wrong."},
-    "5XX": {
-        "model": AnthropicErrorBody,
-        "description": "The queue is full (503, with Retry-After), or the server failed.",
-    },
-}
+_ERRORS = error_responses(AnthropicErrorBody)
 _STREAMED = "A Message; with stream, the events message_start, content_block_start, ..., message_stop."
 
 
@@ -46,11 +39,8 @@ def add_messages_routes(app: FastAPI, server: ApiServer) -> None:
 
     # no schema of a stream, because OpenAPI 3.1 cannot describe events
     streamed = {"model": Message, "description": _STREAMED, "content": {"text/event-stream": {}}}
-    for path, endpoint, answer in (
-        ("/v1/messages", create_message, streamed),
-        ("/v1/messages/count_tokens", count_tokens, {"model": TokenCount}),
-    ):
-        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses={200: answer, **_ERRORS})
+    add_post(app, "/v1/messages", create_message, streamed, _ERRORS)
+    add_post(app, "/v1/messages/count_tokens", count_tokens, {"model": TokenCount}, _ERRORS)
 
 
 async def _validate(server: ApiServer, body: CountTokensRequest) -> ValidatedRequest:

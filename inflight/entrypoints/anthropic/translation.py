@@ -8,8 +8,6 @@ The prompt's beginning must not change from turn to turn, because only an equal 
 4. a tool with `defer_loading` is not in the list of tools. Its definition is written where a `tool_reference` names it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

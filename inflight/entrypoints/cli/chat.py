@@ -1,7 +1,5 @@
 """`inflight chat`: a conversation in the terminal. Answers are streamed. Earlier turns stay in the prefix cache."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import sys

@@ -5,8 +5,6 @@ Most facts come from /proc, /sys, the GPU's driver and torch. If the machine doe
 text shows "unknown". Facts are never guessed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -28,24 +26,12 @@ from inflight.entrypoints.cli.command import command
 from inflight.errors import ConfigError
 from inflight.hub import EMBEDDED_MODEL
 
-PACKAGES = (
-    "torch",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "jinja2",
-    "huggingface_hub",
-    "transformers",
-    "triton",
-    "typer",
-    "ray",
-    "tqdm",
-)
+PACKAGES = "torch numpy safetensors tokenizers jinja2 huggingface_hub transformers triton typer ray tqdm".split()
 # Processor flags on which the choice of kernels depends: vector width, dot products in bfloat16 and int8, matrix tiles.
-CPU_FLAGS = (
-    *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512_fp16"),
-    *("avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve"),
-)
+CPU_FLAGS = """
+    avx2 fma f16c avx512f avx512bw avx512vl avx512_bf16 avx512_vnni avx512_fp16
+    avx_vnni amx_tile amx_bf16 amx_int8 asimd bf16 i8mm sve
+""".split()
 GLANCE_SECONDS = 0.05  # so long it is measured whether other programs use the cores
 _VARIABLES = ("INFLIGHT_", "VLLM_EXECUTE_MODEL_TIMEOUT", "OMP_", "MKL_", "KMP_", "HF_", "CUDA_VISIBLE_DEVICES")
 _SECRETS = ("TOKEN", "API_KEY")  # if the name of a variable contains one of these, its value is not shown

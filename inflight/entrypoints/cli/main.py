@@ -1,7 +1,5 @@
 """The console script: `inflight COMMAND`."""
 
-from __future__ import annotations
-
 import os
 from typing import Annotated
 

@@ -5,8 +5,6 @@ process is killed, the file has whole rows, and at most one incomplete row at it
 incomplete row is removed, and the whole rows tell which input rows are done.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

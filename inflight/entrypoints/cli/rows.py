@@ -5,8 +5,6 @@
 A row's number is the number of its line, from 1. Empty lines count, but no row is made from them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """`inflight serve`: starts a server with the HTTP API of OpenAI, or only checks its options (--check)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Terminal input and output: `CompletionPrinter` shows completions while they grow, `InterruptFlag` handles Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 Node 0 runs the engine and its own ranks, for example with `inflight generate`. Every other node runs this command.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from inflight.config.engine_args import EngineArgs

@@ -3,8 +3,6 @@
 The arguments of a call are a JSON object, so a call is sent only when the model has ended it.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime

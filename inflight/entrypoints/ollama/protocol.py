@@ -1,7 +1,5 @@
 """The bodies of requests to /api/..., as pydantic models."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -10,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopString, sampling_field
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, CalledFunction, Role, Tool, ToolCall, ToolName
 from inflight.entrypoints.openai.protocol import ReasoningEffort
-from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 from inflight.sampling_params import MAX_STOP_STRINGS
 
 
@@ -26,11 +24,11 @@ Images = Annotated[list[Any] | None, neutral("Text only.", max_length=0), Before
 class Options(SamplingFields):
     """Those options of Ollama that change an answer. The others are about its own engine, such as num_ctx and num_gpu."""
 
-    num_predict: int | None = Field(
-        None, ge=-2, le=MAX_INT, description="The most tokens of an answer; 0, -1 and -2 allow the whole context."
+    num_predict: int | None = optional(
+        "The most tokens of an answer; 0, -1 and -2 allow the whole context.", ge=-2, le=MAX_INT
     )
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
-        None, description="Strings that end the text."
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = optional(
+        "Strings that end the text."
     )
     repeat_penalty: float | None = sampling_field(
         "repetition_penalty", "Lowers the logits of tokens that are in the prompt or the output."
@@ -38,23 +36,23 @@ class Options(SamplingFields):
 
 
 class ModelRequest(StrictModel):
-    model: str | None = Field(None, description="A name in /api/tags, with or without :latest. Default: the first.")
+    model: str | None = optional("A name in /api/tags, with or without :latest. Default: the first.")
 
 
 class AnswerRequest(ModelRequest):
-    options: Options | None = Field(None, description="How tokens are drawn, and where the answer ends.")
-    format: Schema | Literal["", "json"] | None = Field(
-        None, description='"json" for a JSON object, or a JSON schema, which is not strict.'
+    options: Options | None = optional("How tokens are drawn, and where the answer ends.")
+    format: Schema | Literal["", "json"] | None = optional(
+        '"json" for a JSON object, or a JSON schema, which is not strict.'
     )
-    think: bool | ReasoningEffort | None = Field(
-        None, description="Thinking on or off, if the chat template can do that; a text, such as low, is the effort."
+    think: bool | ReasoningEffort | None = optional(
+        "Thinking on or off, if the chat template can do that; a text, such as low, is the effort."
     )
-    stream: bool | None = Field(None, description="False: one JSON object. Otherwise a line of JSON for each piece.")
-    keep_alive: Annotated[float | int | str | None, no_effect("The model always stays loaded.")] = None
+    stream: bool | None = optional("False: one JSON object. Otherwise a line of JSON for each piece.")
+    keep_alive: float | int | str | None = no_effect("The model always stays loaded.")
 
 
 class OllamaFunction(CalledFunction):
-    index: Annotated[int | None, no_effect("Calls are in their order.")] = None
+    index: int | None = no_effect("Calls are in their order.")
 
 
 class OllamaCall(ToolCall):
@@ -66,51 +64,47 @@ class OllamaMessage(StrictModel):
 
     role: Role = Field(description="user, assistant, system, tool, or another role of the chat template.")
     content: str | None = None
-    thinking: str | None = Field(None, description="Reasoning of an earlier answer; some chat templates show it.")
-    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = Field(
-        None, max_length=MAX_TOOLS, description="Calls that were made."
+    thinking: str | None = optional("Reasoning of an earlier answer; some chat templates show it.")
+    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = optional(
+        "Calls that were made.", max_length=MAX_TOOLS
     )
-    tool_name: ToolName | None = Field(None, description="The name of the tool whose result this message has.")
-    tool_call_id: str | None = Field(None, description="The id of the call. Default: the next call that has no result.")
+    tool_name: ToolName | None = optional("The name of the tool whose result this message has.")
+    tool_call_id: str | None = optional("The id of the call. Default: the next call that has no result.")
     images: Images = None
 
 
 class ChatRequest(AnswerRequest):
     """POST /api/chat"""
 
-    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = Field(
-        None, description="The conversation. Without messages, the answer only says that the model is loaded."
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = optional(
+        "The conversation. Without messages, the answer only says that the model is loaded."
     )
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        None, description="Functions the model may call."
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = optional(
+        "Functions the model may call."
     )
 
 
 class GenerateRequest(AnswerRequest):
     """POST /api/generate"""
 
-    prompt: str | None = Field(
-        None, description="The user's message. Without it, the answer only says that the model is loaded."
-    )
-    system: str | None = Field(None, description="A system message before the prompt.")
-    raw: bool | None = Field(None, description="True: the prompt is continued as it is, without the chat template.")
-    suffix: str | None = Field(
-        None, description="The text after the answer; only with a model that has fill-in-the-middle tokens."
-    )
-    template: Annotated[Literal[""] | None, neutral("Not supported: write the prompt, and set raw to true.")] = None
+    prompt: str | None = optional("The user's message. Without it, the answer only says that the model is loaded.")
+    system: str | None = optional("A system message before the prompt.")
+    raw: bool | None = optional("True: the prompt is continued as it is, without the chat template.")
+    suffix: str | None = optional("The text after the answer; only with a model that has fill-in-the-middle tokens.")
+    template: Literal[""] | None = neutral("Not supported: write the prompt, and set raw to true.")
     images: Images = None
 
 
 class ShowRequest(ModelRequest):
     """POST /api/show"""
 
-    name: str | None = Field(None, description="Older name of model.")
-    verbose: Annotated[bool | None, no_effect("The answer has no lists of tokens.")] = None
+    name: str | None = optional("Older name of model.")
+    verbose: bool | None = no_effect("The answer has no lists of tokens.")
 
 
 class PullRequest(ModelRequest):
     """POST /api/pull"""
 
-    name: str | None = Field(None, description="Older name of model.")
-    stream: bool | None = Field(None, description="False: one JSON object. Otherwise a line of JSON for each state.")
-    insecure: Annotated[bool | None, no_effect("Nothing is downloaded.")] = None
+    name: str | None = optional("Older name of model.")
+    stream: bool | None = optional("False: one JSON object. Otherwise a line of JSON for each state.")
+    insecure: bool | None = no_effect("Nothing is downloaded.")

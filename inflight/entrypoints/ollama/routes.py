@@ -22,7 +22,7 @@ from inflight.entrypoints.ollama.protocol import AnswerRequest, ChatRequest, Gen
 from inflight.entrypoints.ollama.translation import served_name, validate_answer
 from inflight.entrypoints.openai.completions import find_fim_tokens
 from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.generation_routes import respond
+from inflight.entrypoints.openai.generation_routes import add_post, error_responses, respond
 from inflight.entrypoints.openai.server import ApiServer
 
 # Clients ask for the version of Ollama, and refuse one that is older than they need. Ollama has had all the endpoints below
@@ -30,10 +30,7 @@ from inflight.entrypoints.openai.server import ApiServer
 API_VERSION = "0.13.5"
 _NEVER = "9999-12-31T23:59:59Z"  # the model always stays loaded
 _TEXTS = dict[str, str]  # the type of {"error": text} and of {"status": text}
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": _TEXTS, "description": "The request is wrong."},
-    "5XX": {"model": _TEXTS, "description": "The queue is full (503), or the server failed."},
-}
+_ERRORS = error_responses(_TEXTS, "503")
 
 
 def add_ollama_routes(app: FastAPI, server: ApiServer) -> None:
@@ -72,13 +69,9 @@ def add_ollama_routes(app: FastAPI, server: ApiServer) -> None:
         "description": "A line of JSON for each piece.",
         "content": {OllamaPresenter.media_type: {}},
     }
-    for path, endpoint, shown in (
-        ("chat", chat, answers.ChatAnswer),
-        ("generate", generate, answers.GeneratedText),
-        ("pull", pull, _TEXTS),
-    ):
-        responses: dict[int | str, dict[str, Any]] = {200: {"model": shown, **lines}, **_ERRORS}
-        app.add_api_route(f"/api/{path}", endpoint, methods=["POST"], response_model=None, responses=responses)
+    add_post(app, "/api/chat", chat, {"model": answers.ChatAnswer, **lines}, _ERRORS)
+    add_post(app, "/api/generate", generate, {"model": answers.GeneratedText, **lines}, _ERRORS)
+    add_post(app, "/api/pull", pull, {"model": _TEXTS, **lines}, _ERRORS)
     for path in ("embed", "embeddings"):
         app.add_api_route(f"/api/{path}", embed, methods=["POST"], include_in_schema=False)
 

@@ -1,7 +1,5 @@
 """Turns requests to /api/chat and /api/generate into the chat or the completion that means the same."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Sequence

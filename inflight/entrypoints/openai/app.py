@@ -1,7 +1,5 @@
 """`build_app`: makes the HTTP application of one engine. Middlewares around it check keys, limit bodies and write logs."""
 
-from __future__ import annotations
-
 from fastapi import FastAPI
 
 import inflight

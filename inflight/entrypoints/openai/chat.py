@@ -1,7 +1,5 @@
 """POST /v1/chat/completions: checks, renders and tokenises a `ChatCompletionRequest` into a `ValidatedRequest`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

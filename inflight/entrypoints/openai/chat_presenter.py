@@ -1,7 +1,5 @@
 """`ChatPresenter`: writes the answers of /v1/chat/completions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """`CompletionPresenter`: writes the answers of /v1/completions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from inflight.entrypoints.openai.logprobs import CompletionLogprobs, PositionLogprobs, prompt_logprobs

@@ -1,7 +1,5 @@
 """POST /v1/completions: checks and tokenises a `CompletionRequest` into a `ValidatedRequest`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

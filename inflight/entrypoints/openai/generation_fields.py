@@ -4,15 +4,13 @@ The fields have the bounds of `SamplingParams`, so that the OpenAPI document sho
 checks the limits that depend on the model.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 from inflight.entrypoints.openai.validated import Presentation
 from inflight.entrypoints.serve.settings import REQUEST_ID_PATTERN
 from inflight.sampling_params import (
@@ -67,18 +65,16 @@ class SamplingFields(StrictModel):
 
 
 class StreamOptions(StrictModel):
-    include_usage: bool | None = Field(
-        None, description="The stream ends with a chunk that has the usage and no choices."
-    )
-    continuous_usage_stats: bool | None = Field(None, description="Every chunk has the usage so far.")
-    include_obfuscation: Annotated[bool | None, no_effect("The server adds no padding to chunks.")] = None
+    include_usage: bool | None = optional("The stream ends with a chunk that has the usage and no choices.")
+    continuous_usage_stats: bool | None = optional("Every chunk has the usage so far.")
+    include_obfuscation: bool | None = no_effect("The server adds no padding to chunks.")
 
 
 class JsonSchemaFormat(StrictModel):
-    name: Annotated[str, no_effect("A name for the schema.", min_length=1, max_length=64)]
-    description: Annotated[str | None, no_effect("What the schema is for. The model does not see it.")] = None
-    schema_: Schema | None = Field(None, alias="schema", description="The JSON schema that the text satisfies.")
-    strict: bool | None = Field(None, description="Refuse a schema if a part of it cannot be enforced.")
+    name: str = no_effect("A name for the schema.", default=..., min_length=1, max_length=64)
+    description: str | None = no_effect("What the schema is for. The model does not see it.")
+    schema_: Schema | None = optional("The JSON schema that the text satisfies.", alias="schema")
+    strict: bool | None = optional("Refuse a schema if a part of it cannot be enforced.")
 
 
 class TextFormat(StrictModel):
@@ -87,8 +83,8 @@ class TextFormat(StrictModel):
 
 class JsonObjectFormat(StrictModel):
     type: Literal["json_object"]
-    schema_: Schema | None = Field(
-        None, alias="schema", description="Like json_schema.schema, but parts that cannot be enforced are left out."
+    schema_: Schema | None = optional(
+        "Like json_schema.schema, but parts that cannot be enforced are left out.", alias="schema"
     )
 
 
@@ -121,8 +117,8 @@ class TriggeredTags(StrictModel):
     type: Literal["triggered_tags"]
     triggers: list[str]
     tags: Annotated[list[FormatTag], Field(min_length=1, fail_fast=True)]
-    at_least_one: Annotated[Literal[False] | None, neutral("Not supported: the text may be without a tag.")] = None
-    stop_after_first: bool | None = Field(None, description="The text ends after the first tag.")
+    at_least_one: Literal[False] | None = neutral("Not supported: the text may be without a tag.")
+    stop_after_first: bool | None = optional("The text ends after the first tag.")
 
 
 class StructuralTagFormat(StrictModel):
@@ -156,8 +152,8 @@ class ValueFormat(StrictModel):
 
 class RegexFormat(StrictModel):
     type: Literal["regex"]
-    pattern: GrammarText | None = Field(None, description="A regular expression, of which the whole text is a match.")
-    value: GrammarText | None = Field(None, description="TGI's name of pattern.")
+    pattern: GrammarText | None = optional("A regular expression, of which the whole text is a match.")
+    value: GrammarText | None = optional("TGI's name of pattern.")
 
 
 class GrammarFormat(StrictModel):
@@ -194,99 +190,83 @@ class StructuredOutputs(StrictModel):
 class GenerationFields(SamplingFields):
     """The fields that chats and completions have in common."""
 
-    model: str | None = Field(None, description="One of the names in /v1/models; the first of them if left out.")
+    model: str | None = optional("One of the names in /v1/models; the first of them if left out.")
     # how tokens are drawn
     n: int | None = sampling_field("n", "The number of answers to each prompt.")
     repetition_penalty: float | None = sampling_field(
         "repetition_penalty", "Lowers the logits of tokens that are in the prompt or the output."
     )
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        None, max_length=MAX_LOGIT_BIAS, description="Token id -> added to its logit."
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = optional(
+        "Token id -> added to its logit.", max_length=MAX_LOGIT_BIAS
     )
-    bad_words: list[StopString] | None = Field(
-        None, max_length=MAX_BAD_WORDS, description="Texts that the answer never contains."
-    )
-    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
-        None, min_length=1, description="Only these tokens are drawn."
+    bad_words: list[StopString] | None = optional("Texts that the answer never contains.", max_length=MAX_BAD_WORDS)
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = optional(
+        "Only these tokens are drawn.", min_length=1
     )
     # where the answer ends
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
-        None, description="Strings that end the text."
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = optional(
+        "Strings that end the text."
     )
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
-        None, max_length=MAX_STOP_TOKEN_IDS, description="Tokens that end the text."
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = optional(
+        "Tokens that end the text.", max_length=MAX_STOP_TOKEN_IDS
     )
-    ignore_eos: bool | None = Field(None, description="Go on past the model's own end tokens.")
+    ignore_eos: bool | None = optional("Go on past the model's own end tokens.")
     min_tokens: int | None = sampling_field("min_tokens", "The answer does not end before this number of tokens.")
-    include_stop_str_in_output: bool | None = Field(None, description="The stop string stays in the text.")
-    skip_special_tokens: bool | None = Field(None, description="False leaves special tokens in the text.")
+    include_stop_str_in_output: bool | None = optional("The stop string stays in the text.")
+    skip_special_tokens: bool | None = optional("False leaves special tokens in the text.")
     # what form the text must have
-    response_format: ResponseFormat | None = Field(
-        None, description="text, json_object, a json_schema or a structural_tag."
+    response_format: ResponseFormat | None = optional("text, json_object, a json_schema or a structural_tag.")
+    structured_outputs: StructuredOutputs | None = optional("A constraint in the form that vLLM defines.")
+    guided_json: Schema | GrammarText | None = optional("Older name of structured_outputs.json.")
+    guided_regex: GrammarText | None = optional("Older name of structured_outputs.regex.")
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = optional(
+        "Older name of structured_outputs.choice.", min_length=1, max_length=MAX_CHOICES
     )
-    structured_outputs: StructuredOutputs | None = Field(
-        None, description="A constraint in the form that vLLM defines."
+    guided_grammar: GrammarText | None = optional("Older name of structured_outputs.grammar.")
+    guided_json_object: bool | None = optional("Older name of structured_outputs.json_object.")
+    guided_whitespace_pattern: GrammarText | None = optional(
+        "Older name of structured_outputs.whitespace_pattern; beside guided_json."
     )
-    guided_json: Schema | GrammarText | None = Field(None, description="Older name of structured_outputs.json.")
-    guided_regex: GrammarText | None = Field(None, description="Older name of structured_outputs.regex.")
-    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = Field(
-        None, min_length=1, max_length=MAX_CHOICES, description="Older name of structured_outputs.choice."
+    json_schema: Schema | GrammarText | None = optional(
+        "Name of other engines (llama.cpp, SGLang) for a JSON schema, which is not strict."
     )
-    guided_grammar: GrammarText | None = Field(None, description="Older name of structured_outputs.grammar.")
-    guided_json_object: bool | None = Field(None, description="Older name of structured_outputs.json_object.")
-    guided_whitespace_pattern: GrammarText | None = Field(
-        None, description="Older name of structured_outputs.whitespace_pattern; beside guided_json."
-    )
-    json_schema: Schema | GrammarText | None = Field(
-        None, description="Name of other engines (llama.cpp, SGLang) for a JSON schema, which is not strict."
-    )
-    regex: GrammarText | None = Field(None, description="SGLang's name of structured_outputs.regex.")
-    ebnf: GrammarText | None = Field(None, description="SGLang's name of structured_outputs.grammar.")
-    grammar: GrammarText | None = Field(None, description="llama.cpp's name of structured_outputs.grammar.")
-    format: Schema | Literal["json"] | None = Field(
-        None, description='Ollama\'s name: "json" for a JSON object, or a JSON schema, which is not strict.'
+    regex: GrammarText | None = optional("SGLang's name of structured_outputs.regex.")
+    ebnf: GrammarText | None = optional("SGLang's name of structured_outputs.grammar.")
+    grammar: GrammarText | None = optional("llama.cpp's name of structured_outputs.grammar.")
+    format: Schema | Literal["json"] | None = optional(
+        'Ollama\'s name: "json" for a JSON object, or a JSON schema, which is not strict.'
     )
     # how the request is run
-    request_id: str | None = Field(
-        None,
+    request_id: str | None = optional(
+        "Id of the request in the answer, logs and traces; the header X-Request-Id comes first.",
         pattern=REQUEST_ID_PATTERN,
-        description="Id of the request in the answer, logs and traces; the header X-Request-Id comes first.",
     )
-    cache_salt: str | None = Field(None, max_length=1024, description="Separates prefix caches of users.")
-    priority: int | None = Field(
-        None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Lower runs first; needs scheduling_policy='priority'."
+    cache_salt: str | None = optional("Separates prefix caches of users.", max_length=1024)
+    priority: int | None = optional(
+        "Lower runs first; needs scheduling_policy='priority'.", ge=-MAX_PRIORITY, le=MAX_PRIORITY
     )
     # how the answer is shown
-    stream: bool | None = Field(None, description="Server-sent events, ended by [DONE].")
-    stream_options: StreamOptions | None = Field(None, description="Options of a stream; only with stream.")
-    return_token_ids: bool | None = Field(None, description="prompt_token_ids and token_ids in the answer.")
-    return_tokens_as_token_ids: bool | None = Field(
-        None, description='Log-probabilities name tokens by their ids, as "token_id:7".'
-    )
-    truncate_prompt_tokens: int | None = Field(
-        None,
-        ge=-1,
-        le=MAX_INT,
-        description="Keep only this number of tokens at the end of the prompt; -1 keeps as many as fit.",
+    stream: bool | None = optional("Server-sent events, ended by [DONE].")
+    stream_options: StreamOptions | None = optional("Options of a stream; only with stream.")
+    return_token_ids: bool | None = optional("prompt_token_ids and token_ids in the answer.")
+    return_tokens_as_token_ids: bool | None = optional('Log-probabilities name tokens by their ids, as "token_id:7".')
+    truncate_prompt_tokens: int | None = optional(
+        "Keep only this number of tokens at the end of the prompt; -1 keeps as many as fit.", ge=-1, le=MAX_INT
     )
     prompt_logprobs: int | None = sampling_field(
         "prompt_logprobs",
         "Log-probabilities of this number of tokens at each place of the prompt; not supported in a stream.",
     )
     # fields that change nothing
-    user: Annotated[str | None, no_effect("Data of the caller; nothing is stored.")] = None
-    safety_identifier: Annotated[str | None, no_effect("Data of the caller; nothing is stored.")] = None
-    metadata: Annotated[dict[str, Any] | None, no_effect("Data of the caller; nothing is stored.")] = None
-    prompt_cache_key: Annotated[str | None, no_effect("Equal prefixes are found without this field.")] = None
-    prompt_cache_retention: Annotated[str | None, no_effect("The least recently used blocks are dropped first.")] = None
-    service_tier: Annotated[str | None, no_effect("There is only one tier.")] = None
+    user: str | None = no_effect("Data of the caller; nothing is stored.")
+    safety_identifier: str | None = no_effect("Data of the caller; nothing is stored.")
+    metadata: dict[str, Any] | None = no_effect("Data of the caller; nothing is stored.")
+    prompt_cache_key: str | None = no_effect("Equal prefixes are found without this field.")
+    prompt_cache_retention: str | None = no_effect("The least recently used blocks are dropped first.")
+    service_tier: str | None = no_effect("There is only one tier.")
     # fields that would change the answer, but are not supported
-    use_beam_search: Annotated[
-        Literal[False] | None, neutral("Not supported: use n, and rank the answers by logprobs.")
-    ] = None
-    logits_processors: Annotated[
-        list[Any] | None, neutral("Not supported: the server runs no code for a request.", max_length=0)
-    ] = None
+    use_beam_search: Literal[False] | None = neutral("Not supported: use n, and rank the answers by logprobs.")
+    logits_processors: list[Any] | None = neutral("Not supported: the server runs no code for a request.", max_length=0)
 
     def sampling_params(
         self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None

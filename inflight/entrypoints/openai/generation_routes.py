@@ -25,10 +25,18 @@ from inflight.entrypoints.openai.strict_model import StrictModel
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.errors import InvalidRequestError, OverloadedError, TokenizerError
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "The request is wrong."},
-    "5XX": {"model": ErrorBody, "description": "The queue is full (503, with Retry-After), or the server failed."},
-}
+Responses = dict[int | str, dict[str, Any]]  # the OpenAPI descriptions of answers, by status
+
+
+def error_responses(body: Any, overload: str = "503, with Retry-After") -> Responses:
+    """`body`: the type of the JSON of an API's errors. `overload`: what an answer has if the queue is full."""
+    return {
+        "4XX": {"model": body, "description": "The request is wrong."},
+        "5XX": {"model": body, "description": f"The queue is full ({overload}), or the server failed."},
+    }
+
+
+ERRORS = error_responses(ErrorBody)
 
 
 def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
@@ -38,20 +46,15 @@ def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         return respond(server, request, body, partial(validate_completion, server, body), CompletionPresenter)
 
-    app.add_api_route(
-        "/v1/chat/completions",
-        create_chat_completion,
-        methods=["POST"],
-        response_model=None,
-        responses={200: streamed_or_not(ChatCompletion, ChatCompletionChunk), **ERRORS},
-    )
-    app.add_api_route(
-        "/v1/completions",
-        create_completion,
-        methods=["POST"],
-        response_model=None,
-        responses={200: streamed_or_not(Completion, Completion), **ERRORS},
-    )
+    add_post(app, "/v1/chat/completions", create_chat_completion, streamed_or_not(ChatCompletion, ChatCompletionChunk))
+    add_post(app, "/v1/completions", create_completion, streamed_or_not(Completion, Completion))
+
+
+def add_post(
+    app: FastAPI, path: str, endpoint: Callable[..., Any], answer: dict[str, Any], errors: Responses = ERRORS
+) -> None:
+    """Add an endpoint that makes its `Response` itself. `answer`: the OpenAPI description of the answer that is no error."""
+    app.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses={200: answer, **errors})
 
 
 def respond(

@@ -1,7 +1,5 @@
 """The messages and tools of a chat request, as pydantic models and in the form that a chat template gets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -9,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, from_json
 
-from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
@@ -48,8 +46,8 @@ class TextPart(StrictModel):
 class ThinkingPart(StrictModel):
     type: Literal["thinking"]
     thinking: str | list[TextPart] = Field(description="A thought of the assistant, as text or as parts.")
-    closed: Annotated[bool | None, no_effect("From other models.")] = None
-    signature: Annotated[str | None, no_effect("From other models.")] = None
+    closed: bool | None = no_effect("From other models.")
+    signature: str | None = no_effect("From other models.")
 
 
 def _kind_of_part(part: object) -> str:
@@ -70,8 +68,8 @@ Role = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
 
 class CalledFunction(StrictModel):
     name: ToolName
-    arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)] | dict[str, Any] | None = Field(
-        None, description="A JSON object, usually as text. Text that is cut or malformed is accepted."
+    arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)] | dict[str, Any] | None = optional(
+        "A JSON object, usually as text. Text that is cut or malformed is accepted."
     )
 
 
@@ -79,7 +77,7 @@ class ToolCall(StrictModel):
     id: str | None = None
     type: Literal["function"] | None = None
     function: CalledFunction
-    index: Annotated[int | None, no_effect("Clients that join the chunks of a stream may leave it in a call.")] = None
+    index: int | None = no_effect("Clients that join the chunks of a stream may leave it in a call.")
 
 
 class ChatMessage(StrictModel):
@@ -88,20 +86,20 @@ class ChatMessage(StrictModel):
     role: Role = Field(
         description="developer has the same meaning as system. Names of other roles are passed to the chat template."
     )
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
-        None, description="The text; may be null in messages of the assistant and of tools."
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = optional(
+        "The text; may be null in messages of the assistant and of tools."
     )
-    name: str | None = Field(None, description="Used only by templates that show it.")
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(
-        None, max_length=MAX_TOOLS, description="Calls that were made."
+    name: str | None = optional("Used only by templates that show it.")
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = optional(
+        "Calls that were made.", max_length=MAX_TOOLS
     )
-    tool_call_id: str | None = Field(None, description="The id of the call whose result this message has.")
-    reasoning_content: str | None = Field(None, description="Used only by templates that show it.")
-    reasoning: str | None = Field(None, description="Newer name of reasoning_content.")
-    function_call: Annotated[None, neutral("Use tool_calls.")] = None
-    refusal: Annotated[str | None, no_effect("From other models; templates do not see it.")] = None
-    audio: Annotated[dict[str, Any] | None, no_effect("From other models; its text is in content.")] = None
-    annotations: Annotated[list[Any] | None, no_effect("From other models; templates do not see them.")] = None
+    tool_call_id: str | None = optional("The id of the call whose result this message has.")
+    reasoning_content: str | None = optional("Used only by templates that show it.")
+    reasoning: str | None = optional("Newer name of reasoning_content.")
+    function_call: None = neutral("Use tool_calls.")
+    refusal: str | None = no_effect("From other models; templates do not see it.")
+    audio: dict[str, Any] | None = no_effect("From other models; its text is in content.")
+    annotations: list[Any] | None = no_effect("From other models; templates do not see them.")
 
     @field_validator("content")
     @classmethod
@@ -130,8 +128,8 @@ class ChatMessage(StrictModel):
 class FunctionDefinition(StrictModel):
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of type object.")
-    strict: bool | None = Field(None, description="Arguments are made to satisfy the schema.")
+    parameters: dict[str, Any] | None = optional("A JSON schema of type object.")
+    strict: bool | None = optional("Arguments are made to satisfy the schema.")
 
 
 class Tool(StrictModel):

@@ -1,8 +1,6 @@
 """`Presenter`: writes the answer to one request from the engine's outputs, as a stream or as one body. `ChunkPresenter`: what
 the answers of /v1/chat/completions and /v1/completions have in common."""
 
-from __future__ import annotations
-
 import json
 import time
 from abc import ABC, abstractmethod

@@ -1,14 +1,12 @@
 """The bodies of requests to all endpoints, as pydantic models. /openapi.json is made from these models, too."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from inflight.entrypoints.openai.generation_fields import MAX_INT, GenerationFields, TokenId, sampling_field
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool, ToolChoice
-from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 from inflight.sampling_params import MAX_N
 
 MAX_PROMPTS = 256  # per completion request
@@ -24,23 +22,21 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSA
 class ChatTemplateFields(StrictModel):
     """The fields that decide how messages become a prompt."""
 
-    messages: Messages | None = Field(None, description="The conversation.")
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
-        None, max_length=MAX_TOOLS, description="Functions the model may call."
+    messages: Messages | None = optional("The conversation.")
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = optional(
+        "Functions the model may call.", max_length=MAX_TOOLS
     )
-    add_generation_prompt: bool | None = Field(
-        None, description="Begin a message of the assistant; true if left out, except with continue_final_message."
+    add_generation_prompt: bool | None = optional(
+        "Begin a message of the assistant; true if left out, except with continue_final_message."
     )
-    continue_final_message: bool | None = Field(None, description="Continue the last message, and begin no new one.")
-    chat_template: Annotated[None, neutral("Not supported: --chat-template sets the server's.")] = None
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
-    documents: list[dict[str, Any]] | None = Field(
-        None,
-        max_length=MAX_DOCUMENTS,
-        description="Documents for the chat template, usually objects with title and text.",
+    continue_final_message: bool | None = optional("Continue the last message, and begin no new one.")
+    chat_template: None = neutral("Not supported: --chat-template sets the server's.")
+    chat_template_kwargs: dict[str, Any] | None = optional("Further variables of the template.")
+    documents: list[dict[str, Any]] | None = optional(
+        "Documents for the chat template, usually objects with title and text.", max_length=MAX_DOCUMENTS
     )
-    add_special_tokens: bool | None = Field(
-        None, description="The tokenizer adds its special tokens; false if left out, because the template has them."
+    add_special_tokens: bool | None = optional(
+        "The tokenizer adds its special tokens; false if left out, because the template has them."
     )
 
 
@@ -48,30 +44,25 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     """POST /v1/chat/completions"""
 
     messages: Messages = Field(description="The conversation.")
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="The most tokens of an answer.")
-    max_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="Older name of max_completion_tokens.")
-    logprobs: bool | None = Field(None, description="The log-probability of each token.")
+    max_completion_tokens: int | None = optional("The most tokens of an answer.", ge=1, le=MAX_INT)
+    max_tokens: int | None = optional("Older name of max_completion_tokens.", ge=1, le=MAX_INT)
+    logprobs: bool | None = optional("The log-probability of each token.")
     top_logprobs: int | None = sampling_field(
         "logprobs", "Log-probabilities of this number of the most probable tokens at each place; needs logprobs."
     )
-    tool_choice: ToolChoice | None = Field(None, description="none, auto, required, or one function by name.")
-    parallel_tool_calls: bool | None = Field(None, description="False: at most one call.")
-    reasoning_effort: ReasoningEffort | None = Field(
-        None,
-        description="A variable of the chat template, such as low, high or max; none also sets enable_thinking to false.",
+    tool_choice: ToolChoice | None = optional("none, auto, required, or one function by name.")
+    parallel_tool_calls: bool | None = optional("False: at most one call.")
+    reasoning_effort: ReasoningEffort | None = optional(
+        "A variable of the chat template, such as low, high or max; none also sets enable_thinking to false."
     )
-    modalities: Annotated[list[Literal["text"]] | None, neutral("Text only.", max_length=1, min_length=1)] = None
-    audio: Annotated[None, neutral("Text only.")] = None
-    store: Annotated[bool | None, no_effect("Nothing is stored.")] = None
-    prediction: Annotated[dict[str, Any] | None, no_effect("The engine makes its own drafts (speculative_config).")] = (
-        None
-    )
-    functions: Annotated[None, neutral("Use tools.")] = None
-    function_call: Annotated[Literal["none", "auto"] | None, neutral("Use tool_choice.")] = None
-    web_search_options: Annotated[None, neutral("The server fetches nothing.")] = None
-    verbosity: Annotated[
-        Literal["low", "medium", "high"] | None, no_effect("Ask for short or long answers in the messages.")
-    ] = None
+    modalities: list[Literal["text"]] | None = neutral("Text only.", max_length=1, min_length=1)
+    audio: None = neutral("Text only.")
+    store: bool | None = no_effect("Nothing is stored.")
+    prediction: dict[str, Any] | None = no_effect("The engine makes its own drafts (speculative_config).")
+    functions: None = neutral("Use tools.")
+    function_call: Literal["none", "auto"] | None = neutral("Use tool_choice.")
+    web_search_options: None = neutral("The server fetches nothing.")
+    verbosity: Literal["low", "medium", "high"] | None = no_effect("Ask for short or long answers in the messages.")
 
 
 class CompletionRequest(GenerationFields):
@@ -83,19 +74,19 @@ class CompletionRequest(GenerationFields):
         | TokenIds
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     ) = Field(description="Text or token ids, or a list of them.")
-    max_tokens: int | None = Field(
-        None, ge=0, le=MAX_INT, description="The most tokens of a completion; 16 if left out. 0 only with echo."
+    max_tokens: int | None = optional(
+        "The most tokens of a completion; 16 if left out. 0 only with echo.", ge=0, le=MAX_INT
     )
     logprobs: int | None = sampling_field(
         "logprobs", "Log-probabilities of each token and of this number of the most probable ones."
     )
-    echo: bool | None = Field(None, description="The answer has the prompt before the completion, also in logprobs.")
-    add_special_tokens: bool | None = Field(
-        None, description="The tokenizer adds its special tokens to a text prompt; true if left out."
+    echo: bool | None = optional("The answer has the prompt before the completion, also in logprobs.")
+    add_special_tokens: bool | None = optional(
+        "The tokenizer adds its special tokens to a text prompt; true if left out."
     )
-    best_of: Annotated[int | None, neutral("Not supported: give n alone, or the same number.", ge=1, le=MAX_N)] = None
-    suffix: str | None = Field(
-        None, description="The text after the completion; only with a model that has fill-in-the-middle tokens."
+    best_of: int | None = neutral("Not supported: give n alone, or the same number.", ge=1, le=MAX_N)
+    suffix: str | None = optional(
+        "The text after the completion; only with a model that has fill-in-the-middle tokens."
     )
 
 
@@ -104,7 +95,7 @@ class TokenizeRequest(ChatTemplateFields):
 
     model: str | None = None
     prompt: str | None = None
-    add_special_tokens: bool | None = Field(None, description="True for a prompt, false for messages, if left out.")
+    add_special_tokens: bool | None = optional("True for a prompt, false for messages, if left out.")
     return_token_strs: bool | None = None
 
 
@@ -113,4 +104,4 @@ class DetokenizeRequest(StrictModel):
 
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True)] = Field(max_length=2**18)
-    skip_special_tokens: bool | None = Field(None, description="False if left out.")
+    skip_special_tokens: bool | None = optional("False if left out.")

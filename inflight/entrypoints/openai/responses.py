@@ -3,8 +3,6 @@
 A member that may be absent is `NotRequired`. Every other member is always present, and may be null if its type contains None.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NotRequired
 
 from pydantic import ConfigDict, with_config

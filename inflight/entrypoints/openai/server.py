@@ -1,7 +1,5 @@
 """`ApiServer`: the engine, settings and model names that all endpoints share; and functions for a request's id and deadline."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

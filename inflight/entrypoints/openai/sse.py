@@ -1,7 +1,5 @@
 """`WorkResponse`: cancels its work if the client disconnects. `EventStream`: server-sent events with backpressure."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

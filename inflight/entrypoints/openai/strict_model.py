@@ -10,8 +10,6 @@ only the value that changes nothing is made with `neutral`. Both functions mark 
 docs/server-api.md and a test of all fields use these marks.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Iterator
@@ -40,15 +38,20 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
-def no_effect(why: str, **bounds: Any) -> Any:  # Any: as pydantic's own `Field`
+def optional(description: str, *, default: Any = None, **bounds: Any) -> Any:  # Any: as pydantic's own `Field`
+    """A field that a request may leave out, unless `default` is `...`."""
+    return Field(default, description=description, **bounds)
+
+
+def no_effect(why: str, **bounds: Any) -> Any:
     """A field that is accepted and changes nothing. `why` is its description."""
-    return Field(description=why, json_schema_extra={EFFECT: "none"}, **bounds)
+    return optional(why, json_schema_extra={EFFECT: "none"}, **bounds)
 
 
 def neutral(why: str, **bounds: Any) -> Any:
     """A field that accepts only the value that changes nothing, because the server does not support what other values ask for.
     `why` is the field's description."""
-    return Field(description=why, json_schema_extra={EFFECT: "neutral"}, **bounds)
+    return optional(why, json_schema_extra={EFFECT: "neutral"}, **bounds)
 
 
 class IgnoredFields:

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 import inflight
 from inflight.entrypoints.openai.errors import ApiError, FieldError
-from inflight.entrypoints.openai.generation_routes import ERRORS, in_time
+from inflight.entrypoints.openai.generation_routes import ERRORS, add_post, in_time
 from inflight.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.responses import (
@@ -126,10 +126,8 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
 
         return in_time(server, request, body, make)
 
-    app.add_api_route("/tokenize", tokenize, methods=["POST"], responses={200: {"model": Tokens}, **ERRORS})
-    app.add_api_route(
-        "/detokenize", detokenize, methods=["POST"], responses={200: {"model": DetokenizedText}, **ERRORS}
-    )
+    add_post(app, "/tokenize", tokenize, {"model": Tokens})
+    add_post(app, "/detokenize", detokenize, {"model": DetokenizedText})
 
 
 def add_operation_routes(app: FastAPI, server: ApiServer) -> None:

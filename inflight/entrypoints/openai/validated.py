@@ -1,7 +1,5 @@
 """`ValidatedRequest`: a request of any endpoint after it has been checked, and how its answer is written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

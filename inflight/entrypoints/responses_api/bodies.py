@@ -1,7 +1,5 @@
 """The JSON objects of the answers of /v1/responses, as typed dicts. /openapi.json describes them."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, NotRequired
 
 from inflight.entrypoints.openai.responses import Body, TokenLogprob

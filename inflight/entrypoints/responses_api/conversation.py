@@ -1,7 +1,5 @@
 """Turns a request to /v1/responses into the chat that the server answers."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, fields
 from typing import Any

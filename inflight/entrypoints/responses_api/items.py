@@ -1,13 +1,11 @@
 """The items of `input` in a request to /v1/responses, as pydantic models."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, TextPart, ToolName, as_text_part
-from inflight.entrypoints.openai.strict_model import StrictModel, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 from inflight.entrypoints.responses_api.tools import ResponseTools, type_of
 
 REASONING_ID = "rs_"  # the ids of reasoning items begin with it
@@ -19,8 +17,8 @@ Arguments = Annotated[str, Field(max_length=MAX_ARGUMENTS)]
 
 
 class Item(StrictModel):
-    id: Annotated[str | None, no_effect(_FROM_CLIENT)] = None
-    status: Annotated[str | None, no_effect(_FROM_CLIENT)] = None
+    id: str | None = no_effect(_FROM_CLIENT)
+    status: str | None = no_effect(_FROM_CLIENT)
 
 
 class MessageItem(Item):
@@ -29,7 +27,7 @@ class MessageItem(Item):
     type: Literal["message"] | None = None
     role: Role = Field(description="user, assistant, system, developer, or another role of the chat template.")
     content: Text = Field(description="The text, or parts with text.")
-    phase: Annotated[str | None, no_effect(_FROM_CLIENT)] = None
+    phase: str | None = no_effect(_FROM_CLIENT)
 
 
 class FunctionCallItem(Item):
@@ -66,8 +64,8 @@ class ReasoningItem(Item):
 
     type: Literal["reasoning"]
     content: list[ReasoningPart] | None = None
-    summary: list[ReasoningPart] | None = Field(None, description="Used only if there is no content.")
-    encrypted_content: Annotated[str | None, no_effect("Only OpenAI can read it.")] = None
+    summary: list[ReasoningPart] | None = optional("Used only if there is no content.")
+    encrypted_content: str | None = no_effect("Only OpenAI can read it.")
 
     @property
     def text(self) -> str:
@@ -79,7 +77,7 @@ class AdditionalToolsItem(Item):
 
     type: Literal["additional_tools"]
     tools: ResponseTools
-    role: Annotated[str | None, no_effect(_FROM_CLIENT)] = None
+    role: str | None = no_effect(_FROM_CLIENT)
 
 
 class ItemReference(StrictModel):

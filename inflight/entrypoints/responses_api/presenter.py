@@ -8,8 +8,6 @@ A response has items: reasoning, messages and calls. In a stream each item has t
 Calls have no content part. Before all items come `created` and `in_progress`, after them `completed`, `incomplete` or `failed`.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Sequence

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
 
-from inflight.entrypoints.openai.generation_routes import ERRORS, in_time, respond, streamed_or_not
+from inflight.entrypoints.openai.generation_routes import add_post, in_time, respond, streamed_or_not
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.responses_api import bodies
 from inflight.entrypoints.responses_api.conversation import validate_response
@@ -31,7 +30,5 @@ def add_response_routes(app: FastAPI, server: ApiServer) -> None:
 
         return in_time(server, request, body, make)
 
-    made: dict[int | str, dict[str, Any]] = {200: streamed_or_not(bodies.Response, bodies.ResponseEvent), **ERRORS}
-    counted: dict[int | str, dict[str, Any]] = {200: {"model": bodies.InputTokens}, **ERRORS}
-    for path, endpoint, responses in (("", create_response, made), ("/input_tokens", count_input_tokens, counted)):
-        app.add_api_route(f"/v1/responses{path}", endpoint, methods=["POST"], response_model=None, responses=responses)
+    add_post(app, "/v1/responses", create_response, streamed_or_not(bodies.Response, bodies.ResponseEvent))
+    add_post(app, "/v1/responses/input_tokens", count_input_tokens, {"model": bodies.InputTokens})

@@ -4,8 +4,6 @@ The model knows only functions. So a tool in a namespace becomes a function whos
 whose input is text, becomes a function with one argument. `PromptTools` remembers which tool a function stands for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -14,7 +12,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.generation_fields import GrammarText
 from inflight.entrypoints.openai.messages import MAX_TOOL_NAME, MAX_TOOLS, ToolName
-from inflight.entrypoints.openai.strict_model import StrictModel, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 
 INPUT = "input"  # the argument of a function that stands for a custom tool
 _SERVED = ("function", "custom", "namespace")
@@ -24,14 +22,14 @@ class FunctionTool(StrictModel):
     type: Literal["function"]
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of type object.")
-    strict: bool | None = Field(None, description="Arguments are made to satisfy the schema; false if left out.")
+    parameters: dict[str, Any] | None = optional("A JSON schema of type object.")
+    strict: bool | None = optional("Arguments are made to satisfy the schema; false if left out.")
 
 
 class CustomFormat(StrictModel):
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
-    definition: GrammarText | None = Field(None, description="The grammar, which the model sees.")
+    definition: GrammarText | None = optional("The grammar, which the model sees.")
 
 
 class CustomTool(StrictModel):
@@ -73,7 +71,7 @@ class NamespaceTool(StrictModel):
 
     type: Literal["namespace"]
     name: ToolName
-    description: Annotated[str | None, no_effect("The model sees only the descriptions of the tools.")] = None
+    description: str | None = no_effect("The model sees only the descriptions of the tools.")
     tools: list[Annotated[_PlainTool, Discriminator(_kind)]] = Field(max_length=MAX_TOOLS)
 
 

@@ -1,7 +1,5 @@
 """Reads API keys from a file, and compares the key of a request with them in constant time."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Iterator, Sequence

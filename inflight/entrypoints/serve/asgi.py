@@ -1,7 +1,5 @@
 """What all middlewares use: ASGI's types, JSON answers, errors, and the paths of health checks (probes)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`inflight serve --check`: finds problems that would prevent the server's start. Loads neither torch nor weights."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads the YAML file of `--config`. Each value becomes the text that a user would write on the command line."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The forms in which an error is written: OpenAI's, Anthropic's for clients of /v1/messages, and Ollama's for those of /api."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`Listener`: the socket of the server. It is bound before the model is loaded, so a wrong address is reported at once."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

@@ -8,8 +8,6 @@ A folder has links to them under the names that prometheus_client expects. A ser
 next server removes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

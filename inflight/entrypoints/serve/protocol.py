@@ -14,8 +14,6 @@ Further differences from uvicorn:
 3. Trailers (headers after the body) are ignored, which RFC 9110, section 6.5.1 allows. uvicorn adds them to the headers.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`ServerSettings`: where the server listens, whom it lets in, and its limits. The engine's settings are `EngineArgs`."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ If the shutdown hangs, faulthandler prints the stack of every thread and ends th
 this in a thread of its own, which needs neither the event loop nor the GIL.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import faulthandler

@@ -1,7 +1,5 @@
 """The functions of kernels.h as ctypes sees them: the types of their arguments and results, and the structs that they take."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any
@@ -11,34 +9,27 @@ import torch
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `DType` of kernels.h
 
 
+def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:  # Any: a type of ctypes
+    """The fields of a struct, in their order. Each group is a type, and the names of the fields that follow and have it."""
+    return [(name, kind) for kind, names in groups for name in names.split()]
+
+
 class AttentionStep(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the arrays behind its pointers alive."""
 
-    _fields_ = (
-        ("num_rows", c_int32),
-        ("block_size", c_int32),
-        ("sliding_window", c_int32),
-        ("table_stride", c_int32),
-        ("query_start_loc", c_void_p),
-        ("seq_lens", c_void_p),
-        ("num_computed_tokens", c_void_p),
-        ("block_table", c_void_p),
-        ("state_bytes", c_int64),
-        ("num_states", c_int32),
+    _fields_ = _fields(
+        (c_int32, "num_rows block_size sliding_window table_stride"),
+        (c_void_p, "query_start_loc seq_lens num_computed_tokens block_table"),
+        (c_int64, "state_bytes"),
+        (c_int32, "num_states"),
     )
 
 
 class HeadLayout(ctypes.Structure):
     """The struct of this name in kernels.h."""
 
-    _fields_ = (
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("value_dim", c_int32),
-        ("dtype", c_int32),
-        ("cache_dtype", c_int32),
-        ("block_stride", c_int64),
+    _fields_ = _fields(
+        (c_int32, "num_heads num_kv_heads head_dim value_dim dtype cache_dtype"), (c_int64, "block_stride")
     )
 
 
@@ -51,49 +42,30 @@ class AttentionParams(ctypes.Structure):
 class LinearWeight(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
-    _fields_ = (
-        ("packed", c_void_p),
-        ("bias", c_void_p),
-        ("in_features", c_int64),
-        ("out_features", c_int64),
-        ("group_size", c_int64),
-        ("scale", c_float),
-        ("bits", c_int32),
-        ("has_offsets", c_int32),
-        ("gate", c_int32),
+    _fields_ = _fields(
+        (c_void_p, "packed bias"),
+        (c_int64, "in_features out_features group_size"),
+        (c_float, "scale"),
+        (c_int32, "bits has_offsets gate"),
     )
 
 
 class GatedDelta(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
-    _fields_ = (
-        ("num_key_heads", c_int64),
-        ("num_value_heads", c_int64),
-        ("key_dim", c_int64),
-        ("value_dim", c_int64),
-        ("kernel_size", c_int64),
-        ("block_stride", c_int64),
-        ("inputs_offset", c_int64),
-        ("conv_weight", c_void_p),
-        ("rates", c_void_p),
-        ("step_bias", c_void_p),
-        ("norm_weight", c_void_p),
-        ("eps", c_float),
-        ("dtype", c_int32),
+    _fields_ = _fields(
+        (c_int64, "num_key_heads num_value_heads key_dim value_dim kernel_size block_stride inputs_offset"),
+        (c_void_p, "conv_weight rates step_bias norm_weight"),
+        (c_float, "eps"),
+        (c_int32, "dtype"),
     )
 
 
 class ShortConv(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
-    _fields_ = (
-        ("num_channels", c_int64),
-        ("kernel_size", c_int64),
-        ("block_stride", c_int64),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("dtype", c_int32),
+    _fields_ = _fields(
+        (c_int64, "num_channels kernel_size block_stride"), (c_void_p, "weight bias"), (c_int32, "dtype")
     )
 
 
@@ -106,27 +78,19 @@ class TapeCall(ctypes.Structure):
 class TapePatch(ctypes.Structure):
     """The struct of this name in kernels.h."""
 
-    _fields_ = (
-        ("argument", c_int32),
-        ("base", c_int32),
-        ("count", c_int32),
-        ("per_count", c_int64),
-        ("offset", c_int64),
-    )
+    _fields_ = _fields((c_int32, "argument base count"), (c_int64, "per_count offset"))
 
 
 class RankGroup(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
-    _fields_ = (
-        ("memory", c_void_p),
-        ("pidfds", POINTER(c_int32)),
-        ("piece_bytes", c_int64),
-        ("timeout_ns", c_int64),
-        ("size", c_int32),
-        ("rank", c_int32),
-        ("num_pieces", c_uint32),
-        ("is_waiting", c_int32),
+    _fields_ = _fields(
+        (c_void_p, "memory"),
+        (POINTER(c_int32), "pidfds"),
+        (c_int64, "piece_bytes timeout_ns"),
+        (c_int32, "size rank"),
+        (c_uint32, "num_pieces"),
+        (c_int32, "is_waiting"),
     )
 
 
@@ -166,12 +130,8 @@ SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
 }
 
 # the other functions return nothing
-RESULTS = {
-    "inflight_bind_threads": c_int32,
-    "inflight_attention_scratch_bytes": c_int64,
-    "inflight_group_memory_bytes": c_int64,
-    "inflight_all_reduce": c_int32,
-    "inflight_all_gather": c_int32,
-    "inflight_broadcast": c_int32,
-    "inflight_replay": c_int32,
+RESULTS: dict[str, Any] = {
+    **dict.fromkeys(("inflight_attention_scratch_bytes", "inflight_group_memory_bytes"), c_int64),
+    **dict.fromkeys(("inflight_all_reduce", "inflight_all_gather", "inflight_broadcast"), c_int32),
+    **dict.fromkeys(("inflight_bind_threads", "inflight_replay"), c_int32),
 }

@@ -1,7 +1,5 @@
 """The gated delta rule by the C++ kernel (gated_delta.cpp). kernels/gated_delta.py has the formulas."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """`CpuLayerOps`: norms, rotary embedding and selection of rows by the C++ kernels, which compute in float32."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

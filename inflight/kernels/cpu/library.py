@@ -5,8 +5,6 @@ their functions have pointers as arguments and are called through ctypes, which 
 in the OpenMP pool of torch, because two pools on the same cores would wait for each other.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import logging

@@ -8,8 +8,6 @@ of the kernels refuse such calls:
   `AssertionError`. It is no `assert` statement, because `python -O` would remove it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Sequence

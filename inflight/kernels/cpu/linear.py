@@ -2,8 +2,6 @@
 any input.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`PackedHeads`: a linear layer with a weight for each head, by the C++ kernels."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

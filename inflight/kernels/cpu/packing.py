@@ -1,7 +1,5 @@
 """Packs weights for the C++ kernels of linear layers: floats, and integers of any source; and quantizes floats."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ over the keys that a tile sees, and takes them in blocks that begin at multiples
 depends only on its own row, not on the batch or on how the row was cut into chunks.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

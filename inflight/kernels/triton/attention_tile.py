@@ -7,8 +7,6 @@ tile, so that a key is read once for all of them and the products run on tensor 
 Keys that no query of the tile may see, and their entries in the block table, are not read.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

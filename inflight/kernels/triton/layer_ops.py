@@ -1,7 +1,5 @@
 """Triton kernels between matrix products: RMSNorm, the angles of rotary embedding, the gate of an MLP, rows in fp8."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

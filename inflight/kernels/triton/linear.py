@@ -4,8 +4,6 @@ The weights are the left operand of the tensor cores, which has at least 64 rows
 which needs only 8 columns, so a product with few rows wastes little work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ It computes in float32 and rounds once at the end. A cache in float8_e4m3fn hold
 448 or below -448, the range of this dtype, become ±448. Infinities and NaN become NaN, so that results show the error.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -26,8 +26,6 @@ in a fixed order, so a row's token does not depend on the other rows.
 The *key* of a logit, divided by the temperature, is an int32. Larger logits have larger keys, and NaN has the largest key.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -3,8 +3,6 @@
 The sums are added in the order of the splits, whichever program is the last. So a result does not depend on timing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Two small Triton kernels that change the GPU's state of the running requests: by entries of the host, and by drawn tokens."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -1,7 +1,5 @@
 """`apply_token_masks` in Triton: writes only the logits of forbidden tokens."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

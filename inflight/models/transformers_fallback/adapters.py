@@ -4,8 +4,6 @@ Adapters are called a few hundred times in a step. So they are called directly, 
 hooks.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

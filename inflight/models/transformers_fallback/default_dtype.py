@@ -4,8 +4,6 @@ transformers makes tensors without naming their dtype. They get torch's default 
 host program's, and other threads may change it at any moment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

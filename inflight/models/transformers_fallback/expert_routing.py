@@ -5,8 +5,6 @@ another one. So that results can be compared, the second run takes the experts o
 to roundings. Scores that differ by more are not repeated, and the difference is seen in the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Which modules these are is tried, not read from their names: a copy with small random weights must give the known result.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from functools import partial

@@ -6,8 +6,6 @@ which adds a soft cap or a scale in some families: there, `_Hidden` takes the pl
 that the decoder has computed before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

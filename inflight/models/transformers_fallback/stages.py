@@ -1,7 +1,5 @@
 """`cut`: leaves one pipeline stage of a model. transformers' plan for pipelines says what is before and after the layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ once for each sequence, on the tensors of the sequence's state in the arena. If 
 sequence must be kept, at ends of blocks or after drafts, it runs once for each such part.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

@@ -20,8 +20,6 @@ Prompts get tokens in queue order. But if short prompts wait behind a long promp
 they need, at most half of the tokens that fit into the step at this point.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import deque

@@ -6,8 +6,6 @@ the tokens up to TOKEN_LIMITS[1], and for all further tokens. If you add a new k
 `StepLoad.amounts`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ compute    | draw N | log-probabilities N | forward N+1 ....
 copy_out                                  | to pinned memory | -> event -> drain thread
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ A program is a function that launches the kernels for one size. Each program run
 is recorded first, so that the graphs of smaller sizes can reuse its memory.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from bisect import bisect_left

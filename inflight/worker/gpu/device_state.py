@@ -15,8 +15,6 @@ this slot has only the dummy block, a KV block that no request has. The state is
 order.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -52,15 +50,9 @@ class StateSizes:
         """The shape of each part, by name, in the order of the parts in memory."""
         num_slots, tokens, rows = self.max_num_seqs + 1, (self.max_num_tokens,), (self.max_num_rows,)
         return {
-            "input_ids": tokens,
-            "positions": tokens,
-            "token_slots": tokens,
+            **dict.fromkeys(("input_ids", "positions", "token_slots"), tokens),
             "query_start_loc": (self.max_num_rows + 1,),
-            "seq_lens": rows,
-            "slots": rows,
-            "logits_indices": rows,
-            "draw_slots": rows,
-            "draw_positions": rows,
+            **dict.fromkeys(("seq_lens", "slots", "logits_indices", "draw_slots", "draw_positions"), rows),
             "last_tokens": (num_slots,),
             "columns": (self.num_columns, num_slots),
             "block_tables": (self.num_groups, num_slots, self.max_blocks),

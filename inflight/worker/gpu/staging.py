@@ -10,8 +10,6 @@ Before a slot is written again, the host waits until the slot's last upload has 
 stream `copy_in` waits until the device has read the previous entries.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

@@ -10,8 +10,6 @@ Tables, rows and drawn are applied before the forward. Draws and requests are ap
 exactly the tokens that the previous step drew, the draw kernels have already updated the state, and only tables are needed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -12,8 +12,6 @@ Only the last pipeline stage has an LM head and draws. On the other stages the f
 to `sent`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
