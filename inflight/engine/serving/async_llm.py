@@ -344,7 +344,7 @@ class AsyncLLM(Texts):
 
     def _start_canary(self, engine: EngineClient) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
-        canary = self._with_own_ids(self._input_processor.process("canary", [0], params, default_seed=0))
+        canary = self._with_own_ids(self.input_processor.process("canary", [0], params, default_seed=0))
         engine.send(AddRequest(prompt_token_ids=canary.prompt_array, sequences=canary.sequences))
         engine.admission.sent(1, 1)
         return canary.sequences[0].request_id
