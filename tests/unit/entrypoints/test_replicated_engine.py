@@ -14,6 +14,7 @@ from inflight import LLM, SamplingParams
 from inflight.entrypoints.replicated_engine import ReplicatedEngine
 from inflight.errors import ConfigError, EngineClosedError, EngineDeadError, InvalidRequestError
 from inflight.outputs import RequestOutput
+from tests.support.waits import wait_until
 from tests.unit.executor.processes import children, have_ended
 
 OPTIONS: dict[str, Any] = {"num_threads": 1, "kv_cache_memory_bytes": 1 << 24, "max_model_len": 512, "dtype": "float32"}
@@ -90,4 +91,4 @@ def test_a_start_that_fails_leaves_nothing() -> None:
     with pytest.raises(ConfigError, match="kv_cache_memory_bytes"):
         LLM(data_parallel_size=2, **{**OPTIONS, "kv_cache_memory_bytes": 1 << 10})
     assert have_ended(set(children(os.getpid())) - before, 60)
-    assert set(threading.enumerate()) <= threads
+    wait_until(lambda: set(threading.enumerate()) <= threads)
