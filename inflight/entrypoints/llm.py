@@ -5,6 +5,8 @@ other signal handlers, only in the main thread. So they never interrupt the engi
 interrupted, its thread ends the requests of this call after the present step.
 """
 
+from __future__ import annotations
+
 import itertools
 import json
 import threading
