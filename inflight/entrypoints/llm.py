@@ -5,6 +5,8 @@ other signal handlers, only in the main thread. So they never interrupt the engi
 interrupted, its thread ends the requests of this call after the present step.
 """
 
+from __future__ import annotations
+
 import itertools
 import json
 import threading
@@ -13,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from tqdm import tqdm
 
@@ -23,11 +25,14 @@ from inflight.engine.core.step_figures import StepFigures, step_figures
 from inflight.engine.request.input_processor import ChatOptions, RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.entrypoints.llm_engine import LLMEngine
-from inflight.errors import InvalidRequestError
+from inflight.errors import ConfigError, InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
 from inflight.tokenizer.user_tokenizer import UserTokenizer
+
+if TYPE_CHECKING:
+    from inflight.entrypoints.replicated_engine import ReplicatedEngine  # needs msgspec
 
 Message = Mapping[str, Any]  # Any: JSON, checked by the chat template
 NO_TIME_LIMITS = {"target_inter_token_latency": "none", "max_step_time": "none"}
@@ -43,7 +48,8 @@ class LLM:
     The arguments are those of `EngineArgs`. If a value is None or "auto", the engine chooses the value. `model` is a folder in
     the Hugging Face layout, a GGUF file, a hub id, a GGUF file on the hub ("org/name:FILE.gguf"), or None for the small model
     that Inflight contains. The defaults of `target_inter_token_latency` and `max_step_time` are "none" here: `generate` returns
-    only whole completions, so long steps delay no reader. Any thread may call any method: calls are run one after another.
+    only whole completions, so long steps delay no reader. With `data_parallel_size` above 1, each replica of the engine is a
+    process of its own. Any thread may call any method: calls are run one after another.
 
     Raises:
         ConfigError: an argument is unknown, or it does not fit the model or the machine.
@@ -52,7 +58,20 @@ class LLM:
     def __init__(self, model: str | None = None, **engine_args: Any) -> None:  # Any: EngineArgs checks every value
         self._request_ids = itertools.count()
         self._turn = threading.Lock()  # held by the call that uses the engine
-        self.llm_engine = LLMEngine.from_args(EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **engine_args}))
+        self._engine = _start(EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **engine_args}))
+
+    @property
+    def llm_engine(self) -> LLMEngine:
+        """The engine in this process.
+
+        Raises:
+            ConfigError: there are several replicas, in other processes.
+        """
+        if not isinstance(self._engine, LLMEngine):
+            raise ConfigError(
+                "replicas are in other processes, where their parts cannot be used; leave data_parallel_size out"
+            )
+        return self._engine
 
     def generate(
         self,
@@ -115,11 +134,11 @@ class LLM:
             raise InvalidRequestError("messages is empty; give at least one message")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         prompts: list[Prompt] = [
-            self.llm_engine.render_chat(cast("Sequence[Message]", conversation), **chat_options)
+            self._engine.render_chat(cast("Sequence[Message]", conversation), **chat_options)
             for conversation in conversations
         ]
         tools = chat_options.get("tools")
-        params = [self.llm_engine.with_strict_tools(each, tools) for each in _one_each(sampling_params, len(prompts))]
+        params = [self._engine.with_strict_tools(each, tools) for each in _one_each(sampling_params, len(prompts))]
         thinks_first = not chat_options.get("continue_final_message", False)
         options = [
             RequestOptions(add_special_tokens=False, thinks_first=thinks_first, priority=each)
@@ -129,18 +148,18 @@ class LLM:
 
     def get_tokenizer(self) -> UserTokenizer | None:
         """The tokenizer. It is None if skip_tokenizer_init is set."""
-        tokenizer = self.llm_engine.tokenizer
-        return None if tokenizer is None else UserTokenizer(tokenizer, self.llm_engine.chat_template)
+        tokenizer = self._engine.tokenizer
+        return None if tokenizer is None else UserTokenizer(tokenizer, self._engine.chat_template)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a request without sampling parameters: `SamplingParams()` with the values of
         generation_config.json."""
-        return replace(self.llm_engine.default_params)
+        return replace(self._engine.default_params)
 
     def reset_prefix_cache(self) -> None:
         """Forget the KV blocks of earlier prompts, so that no later prompt uses them."""
         with self._turn:
-            self.llm_engine.core.reset_prefix_cache()
+            self._engine.reset_prefix_cache()
 
     def collective_rpc(
         self,
@@ -170,7 +189,7 @@ class LLM:
 
     def close(self) -> None:
         """Stop the workers, and free the memory that they use. Idempotent."""
-        self.llm_engine.close()
+        self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -186,7 +205,7 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         request_ids = [str(next(self._request_ids)) for _ in prompts]
-        call = _Call(self.llm_engine, self._turn, list(zip(request_ids, prompts, params, options, strict=True)))
+        call = _Call(self._engine, self._turn, list(zip(request_ids, prompts, params, options, strict=True)))
         try:
             call.start()
             with tqdm(total=len(request_ids), disable=not use_tqdm, unit="request", dynamic_ncols=True) as bar:
@@ -211,7 +230,7 @@ class _Call(threading.Thread):
 
     def __init__(
         self,
-        engine: LLMEngine,
+        engine: LLMEngine | ReplicatedEngine,
         turn: threading.Lock,
         requests: Sequence[tuple[str, Prompt, SamplingParams | None, RequestOptions]],
     ) -> None:
@@ -249,6 +268,14 @@ class _Call(threading.Thread):
     def _raise_if_interrupted(self) -> None:
         if self.is_interrupted:
             raise KeyboardInterrupt
+
+
+def _start(args: EngineArgs) -> LLMEngine | ReplicatedEngine:
+    if args.data_parallel_size == 1:
+        return LLMEngine.from_args(args)
+    from inflight.entrypoints.replicated_engine import ReplicatedEngine
+
+    return ReplicatedEngine(args)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

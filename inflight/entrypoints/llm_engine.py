@@ -32,26 +32,57 @@ logger = logging.getLogger(__name__)
 MAX_UNENFORCED_LINES = 1000  # at most this many log lines about parts of schemas that are not enforced
 
 
-class LLMEngine:
+class OfflineEngine:
+    """What all engines of `LLM` have.
+
+    Attributes:
+        tokenizer: None if skip_tokenizer_init=True.
+        chat_template: None if skip_tokenizer_init=True.
+        default_params: used for a request without `SamplingParams`.
+    """
+
+    def __init__(self, input_processor: InputProcessor) -> None:
+        self.tokenizer = input_processor.tokenizer
+        self.chat_template = input_processor.chat_template
+        self.default_params = input_processor.default_params
+        self._input_processor = input_processor
+        self._logged_unenforced: set[str] = set()
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
+    ) -> list[int]:  # Any: JSON
+        """Render a conversation with the model's chat template, and return the token ids of the prompt."""
+        text = self._input_processor.render_text(messages, **options)
+        return self._input_processor.encode(text, add_special_tokens=False)
+
+    def with_strict_tools(
+        self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
+    ) -> SamplingParams | None:
+        """See `InputProcessor.with_strict_tools`."""
+        return self._input_processor.with_strict_tools(params, tools)
+
+    def _log_unenforced(self, places: Iterable[str]) -> None:
+        """Log each place only once, because the requests of a batch usually have the same schema."""
+        for place in places:
+            if place not in self._logged_unenforced and len(self._logged_unenforced) < MAX_UNENFORCED_LINES:
+                self._logged_unenforced.add(place)
+                logger.warning("%s: the grammar library cannot enforce this part, so it is ignored", place)
+
+
+class LLMEngine(OfflineEngine):
     """Not thread-safe: only one thread may call its methods.
 
     Attributes:
         core: the engine core, with the scheduler and the engine's timeline.
         executor: runs the model.
-        tokenizer: None if skip_tokenizer_init=True.
-        default_params: used for a request without `SamplingParams`.
     """
 
     def __init__(self, core: EngineCore, executor: Executor, input_processor: InputProcessor) -> None:
+        super().__init__(input_processor)
         self.core = core
         self.executor = executor
-        self.tokenizer = input_processor.tokenizer
-        self.chat_template = input_processor.chat_template
-        self.default_params = input_processor.default_params
-        self._input_processor = input_processor
         self._output_processor = OutputProcessor(input_processor.tokenizer)
         self._is_closed = False
-        self._logged_unenforced: set[str] = set()
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> LLMEngine:
@@ -63,12 +94,12 @@ class LLMEngine:
         start = time.perf_counter()
         if args.data_parallel_size > 1:
             raise ConfigError(
-                f"data_parallel_size={args.data_parallel_size}: only `inflight serve` and AsyncLLM run several replicas; here "
-                "the engine runs in this process, as one replica: leave data_parallel_size out"
+                f"data_parallel_size={args.data_parallel_size}: only `inflight serve`, AsyncLLM and LLM run several replicas; "
+                "this command runs one: leave data_parallel_size out"
             )
         config = resolve_config(args)
         if config.cache.events is not None:
-            raise ConfigError("kv_events_config: only `inflight serve` and AsyncLLM publish events; leave it out")
+            raise ConfigError("kv_events_config: an engine in the caller's process publishes no events; leave it out")
         input_processor = make_input_processor(args, config)
         tokenizer = input_processor.tokenizer
         with placement_hidden():  # the executor may import torch here, in a thread of the user's program
@@ -106,13 +137,6 @@ class LLMEngine:
         for sequence in request.sequences:
             self.core.add_request(sequence, request.prompt_array)
 
-    def _log_unenforced(self, places: Iterable[str]) -> None:
-        """Log each place only once, because the requests of a batch usually have the same schema."""
-        for place in places:
-            if place not in self._logged_unenforced and len(self._logged_unenforced) < MAX_UNENFORCED_LINES:
-                self._logged_unenforced.add(place)
-                logger.warning("%s: the grammar library cannot enforce this part, so it is ignored", place)
-
     def step(self) -> list[RequestOutput]:
         """Run one step. For each request that the step changed, returns an output if its `kind` asks for one now.
 
@@ -134,19 +158,6 @@ class LLMEngine:
         """End requests at once. `step` returns no more outputs of them. Ids of unknown or ended requests are ignored."""
         self.core.abort_requests(self._output_processor.abort(request_ids).requests_to_abort)
 
-    def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
-    ) -> list[int]:  # Any: JSON
-        """Render a conversation with the model's chat template, and return the token ids of the prompt."""
-        text = self._input_processor.render_text(messages, **options)
-        return self._input_processor.encode(text, add_special_tokens=False)
-
-    def with_strict_tools(
-        self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
-    ) -> SamplingParams | None:
-        """See `InputProcessor.with_strict_tools`."""
-        return self._input_processor.with_strict_tools(params, tools)
-
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
         """Returns the events of `first_step` and later steps, if the timelines still contain them. The keys are "engine",
         "rank 0", "rank 1" and so on.
@@ -159,6 +170,9 @@ class LLMEngine:
         events = {ENGINE: self.core.timeline.events()}
         events |= {f"rank {rank}": of_ranks[rank] for rank in self.executor.local_ranks}
         return {name: [event for event in found if event.step_id >= first_step] for name, found in events.items()}
+
+    def reset_prefix_cache(self) -> None:
+        self.core.reset_prefix_cache()
 
     def close(self) -> None:
         """Stop the workers and free their memory. Unfinished requests are dropped. Idempotent."""

@@ -115,7 +115,8 @@ class FaultStatus:
     @staticmethod
     def of_replicas(statuses: Sequence[FaultStatus]) -> FaultStatus:
         """Returns the status of several replicas together. They recover if one of them recovers, and have failed if all
-        have. Every replica has counted each death of a front end, so these counts are not added."""
+        have. The last cause is that of the last of `statuses` that has one. Every replica has counted each death of a front
+        end, so these counts are not added."""
         whole = statuses[0]
         for status in statuses[1:]:
             whole = status.after(whole)

@@ -22,6 +22,7 @@ import pytest
 
 import inflight
 from inflight import LLM, SamplingParams
+from inflight.entrypoints.replicated_engine import ReplicatedEngine
 from inflight.outputs import RequestOutput
 from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.e2e.text_model import text_config, with_tokenizer
@@ -47,6 +48,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         "pipeline_parallel_size": 2,
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
     },
+    "two replicas": {"data_parallel_size": 2, "num_threads": 1},
 }
 
 
@@ -105,6 +107,9 @@ def results(outputs: list[RequestOutput]) -> list[Any]:
 
 
 def check_rest(llm: LLM) -> None:
+    if isinstance(llm._engine, ReplicatedEngine):
+        assert not llm._engine._reading and not llm._engine._engine._streams
+        return
     scheduler = llm.llm_engine.core.scheduler
     scheduler.check_integrity()
     assert not scheduler.has_unfinished_requests() and not llm.llm_engine.has_unfinished_requests()

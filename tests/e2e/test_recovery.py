@@ -120,8 +120,14 @@ def check_same(found: list[Answer], expected: list[Answer]) -> None:
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
 
 
-def test_no_stream_notices_that_the_engine_died() -> None:
-    with serving(*OPTIONS) as server:
+RAY = pytest.param(("-tp", "2", "--distributed-executor-backend", "ray"), marks=pytest.mark.full, id="ray-tp2")
+
+
+@pytest.mark.parametrize("layout", [pytest.param((), id="one-rank"), RAY])
+def test_no_stream_notices_that_the_engine_died(layout: tuple[str, ...], request: pytest.FixtureRequest) -> None:
+    if layout:
+        request.getfixturevalue("ray_cluster")
+    with serving(*OPTIONS, *layout) as server:
         with streams(server) as futures:
             expected = [future.result() for future in futures]
         check_same(expected, [read(server, index) for index in range(4)] + expected[4:])

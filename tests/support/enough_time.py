@@ -13,6 +13,6 @@ def with_enough_time(check: Callable[[float], None]) -> None:
     for seconds in (0.1, 1.0, 10.0):
         try:
             return check(seconds)
-        except (AssertionError, StepTimeoutError):
+        except (AssertionError, TimeoutError, StepTimeoutError):
             pass
     return check(60.0)

@@ -83,6 +83,7 @@ class AsyncLLM(Texts):
         self._outputs = OutputProcessor(input_processor.tokenizer, observers)
         self._replicas = Replicas(engines, self._outputs, config)
         self._replicas.on_failed, self._replicas.on_end = self._fail, self._note_end
+        self._replicas.on_faults = lambda: self._observers.faults_changed(self.fault_status)
         self._replicas.on_engine_end = lambda index: self._observers.engine_ended(index)
         self._streams: dict[str, OutputStream] = {}
         self._serials = itertools.count()
@@ -91,7 +92,6 @@ class AsyncLLM(Texts):
         self._closing: asyncio.Task[None] | None = None
         for engine in engines:
             engine.process, engine.on_outputs = self._process_outputs, partial(self._note_stats, engine)
-            engine.on_faults = lambda _: self._observers.faults_changed(self.fault_status)
             if engine.state is EngineState.ENDED:  # it was given up before this front end started
                 self._observers.engine_ended(engine.number)
         self._observers.faults_changed(self.fault_status)
@@ -344,7 +344,7 @@ class AsyncLLM(Texts):
 
     def _start_canary(self, engine: EngineClient) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
-        canary = self._with_own_ids(self._input_processor.process("canary", [0], params, default_seed=0))
+        canary = self._with_own_ids(self.input_processor.process("canary", [0], params, default_seed=0))
         engine.send(AddRequest(prompt_token_ids=canary.prompt_array, sequences=canary.sequences))
         engine.admission.sent(1, 1)
         return canary.sequences[0].request_id

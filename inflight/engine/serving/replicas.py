@@ -34,6 +34,7 @@ class Replicas:
     Attributes:
         engines: the replicas, in the order of their indices.
         router: chooses the engine of a new request.
+        on_faults: called whenever `fault_status` changes.
         on_failed: called with the ids of requests that end because their engine was lost, and the reason.
         on_engine_end: called with the number of each engine that has ended, if others are left.
         on_end: called once, with the reason, when the last engine has ended. `summary` is the reason as clients may see it.
@@ -43,20 +44,28 @@ class Replicas:
         """`outputs` has the unfinished requests."""
         self.engines = engines
         self.router = Router(engines, config.cache.block_size)
+        self.on_faults: Callable[[], None] = lambda: None
         self.on_failed: Callable[[Iterable[str], InflightError], None] = lambda _ids, _error: None
         self.on_engine_end: Callable[[int], None] = lambda _: None
         self.on_end: Callable[[str], None] = lambda _: None
         self.summary = ""
         self._outputs = outputs
+        self._last_causes = dict.fromkeys(engines, "")  # engine -> why it recovered last, the newest at the end
         self._limits = config.fault_tolerance
         self._is_closing = False
         for engine in engines:
             engine.on_lost, engine.on_restored = partial(self._note_loss, engine), self._resume
-            engine.on_end = partial(self._note_end, engine)
+            engine.on_end, engine.on_faults = partial(self._note_end, engine), partial(self._note_faults, engine)
 
     @property
     def fault_status(self) -> FaultStatus:
-        return FaultStatus.of_replicas([engine.fault_status for engine in self.engines])
+        return FaultStatus.of_replicas([engine.fault_status for engine in self._last_causes])
+
+    def _note_faults(self, engine: EngineClient, status: FaultStatus) -> None:
+        if status.last_cause != self._last_causes[engine]:
+            del self._last_causes[engine]
+            self._last_causes[engine] = status.last_cause
+        self.on_faults()
 
     # -- requests --------------------------------------------------------------------------------------------------
 

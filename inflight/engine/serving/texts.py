@@ -31,6 +31,7 @@ class Texts:
         tokenizer: None if skip_tokenizer_init=True.
         chat_template: None if skip_tokenizer_init=True.
         default_params: used for a request without `SamplingParams`.
+        input_processor: checks and tokenises requests.
         default_max_tokens: `max_new_tokens` in the model's generation defaults; None if they do not contain it.
     """
 
@@ -40,7 +41,7 @@ class Texts:
         self.chat_template = input_processor.chat_template
         self.default_params = input_processor.default_params
         self.default_max_tokens = input_processor.default_max_tokens
-        self._input_processor = input_processor
+        self.input_processor = input_processor
         self._seed = seed
         self._numbers = itertools.count(1)
         self._threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="inflight-text")
@@ -54,7 +55,7 @@ class Texts:
         Raises:
             InvalidRequestError: the messages are malformed, or the template refuses them.
         """
-        text = await self._on_thread(partial(self._input_processor.render_text, messages, **options))
+        text = await self._on_thread(partial(self.input_processor.render_text, messages, **options))
         return await self.encode(text, add_special_tokens=False)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -64,7 +65,7 @@ class Texts:
             InvalidRequestError: the text is too long for the model or is not valid Unicode, or there is no tokenizer.
             OverloadedError: too much text waits to be tokenised.
         """
-        encode = partial(self._input_processor.encode, text, add_special_tokens=add_special_tokens)
+        encode = partial(self.input_processor.encode, text, add_special_tokens=add_special_tokens)
         return await self._on_thread(encode, len(text))
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -85,7 +86,7 @@ class Texts:
         # set the time now, because the request may wait until a thread is free
         options.setdefault("arrival_time", time.monotonic())
         seed = derive_seed(self._seed, next(self._numbers))  # not in a thread: the order of threads is not fixed
-        process = partial(self._input_processor.process, request_id, prompt, params, default_seed=seed, **options)
+        process = partial(self.input_processor.process, request_id, prompt, params, default_seed=seed, **options)
         return await self._on_thread(process, len(text) if isinstance(text, str) else 0)
 
     async def _on_thread(self, function: Callable[[], T], num_characters: int = 0) -> T:

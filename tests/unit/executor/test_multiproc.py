@@ -94,8 +94,11 @@ def test_a_stopped_rank_times_out_and_is_ended(caplog: pytest.LogCaptureFixture)
         assert not any(exists(pid) for pid in pids)
         assert "SIGKILL" in caplog.text
         assert (caught.value.rank, caught.value.step_id, caught.value.request_ids) == (1, 3, ("req-a", "req-b"))
-        stopped = f"from rank 1 (process {pids[1]} is stopped by a signal; does not say what it is doing; "
-        assert stopped in str(caught.value)
+        stopped = f"process {pids[1]} is stopped by a signal"
+        # with a longer limit, the pings find it before the limit is over
+        assert f"from rank 1 ({stopped}; does not say what it is doing; " in str(caught.value) or (
+            budget > 0.1 and "rank 1 was lost" in str(caught.value) and stopped in str(caught.value)
+        )
 
     with_enough_time(check)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.token_link import TokenReceiver, TokenSender
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.token_inbox import TokenInbox
+from tests.support.enough_time import with_enough_time
 
 CPU = torch.device("cpu")
 
@@ -42,36 +44,39 @@ def message(*rows: list[int]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int32)
 
 
-@pytest.fixture
-def stages() -> Iterator[tuple[DrawnTokens, FirstStage]]:
-    worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds=0.2)
+@contextmanager
+def stages(timeout_seconds: float = 300.0) -> Iterator[tuple[DrawnTokens, FirstStage]]:
+    worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds)
     sender, receiver = TokenSender(worlds.of(1).channel(0, "tokens")), TokenReceiver(worlds.of(0).channel(1, "tokens"))
-    yield DrawnTokens(4, 8, CPU, senders=[sender]), FirstStage(receiver)
-    worlds.close("the test is over")
-    sender.close()
-    receiver.close()
+    try:
+        yield DrawnTokens(4, 8, CPU, senders=[sender]), FirstStage(receiver)
+    finally:
+        worlds.close("the test is over")
+        sender.close()
+        receiver.close()
 
 
-def test_the_first_stage_waits_for_the_step_that_draws_and_for_no_later_one(
-    stages: tuple[DrawnTokens, FirstStage],
-) -> None:
-    last, first = stages
-    for step_id, slots in enumerate(([0, 1], [], [1], [0])):
-        first.expect(step_id, slots)
-    last.add(ints(0, 1), ints(1, 1), message([21], [0]))
-    assert first.filled([0, 1], 0) == [21, 0]
-    last.add(ints(1), ints(2), message([23]))
-    assert first.filled([1, 0], 2) == [23, 21]
-    with pytest.raises(TimeoutError):
-        first.filled([0], 3)
+def test_the_first_stage_waits_for_the_step_that_draws_and_for_no_later_one() -> None:
+    def check(seconds: float) -> None:
+        with stages(seconds) as (last, first):
+            for step_id, slots in enumerate(([0, 1], [], [1], [0])):
+                first.expect(step_id, slots)
+            last.add(ints(0, 1), ints(1, 1), message([21], [0]))
+            assert first.filled([0, 1], 0) == [21, 0]
+            last.add(ints(1), ints(2), message([23]))
+            assert first.filled([1, 0], 2) == [23, 21]
+            with pytest.raises(TimeoutError):
+                first.filled([0], 3)
+
+    with_enough_time(check)
 
 
-def test_tokens_that_nobody_asks_for_do_not_pile_up(stages: tuple[DrawnTokens, FirstStage]) -> None:
-    last, first = stages
-    for step_id in range(50):
-        first.expect(step_id, [0])
-        last.add(ints(0), ints(0), message([step_id]))
-    last.add(ints(0), ints(0), message([50]))
-    first.receiver.post(1).result(timeout=300)  # behind all others
-    assert first.filled([], -1) == []
-    assert len(first.inbox._expected) == 0
+def test_tokens_that_nobody_asks_for_do_not_pile_up() -> None:
+    with stages() as (last, first):
+        for step_id in range(50):
+            first.expect(step_id, [0])
+            last.add(ints(0), ints(0), message([step_id]))
+        last.add(ints(0), ints(0), message([50]))
+        first.receiver.post(1).result(timeout=300)  # behind all others
+        assert first.filled([], -1) == []
+        assert len(first.inbox._expected) == 0

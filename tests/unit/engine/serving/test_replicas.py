@@ -366,6 +366,20 @@ def test_the_status_of_several_replicas_is_their_sum() -> None:
     assert FaultStatus.of_replicas([FaultStatus(**two)]) == FaultStatus(**two)
 
 
+def test_the_last_cause_is_that_of_the_newest_recovery() -> None:
+    async def test() -> None:
+        engine, (first, second) = front_end_of(2)
+        for client, cause in ((second, "one"), (first, "two"), (second, "three"), (first, "four")):
+            for _ in range(2):  # a status with the same cause is no news
+                client._status = FaultStatus(last_cause=cause)
+                client.on_faults(client.fault_status)
+                assert engine.fault_status.last_cause == cause
+        second.on_faults(second.fault_status)
+        assert engine.fault_status.last_cause == "four"
+
+    run(test)
+
+
 @pytest.mark.parametrize("num_given_up", [1, 2])
 def test_a_front_end_that_comes_when_a_replica_was_given_up_uses_the_others(num_given_up: int) -> None:
     async def test() -> None:
