@@ -7,7 +7,6 @@ link and the token link, in their channels. What is drawn shows that all data ar
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from benchmarks.overlap.delayed_channel import DelayedChannel
 from benchmarks.shared.stand_in_model import StandInModel, StandInWorker
-from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
@@ -37,6 +35,7 @@ from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.interface.worker import Rendezvous
+from inflight.models.causal_lm import ModelStep
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
 
@@ -65,23 +64,15 @@ class FixedStage(StandInModel):
     def _set_up(self, architecture: ModelArchitecture, dtype: torch.dtype, device: torch.device) -> None:
         self._template = IntermediateTensors.template(architecture.hidden_size, dtype, device)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        attn_metadata: tuple[AttentionMetadata, ...],
-        rows: Tensor | None = None,
-        layers: Sequence[int] | None = None,
-        *,
-        intermediate: IntermediateTensors | None = None,
-    ) -> Tensor | IntermediateTensors:
+    def forward(self, step: ModelStep) -> Tensor | IntermediateTensors:
         time.sleep(STAGE_SECONDS)
+        intermediate = step.intermediate
         if intermediate is None:
-            intermediate = self._template.empty_like(len(input_ids))
-            intermediate.residual[:, 0] = input_ids
+            intermediate = self._template.empty_like(len(step.input_ids))
+            intermediate.residual[:, 0] = step.input_ids
         if not self._stage.is_last:
             return intermediate
-        return intermediate.residual if rows is None else intermediate.residual[rows]
+        return intermediate.residual if step.rows is None else intermediate.residual[step.rows]
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         following = (hidden[:, 0].long() + 1) % VOCAB_SIZE

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from benchmarks.shared.precise_sleep import PreciseSleep
 from benchmarks.shared.stand_in_model import StandInModel, StandInWorker
-from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
 from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.models.causal_lm import ModelStep
 
 FORWARD_SECONDS = 0.005
 NUM_TABLE_ROWS = 64
@@ -34,18 +33,9 @@ class MockModel(StandInModel):
         self._ends_at = 0.0
         self._sleep = PreciseSleep()
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        attn_metadata: tuple[AttentionMetadata, ...],
-        rows: Tensor | None = None,
-        layers: Sequence[int] | None = None,
-        *,
-        intermediate: IntermediateTensors | None = None,
-    ) -> Tensor | IntermediateTensors:
+    def forward(self, step: ModelStep) -> Tensor | IntermediateTensors:
         self._ends_at = time.perf_counter() + FORWARD_SECONDS
-        return input_ids if rows is None else input_ids[rows]
+        return step.input_ids if step.rows is None else step.input_ids[step.rows]
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """The end of every forward pass."""

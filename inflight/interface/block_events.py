@@ -10,8 +10,6 @@
 {"type": "AllBlocksCleared"}        the cache is empty
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 BlockEvent = dict[str, str | int | list[int] | None]

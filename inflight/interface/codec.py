@@ -11,8 +11,6 @@ not distinguish a tuple from a list, and has no dataclasses. So each container o
 The first entry of the list, a `_Tag`, says what the list is.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Sequence

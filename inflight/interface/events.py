@@ -1,7 +1,5 @@
 """The events that a parser emits: pieces of content, of reasoning, and of tool calls with their arguments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import groupby
 

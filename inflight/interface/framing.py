@@ -7,8 +7,6 @@ a segment from the memory of its array. The receiver reads a segment of READ_AHE
 new array. Numbers are little-endian. This file opens no sockets.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -19,6 +20,27 @@ from inflight.layers.vocab import LogitsHead
 from inflight.layers.weights import Loadable
 
 
+class ModelStep(NamedTuple):
+    """What a stage of the model computes in a step.
+
+    Attributes:
+        input_ids, positions: [num_tokens], int32 or int64. Only the first stage reads input_ids.
+        attn_metadata: one for each KV group (layers that share a block table).
+        rows: int64 [num_rows], indices of the tokens whose hidden states are returned; None for all tokens. Only the last stage
+            reads `rows`.
+        layers: the layers of this stage to compute, in rising order, counted from the stage's first; None for all. One layer of
+            each kind is enough to measure the memory of a step.
+        intermediate: the result of the previous stage; None on the first stage. Its tensor `residual` is changed in place.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    attn_metadata: tuple[AttentionMetadata, ...]
+    rows: Tensor | None = None
+    layers: Sequence[int] | None = None
+    intermediate: IntermediateTensors | None = None
+
+
 class CausalLM(nn.Module, ABC):
     """A decoder. Its constructor creates layers whose weights have no values; `model_loader` fills them block by block."""
 
@@ -31,26 +53,8 @@ class CausalLM(nn.Module, ABC):
         super().__init__()
 
     @abstractmethod
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        attn_metadata: tuple[AttentionMetadata, ...],
-        rows: Tensor | None = None,
-        layers: Sequence[int] | None = None,
-        *,
-        intermediate: IntermediateTensors | None = None,
-    ) -> Tensor | IntermediateTensors:
+    def forward(self, step: ModelStep) -> Tensor | IntermediateTensors:
         """Computes the tokens of all sequences in one step, without padding between sequences.
-
-        Args:
-            input_ids, positions: [num_tokens], int32 or int64. Only the first stage reads input_ids.
-            attn_metadata: one for each KV group (layers that share a block table).
-            rows: int64 [num_rows], indices of the tokens whose hidden states are returned; None for all tokens. Only the last
-                stage reads `rows`.
-            layers: the layers of this stage to compute, in rising order, counted from the stage's first; None for all. One
-                layer of each kind is enough to measure the memory of a step.
-            intermediate: the result of the previous stage; None on the first stage. Its tensor `residual` is changed in place.
 
         On the last stage returns the hidden states after the final norm, [num_rows, hidden_size]. On any other stage returns
         the input of the next stage.

@@ -5,14 +5,12 @@ Each layer reads its own entry of `ModelArchitecture.layers`: numbers of heads, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor, nn
 
 from inflight.attention.backend import AttentionParams, LayerStep
-from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import HEAD, SIGMOID, WHOLE, AttentionSpec, GatedDeltaSpec, MlpSpec, ModelArchitecture
 from inflight.config.pipeline_stage import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
@@ -30,7 +28,7 @@ from inflight.layers.short_conv import ShortConvMixer
 from inflight.layers.token_inputs import TokenInput, TokenInputs
 from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
-from inflight.models.causal_lm import CausalLM
+from inflight.models.causal_lm import CausalLM, ModelStep
 from inflight.models.taped_layers import TapedLayers
 
 
@@ -284,40 +282,33 @@ class DecoderForCausalLM(CausalLM):
                 context=context,
             )
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        attn_metadata: tuple[AttentionMetadata, ...],
-        rows: Tensor | None = None,
-        layers: Sequence[int] | None = None,
-        *,
-        intermediate: IntermediateTensors | None = None,
-    ) -> Tensor | IntermediateTensors:
-        rotations = tuple(rotary(positions) for rotary in self.rotaries)
+    def forward(self, step: ModelStep) -> Tensor | IntermediateTensors:
+        rotations = tuple(rotary(step.positions) for rotary in self.rotaries)
         delta: Tensor | None = None
         residual: Tensor
         if self.embed_tokens is not None:
-            residual = self.embed_tokens(input_ids)
+            residual = self.embed_tokens(step.input_ids)
             if self.embedding_scale != 1.0:
                 residual.mul_(self.embedding_scale)
         else:
-            assert intermediate is not None, "only the first stage has an embedding"
-            delta, residual = intermediate.delta, intermediate.residual
-        rows = rows if self.stage.is_last else None
-        token_inputs = None if self.token_inputs is None else self.token_inputs(input_ids, residual)
-        step = LayerStep(rotations, attn_metadata, token_inputs)
+            assert step.intermediate is not None, "only the first stage has an embedding"
+            delta, residual = step.intermediate.delta, step.intermediate.residual
+        rows = step.rows if self.stage.is_last else None
+        token_inputs = None if self.token_inputs is None else self.token_inputs(step.input_ids, residual)
+        shared = LayerStep(rotations, step.attn_metadata, token_inputs)
 
         def compute() -> tuple[Tensor, Tensor]:
-            *others, last = self.layers if layers is None else [self.layers[index] for index in layers]
+            *others, last = self.layers if step.layers is None else [self.layers[index] for index in step.layers]
             result: tuple[Tensor | None, Tensor] = delta, residual
             for layer in others:
-                result = layer(*result, step)
-            last_result: tuple[Tensor, Tensor] = last(*result, step, rows)
+                result = layer(*result, shared)
+            last_result: tuple[Tensor, Tensor] = last(*result, shared, rows)
             return last_result
 
         inputs = (residual, delta, token_inputs, *(tensor for rotation in rotations for tensor in rotation.tensors))
-        delta, residual = compute() if layers is not None else self.taped(compute, inputs, rows, attn_metadata)
+        delta, residual = (
+            compute() if step.layers is not None else self.taped(compute, inputs, rows, step.attn_metadata)
+        )
         if not self.stage.is_last:
             return IntermediateTensors(delta, residual)
         return self.norm.add_and_norm(delta, residual)

@@ -19,6 +19,7 @@ from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.interface.request import Int32Array, ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, NewRequestData, PromptLogprobs, SchedulerOutput
+from inflight.models.causal_lm import ModelStep
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput
 from inflight.sample.verification import num_emitted
@@ -155,13 +156,11 @@ class ModelRunner(Runner):
     ) -> ForwardOutput | IntermediateTensors:
         work = forward_input.prompt_logprobs
         rows = None if work else forward_input.logits_indices
-        hidden = self._model(
-            forward_input.input_ids,
-            forward_input.positions,
-            forward_input.attn_metadata,
-            rows,
-            intermediate=intermediate,
+        attn_metadata = forward_input.attn_metadata
+        step = ModelStep(
+            forward_input.input_ids, forward_input.positions, attn_metadata, rows, intermediate=intermediate
         )
+        hidden = self._model(step)
         if isinstance(hidden, IntermediateTensors):
             return hidden
         prompt_logprobs = tuple(
@@ -249,7 +248,7 @@ class ModelRunner(Runner):
         metadata = tuple(self._backend.layer_metadata(inputs, group.spec) for group in self._kv_cache_config.groups)
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
         activations = zero_activations(self._config, self._stage, self._device, num_tokens)
-        hidden = self._model(zeros, zeros, metadata, intermediate=activations)
+        hidden = self._model(ModelStep(zeros, zeros, metadata, intermediate=activations))
         if self._stage.is_last:
             self._model.compute_logits(hidden)
 

@@ -16,7 +16,7 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheSpec
 from inflight.layers.attention import Attention
 from inflight.layers.recurrent_state import RecurrentState
-from inflight.models.causal_lm import CausalLM
+from inflight.models.causal_lm import CausalLM, ModelStep
 
 
 def run_largest_step(
@@ -49,13 +49,14 @@ def run_largest_step(
     for index, (layer, spec) in enumerate(zip(layers, specs, strict=True)):
         layer.bind(backend.layer_cache(arena[:, : spec.block_bytes], spec, 0), index)
     try:
-        hidden = model(
+        step = ModelStep(
             device.to_device(np.zeros(num_tokens, dtype=np.int32)),
             device.to_device(np.arange(num_tokens, dtype=np.int32) % max_model_len),
             tuple(backend.layer_metadata(inputs, spec) for spec in specs),
             layers=chosen,
             intermediate=zero_activations(config, stage, device, num_tokens),
         )
+        hidden = model(step)
         if stage.is_last:
             run_draws(hidden)
     finally:

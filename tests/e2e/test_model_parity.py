@@ -21,7 +21,7 @@ from inflight.config.engine import ModelConfig
 from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.model_loader.loader import load_model
-from inflight.models.causal_lm import CausalLM
+from inflight.models.causal_lm import CausalLM, ModelStep
 from tests.support.full_context_attention import FullContextAttention, run_prompt
 from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
@@ -148,7 +148,7 @@ def run_in_chunks(model: CausalLM, backend: AttentionBackend, token_ids: Tensor,
         )
         metadata = tuple(backend.layer_metadata(inputs, spec) for spec in specs.values())
         positions = torch.arange(start, start + size)
-        logits.append(model.compute_logits(model(token_ids[positions], positions, metadata)))
+        logits.append(model.compute_logits(model(ModelStep(token_ids[positions], positions, metadata))))
         start += size
     assert start == len(token_ids)
     return torch.cat(logits)

@@ -16,7 +16,7 @@ from inflight.config.gguf_config import read_model_config
 from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.model_loader.loader import load_model
-from inflight.models.causal_lm import CausalLM
+from inflight.models.causal_lm import CausalLM, ModelStep
 
 
 class FullContextAttention:
@@ -89,4 +89,4 @@ def run_prompt(model: CausalLM, token_ids: Tensor) -> Tensor:
     )
     # attention reads nothing of it
     metadata = (StateMetadata(num_tokens=num_tokens, inputs=inputs, num_states=1, block_size=num_tokens),)
-    return model.compute_logits(model(token_ids, torch.arange(len(token_ids)), metadata))
+    return model.compute_logits(model(ModelStep(token_ids, torch.arange(len(token_ids)), metadata)))

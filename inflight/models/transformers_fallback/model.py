@@ -6,7 +6,6 @@ which adds a soft cap or a scale in some families: there, `_Hidden` takes the pl
 that the decoder has computed before.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from inflight.attention.metadata import AttentionMetadata
 from inflight.config.engine import ModelConfig
 from inflight.config.pipeline_stage import PipelineStage
 from inflight.config.unknown_family import native_refusal
@@ -27,7 +25,7 @@ from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.weights import Loadable
-from inflight.models.causal_lm import CausalLM
+from inflight.models.causal_lm import CausalLM, ModelStep
 from inflight.models.decoder import GatedMLP
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, replace_module
 from inflight.models.transformers_fallback.attention import PackedAttention
@@ -114,22 +112,13 @@ class TransformersForCausalLM(CausalLM):
             out: ModelOutput = self.decoder(**named(inputs), use_cache=False, **given)
         return out
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        attn_metadata: tuple[AttentionMetadata, ...],
-        rows: Tensor | None = None,
-        layers: Sequence[int] | None = None,
-        *,
-        intermediate: IntermediateTensors | None = None,
-    ) -> Tensor | IntermediateTensors:
-        inputs = input_ids if intermediate is None else intermediate.delta
-        with self.attention.step(attn_metadata, layers):
-            hidden: Tensor = self.run_decoder(inputs, positions)["last_hidden_state"][0]
+    def forward(self, step: ModelStep) -> Tensor | IntermediateTensors:
+        inputs = step.input_ids if step.intermediate is None else step.intermediate.delta
+        with self.attention.step(step.attn_metadata, step.layers):
+            hidden: Tensor = self.run_decoder(inputs, step.positions)["last_hidden_state"][0]
         if not self.stage.is_last:
             return IntermediateTensors(hidden, hidden)  # one of them would do
-        return hidden if rows is None else hidden[rows]
+        return hidden if step.rows is None else hidden[step.rows]
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         if not len(hidden):

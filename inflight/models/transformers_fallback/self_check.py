@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from inflight.attention.metadata import AttentionInputs
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.errors import UnsupportedModelError
+from inflight.models.causal_lm import ModelStep
 from inflight.models.transformers_fallback.adapters import Adapter
 from inflight.models.transformers_fallback.expert_routing import ExpertRouting
 from inflight.models.transformers_fallback.states import PackedStates
@@ -52,10 +53,6 @@ def check(model: TransformersForCausalLM, make_truth: Callable[[], Truth]) -> No
     """
     try:
         _check(model, make_truth())
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(
-            f"{model.name} cannot be computed by transformers on Inflight's KV cache: {error}{model.native_refusal}"
-        ) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, AssertionError) as error:
         raise UnsupportedModelError(
             f"{model.name} cannot be computed by transformers on Inflight's KV cache: {_cause(error)}{model.native_refusal}"
@@ -64,6 +61,8 @@ def check(model: TransformersForCausalLM, make_truth: Callable[[], Truth]) -> No
 
 def _cause(error: Exception) -> str:
     """What a model's code has needed that Inflight's parts do not have, if that is the error."""
+    if isinstance(error, UnsupportedModelError):
+        return str(error)
     needed = getattr(error, "obj", None)
     if isinstance(needed, PackedStates):
         return f"its layers need {error.name!r} of a cache of their own"  # type: ignore[attr-defined]
@@ -164,12 +163,13 @@ def _run_in_chunks(
         inputs = torch.cat([each[part.start : part.stop] for (each, _, _), part in taken])
         positions = [start + i for (_, start, _), part in taken for i in part]
         with _watch(model, layers, step) as pairs:
-            hidden = model(
+            chunk = ModelStep(
                 inputs,
                 torch.tensor(positions, dtype=torch.int64, device=tokens.device),
                 tuple(backend.layer_metadata(attention, spec) for spec in specs),
                 intermediate=None if model.stage.is_first else IntermediateTensors(inputs, inputs),
             )
+            hidden = model(chunk)
         hidden = hidden if isinstance(hidden, Tensor) else hidden.delta
         found.append(([len(part) for part in step], pairs, hidden))
     for layer in caches:

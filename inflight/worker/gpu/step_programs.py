@@ -25,7 +25,7 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.kernels.triton.step_state import advance
-from inflight.models.causal_lm import CausalLM
+from inflight.models.causal_lm import CausalLM, ModelStep
 from inflight.sample.device_sampler import DeviceSampler
 from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
 from inflight.worker.gpu.device_state import DeviceState
@@ -162,13 +162,9 @@ class StepPrograms:
         self, num_tokens: int, metadata: tuple[AttentionMetadata, ...], rows: Tensor | None = None
     ) -> Tensor | None:
         """The hidden states of `rows`, or of all tokens. None if this is not the last stage."""
-        output = self._model(
-            self._parts["input_ids"][:num_tokens],
-            self._parts["positions"][:num_tokens],
-            metadata,
-            rows,
-            intermediate=None if self.received is None else self.received.first(num_tokens),
-        )
+        ids, positions = self._parts["input_ids"][:num_tokens], self._parts["positions"][:num_tokens]
+        intermediate = None if self.received is None else self.received.first(num_tokens)
+        output = self._model(ModelStep(ids, positions, metadata, rows, intermediate=intermediate))
         if isinstance(output, Tensor):
             return output
         assert self.sent is not None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from inflight.models.causal_lm import ModelStep
 from inflight.models.decoder import DecoderForCausalLM
 from tests.support.full_context_attention import bind_caches, load, run_prompt
 from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
@@ -59,14 +60,14 @@ def test_selected_rows_and_selected_layers(family: str, index: int, tmp_path: Pa
     ids, positions = torch.arange(NUM_TOKENS) + 5, torch.arange(NUM_TOKENS)
     metadata: Any = (None,)  # Any: the backend reads none
     rows = torch.tensor([4, 20, NUM_TOKENS - 1])
-    whole = model(ids, positions, metadata)
+    whole = model(ModelStep(ids, positions, metadata))
     assert isinstance(model, DecoderForCausalLM) and isinstance(whole, torch.Tensor)
-    torch.testing.assert_close(model(ids, positions, metadata, rows), whole[rows], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(ModelStep(ids, positions, metadata, rows)), whole[rows], rtol=1e-5, atol=1e-5)
     every = range(len(model.layers))
-    torch.testing.assert_close(model(ids, positions, metadata, None, every), whole, rtol=1e-5, atol=1e-5)
-    first = model(ids, positions, metadata, None, [0])
+    torch.testing.assert_close(model(ModelStep(ids, positions, metadata, None, every)), whole, rtol=1e-5, atol=1e-5)
+    first = model(ModelStep(ids, positions, metadata, None, [0]))
     del model.layers[1:]
-    torch.testing.assert_close(first, model(ids, positions, metadata), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(first, model(ModelStep(ids, positions, metadata)), rtol=1e-5, atol=1e-5)
 
 
 def test_parts_for_images_are_left_unread_also_in_a_checkpoint_of_the_decoder_alone() -> None:

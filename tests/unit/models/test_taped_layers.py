@@ -30,6 +30,7 @@ from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.cpu.tape import Recorder, Tape
 from inflight.layers.attention import Attention
 from inflight.model_loader.loader import load_model
+from inflight.models.causal_lm import ModelStep
 from inflight.models.decoder import DecoderForCausalLM
 from tests.support.instruction_sets import INSTRUCTION_SETS_HERE, ONE_SET_OR_ALL
 from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
@@ -108,7 +109,7 @@ class Session:
         ids = torch.randint(0, VOCAB_SIZE, (int(starts[-1]),), generator=self.random)
         rows = {ALL: None, LAST: torch.from_numpy(starts[1:] - 1).long(), "none": torch.empty(0, dtype=torch.int64)}
         metadata = tuple(self.backend.layer_metadata(inputs, spec) for spec in groups)
-        hidden = self.model(ids, torch.from_numpy(positions), metadata, rows[wanted])
+        hidden = self.model(ModelStep(ids, torch.from_numpy(positions), metadata, rows[wanted]))
         assert isinstance(hidden, Tensor)
         return hidden.clone()
 
