@@ -219,8 +219,8 @@ class EngineArgs:
     )
     data_parallel_size: int = _parallel(
         1,
-        "Replicas of the engine, each with its own ranks. `inflight serve` and `AsyncLLM` divide the requests among their "
-        "replicas.",
+        "Replicas of the engine, each with its own ranks. `inflight serve`, `AsyncLLM` and `LLM` divide the requests "
+        "among them.",
         flags=("--data-parallel-size", "-dp"),
         bounds=(1, 65536),
     )
@@ -232,7 +232,7 @@ class EngineArgs:
     )
     data_parallel_external_lb: bool = _parallel(
         False,
-        "Each server has one replica. This is so if --data-parallel-rank is given, so it need not be said.",
+        "Each server has one replica. --data-parallel-rank says so already: this flag adds nothing.",
         flags=("--data-parallel-external-lb", "-dpe"),
     )
     data_parallel_hybrid_lb: bool = _parallel(
@@ -386,9 +386,15 @@ class EngineArgs:
         elif self.data_parallel_hybrid_lb and local is None:
             yield "data_parallel_hybrid_lb=True: give data_parallel_size_local, how many replicas this server has"
         elif rank is None and not self.data_parallel_hybrid_lb and (start or local not in (None, size)):
-            yield f"{place}: a server has no replicas elsewhere; give data_parallel_hybrid_lb, too, or leave it out"
+            yield (
+                f"{place} without data_parallel_hybrid_lb: no other server has the remaining replicas; give "
+                f"data_parallel_hybrid_lb, or leave {place.partition('=')[0]} out"
+            )
         elif self.replicas.stop > size:
             given = place if rank is None else f"data_parallel_rank={rank}"
-            yield f"{given} with data_parallel_size={size}: the numbers end at {size - 1}; lower the first or raise the second"
+            yield (
+                f"{given}: this server's last replica would have number {self.replicas.stop - 1}, but "
+                f"data_parallel_size={size} allows 0 to {size - 1}; lower it, or raise data_parallel_size"
+            )
         elif len(self.replicas) > MAX_LOCAL_REPLICAS:
             yield f"data_parallel_size={size}: one server has at most {MAX_LOCAL_REPLICAS} replicas; lower it"

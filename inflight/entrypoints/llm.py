@@ -1,11 +1,9 @@
-"""`LLM`: generates text for many prompts at once, in this process. Most Python users start with this class.
+"""`LLM`: generates text for many prompts at once, without a server. Most Python users start with this class.
 
 Each call of `generate` or `chat` runs the engine in a thread of its own. Python raises KeyboardInterrupt, and the exceptions of
 other signal handlers, only in the main thread. So they never interrupt the engine in the middle of a step. If a call is
 interrupted, its thread ends the requests of this call after the present step.
 """
-
-from __future__ import annotations
 
 import itertools
 import json
@@ -15,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 from tqdm import tqdm
 
@@ -24,15 +22,12 @@ from inflight.engine.core.chrome_trace import chrome_trace
 from inflight.engine.core.step_figures import StepFigures, step_figures
 from inflight.engine.request.input_processor import ChatOptions, RequestOptions
 from inflight.engine.request.prompt import Prompt
-from inflight.entrypoints.llm_engine import LLMEngine
+from inflight.entrypoints.llm_engine import LLMEngine, OfflineEngine
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
 from inflight.tokenizer.user_tokenizer import UserTokenizer
-
-if TYPE_CHECKING:
-    from inflight.entrypoints.replicated_engine import ReplicatedEngine  # needs msgspec
 
 Message = Mapping[str, Any]  # Any: JSON, checked by the chat template
 NO_TIME_LIMITS = {"target_inter_token_latency": "none", "max_step_time": "none"}
@@ -48,8 +43,10 @@ class LLM:
     The arguments are those of `EngineArgs`. If a value is None or "auto", the engine chooses the value. `model` is a folder in
     the Hugging Face layout, a GGUF file, a hub id, a GGUF file on the hub ("org/name:FILE.gguf"), or None for the small model
     that Inflight contains. The defaults of `target_inter_token_latency` and `max_step_time` are "none" here: `generate` returns
-    only whole completions, so long steps delay no reader. With `data_parallel_size` above 1, each replica of the engine is a
-    process of its own. Any thread may call any method: calls are run one after another.
+    only whole completions, so long steps delay no reader. With `data_parallel_size` above 1, the prompts
+    of a call are divided among so many engines, each in a process of its own. Then `llm_engine`, `collective_rpc`,
+    `timeline_events`, `step_figures` and `write_trace` raise ConfigError. Any thread may call any method: calls are run one
+    after another.
 
     Raises:
         ConfigError: an argument is unknown, or it does not fit the model or the machine.
@@ -58,7 +55,7 @@ class LLM:
     def __init__(self, model: str | None = None, **engine_args: Any) -> None:  # Any: EngineArgs checks every value
         self._request_ids = itertools.count()
         self._turn = threading.Lock()  # held by the call that uses the engine
-        self._engine = _start(EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **engine_args}))
+        self._engine = _make_engine(EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **engine_args}))
 
     @property
     def llm_engine(self) -> LLMEngine:
@@ -69,7 +66,8 @@ class LLM:
         """
         if not isinstance(self._engine, LLMEngine):
             raise ConfigError(
-                "replicas are in other processes, where their parts cannot be used; leave data_parallel_size out"
+                "data_parallel_size > 1: the engines are in other processes, so llm_engine, collective_rpc, timeline_events, "
+                "step_figures and write_trace cannot be used; leave data_parallel_size out"
             )
         return self._engine
 
@@ -94,7 +92,8 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or a parameter is wrong. Nothing of this call was computed.
             EngineError: a step failed, and all requests of this call are aborted. The engine can be used again only if it has
-                one rank and this rank can still compute.
+                one rank and this rank can still compute. With several replicas, only the requests of this step fail: their
+                outputs have the finish reason "error".
             EngineDeadError: the engine failed permanently in an earlier call. The message names the cause.
             KeyboardInterrupt: all requests of this call are aborted. The engine can be used again.
         """
@@ -230,7 +229,7 @@ class _Call(threading.Thread):
 
     def __init__(
         self,
-        engine: LLMEngine | ReplicatedEngine,
+        engine: OfflineEngine,
         turn: threading.Lock,
         requests: Sequence[tuple[str, Prompt, SamplingParams | None, RequestOptions]],
     ) -> None:
@@ -270,10 +269,10 @@ class _Call(threading.Thread):
             raise KeyboardInterrupt
 
 
-def _start(args: EngineArgs) -> LLMEngine | ReplicatedEngine:
+def _make_engine(args: EngineArgs) -> OfflineEngine:
     if args.data_parallel_size == 1:
         return LLMEngine.from_args(args)
-    from inflight.entrypoints.replicated_engine import ReplicatedEngine
+    from inflight.entrypoints.replicated_engine import ReplicatedEngine  # needs msgspec, which one engine does not
 
     return ReplicatedEngine(args)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -32,8 +33,8 @@ logger = logging.getLogger(__name__)
 MAX_UNENFORCED_LINES = 1000  # at most this many log lines about parts of schemas that are not enforced
 
 
-class OfflineEngine:
-    """What all engines of `LLM` have.
+class OfflineEngine(ABC):
+    """What `LLM` needs of an engine.
 
     Attributes:
         tokenizer: None if skip_tokenizer_init=True.
@@ -68,6 +69,37 @@ class OfflineEngine:
                 self._logged_unenforced.add(place)
                 logger.warning("%s: the grammar library cannot enforce this part, so it is ignored", place)
 
+    @abstractmethod
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> None:
+        """Queue a request. Calls of `step` compute it. `InputProcessor.process` describes the arguments.
+
+        Raises:
+            InvalidRequestError: the request is wrong (the message says what to do), or a request with this id still runs.
+        """
+
+    @abstractmethod
+    def step(self) -> list[RequestOutput]:
+        """Go on for a moment. Returns outputs of requests, at least of those that have ended.
+
+        Raises:
+            EngineError: requests have failed. Abort all.
+            EngineDeadError: the engine cannot continue.
+        """
+
+    @abstractmethod
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests at once. `step` returns no more outputs of them. Ids of unknown or ended requests are ignored."""
+
+    @abstractmethod
+    def reset_prefix_cache(self) -> None:
+        """Forget the KV blocks of earlier prompts."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all threads and processes of the engine. Unfinished requests are dropped. Idempotent."""
+
 
 class LLMEngine(OfflineEngine):
     """Not thread-safe: only one thread may call its methods.
@@ -95,11 +127,14 @@ class LLMEngine(OfflineEngine):
         if args.data_parallel_size > 1:
             raise ConfigError(
                 f"data_parallel_size={args.data_parallel_size}: only `inflight serve`, AsyncLLM and LLM run several replicas; "
-                "this command runs one: leave data_parallel_size out"
+                "this engine is a single one: leave data_parallel_size out"
             )
         config = resolve_config(args)
         if config.cache.events is not None:
-            raise ConfigError("kv_events_config: an engine in the caller's process publishes no events; leave it out")
+            raise ConfigError(
+                "kv_events_config: the engine runs in the caller's process, and publishes no events; use `inflight serve`, "
+                "AsyncLLM or LLM(data_parallel_size=2), or leave it out"
+            )
         input_processor = make_input_processor(args, config)
         tokenizer = input_processor.tokenizer
         with placement_hidden():  # the executor may import torch here, in a thread of the user's program
@@ -155,7 +190,6 @@ class LLMEngine(OfflineEngine):
         return self._output_processor.has_unfinished_requests()
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests at once. `step` returns no more outputs of them. Ids of unknown or ended requests are ignored."""
         self.core.abort_requests(self._output_processor.abort(request_ids).requests_to_abort)
 
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
@@ -175,7 +209,6 @@ class LLMEngine(OfflineEngine):
         self.core.reset_prefix_cache()
 
     def close(self) -> None:
-        """Stop the workers and free their memory. Unfinished requests are dropped. Idempotent."""
         self._is_closed = True
         self.core.close()
 

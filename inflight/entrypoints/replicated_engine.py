@@ -1,11 +1,8 @@
-"""`ReplicatedEngine`: several replicas of the engine, each in a process of its own, for `LLM`. It has those methods of
-`LLMEngine` that `LLM` uses.
+"""`ReplicatedEngine`: several replicas of the engine, each in a process of its own, for `LLM`.
 
 A thread with an event loop runs an `AsyncLLM`, which divides the requests among the replicas. If one is lost, its requests go
 on at the others.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -13,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, Unpack
 
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.request.input_processor import RequestOptions
+from inflight.engine.request.input_processor import ProcessedRequest, RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.serving.async_llm import AsyncLLM
@@ -30,7 +27,7 @@ MAX_STEP_SECONDS = 0.1  # `step` returns after this time, also if there is no ou
 
 
 class ReplicatedEngine(OfflineEngine):
-    """Not thread-safe: only one thread may call its methods.
+    """Not thread-safe: only one thread may call its methods, but any thread may call `close`.
 
     Raises:
         ConfigError, EngineError: as `AsyncLLM.from_args`. No process is left running.
@@ -40,46 +37,42 @@ class ReplicatedEngine(OfflineEngine):
         self._io = IoThread("inflight-replicas")
         self._io.start()
         try:
-            self._engine = self._wait(AsyncLLM.from_args(args))
+            self._engine = self._run(AsyncLLM.from_args(args))
         except BaseException:
-            self._wait(_others_ended())
+            self._run(_others_ended())  # after an interrupt, `from_args` still ends its processes
             self._io.stop()
             raise
         super().__init__(self._engine.input_processor)
+        self._added: list[ProcessedRequest] = []  # `step` starts them
         self._news: SimpleQueue[RequestOutput | Exception] = SimpleQueue()
-        self._reading: dict[str, asyncio.Task[None]] = {}  # id of a request that runs -> waits for its output
+        self._reading: dict[str, asyncio.Task[None]] = {}  # request id -> the task that waits for its output
 
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:  # Any: of no use
-        """Run it in the thread. An interrupt cancels it.
+    def _run(
+        self, coroutine: Coroutine[Any, Any, T]
+    ) -> T:  # Any: what a coroutine yields and receives is not used here
+        """Run it in the thread, and wait for it.
 
         Raises:
             EngineClosedError: `close` was called.
         """
         try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._io.loop)
-        except RuntimeError:  # the loop is closed
-            coroutine.close()
+            return self._io.run_coroutine(coroutine)
+        except RuntimeError:
+            if not self._io.is_closed:
+                raise
             raise EngineClosedError("the engine was closed; make a new one") from None
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> None:
-        """Start a request. `LLMEngine.add_request` describes arguments and errors."""
-        request = self._input_processor.process(request_id, prompt, params, **options)
+        self._added.append(self._input_processor.process(request_id, prompt, params, **options))
+        self._log_unenforced(self._added[-1].unenforced)
 
-        async def start() -> None:
-            stream = self._engine.submit(request, kind=RequestOutputKind.FINAL_ONLY)
-            self._reading[request_id] = asyncio.create_task(self._read(request_id, stream))
+    async def _start(self, requests: list[ProcessedRequest]) -> None:
+        for stream in self._engine.submit_all(requests, kind=RequestOutputKind.FINAL_ONLY):
+            self._reading[stream.request.request_id] = asyncio.create_task(self._read(stream))
 
-        self._wait(start())
-        self._log_unenforced(request.unenforced)
-
-    async def _read(self, request_id: str, stream: OutputStream) -> None:
+    async def _read(self, stream: OutputStream) -> None:
         try:
             async for output in stream:
                 self._news.put(output)
@@ -87,14 +80,16 @@ class ReplicatedEngine(OfflineEngine):
             self._news.put(error)
         finally:
             await stream.aclose()
-            self._reading.pop(request_id, None)
+            del self._reading[stream.request.request_id]
 
     def step(self) -> list[RequestOutput]:
-        """Returns the requests that have ended since the last call. If there are none, waits for one, but not long.
-
-        Raises:
-            EngineError: a request has failed.
+        """Start the requests that were added. Returns the outputs of those that have ended since the last call. If there are
+        none, waits for one, at most MAX_STEP_SECONDS. An error is raised only if all replicas are gone, or if `close` was
+        called: the requests of a step that fails end with the finish reason "error".
         """
+        added, self._added = self._added, []
+        if added:
+            self._run(self._start(added))
         found: list[RequestOutput] = []
         try:
             while not found or not self._news.empty():
@@ -107,25 +102,27 @@ class ReplicatedEngine(OfflineEngine):
         return found
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests at once. `step` returns none of them. Ids of unknown or ended requests are ignored."""
+        """End all requests. `request_ids` must have the ids of all: only one call of `LLM` runs at a time."""
 
         async def abort() -> None:
-            tasks = [self._reading[request_id] for request_id in request_ids if request_id in self._reading]
+            tasks = list(self._reading.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        self._wait(abort())
-        self._news = SimpleQueue()  # what was not read is of these requests
+        self._added = []
+        self._run(abort())
+        self._news = SimpleQueue()
 
     def reset_prefix_cache(self) -> None:
-        self._wait(self._engine.reset_prefix_cache())
+        self._run(self._engine.reset_prefix_cache())
 
     def close(self) -> None:
-        """End all processes. Unfinished requests are dropped. Idempotent."""
-        if not self._io.loop.is_closed():
-            self._wait(self._engine.close())
-            self._io.stop()
+        try:
+            self._run(self._engine.close())
+        except EngineClosedError:
+            return
+        self._io.stop()
 
 
 async def _others_ended() -> None:

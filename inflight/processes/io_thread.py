@@ -1,12 +1,13 @@
-"""`IoThread`: a thread with an asyncio event loop, where an executor reads sockets, runs timers and watches processes."""
+"""`IoThread`: a thread with an asyncio event loop. An executor reads sockets, runs timers and watches processes there;
+`ReplicatedEngine` runs an `AsyncLLM` there."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -29,6 +30,11 @@ class IoThread:
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `stop` was called, and the thread has ended."""
+        return self.loop.is_closed()
+
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Run `callback` in the thread, after all earlier callbacks. After `stop` the callback is dropped."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -40,7 +46,24 @@ class IoThread:
         async def call() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(call(), self.loop).result()
+        return self.run_coroutine(call())
+
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` in the thread and wait for it, like `run`. If the caller is interrupted, it is cancelled.
+
+        Raises:
+            RuntimeError: `stop` was called.
+        """
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError:
+            coroutine.close()  # otherwise Python warns that it was never awaited
+            raise
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
     def stop(self) -> None:
         """End the thread after all earlier callbacks. Waits for its end, unless it is called in this thread. Idempotent."""

@@ -27,6 +27,7 @@ from inflight.outputs import RequestOutput
 from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.e2e.text_model import text_config, with_tokenizer
 from tests.support.model_zoo import write_model
+from tests.support.waits import wait_until
 from tests.unit.structured_output.grammar_case import PERSON
 
 NUM_MOMENTS = 500 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 8
@@ -109,6 +110,8 @@ def results(outputs: list[RequestOutput]) -> list[Any]:
 def check_rest(llm: LLM) -> None:
     if isinstance(llm._engine, ReplicatedEngine):
         assert not llm._engine._reading and not llm._engine._engine._streams
+        for engine in llm._engine._engine._replicas.engines:
+            wait_until(lambda: (stats := engine.admission._stats) is None or not stats.num_running + stats.num_waiting)  # noqa: B023
         return
     scheduler = llm.llm_engine.core.scheduler
     scheduler.check_integrity()

@@ -22,7 +22,8 @@ BLOCK = 16
 def test_a_subscriber_knows_what_each_replica_has_cached() -> None:
     """The replay endpoint gives all events from the first one on, so no subscription is late. A replica that is killed begins
     again with an empty cache."""
-    port, replay_port = free_ports(2), free_ports(2)
+    port = free_ports(4)
+    replay_port = port + 2
     args = EngineArgs(
         max_model_len=256,
         block_size=BLOCK,
@@ -109,5 +110,5 @@ def test_a_subscriber_knows_what_each_replica_has_cached() -> None:
 
 
 def test_the_engine_of_one_process_publishes_nothing() -> None:
-    with pytest.raises(ConfigError, match="only `inflight serve` and AsyncLLM publish events; leave it out"):
+    with pytest.raises(ConfigError, match="publishes no events; use `inflight serve`, AsyncLLM or LLM"):
         LLM(kv_events_config={"enable_kv_cache_events": True})

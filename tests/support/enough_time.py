@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from inflight.errors import StepTimeoutError
 
+logger = logging.getLogger(__name__)
+
 
 def with_enough_time(check: Callable[[float], None]) -> None:
-    """Call `check` with a time limit in seconds. If it fails, try longer limits: a rank that works may need longer than a short
-    one, if other programs use the cores. A defect makes it fail with each."""
+    """Call `check` with a time limit in seconds. If it fails, try longer limits, and log why: a rank that works may need longer
+    than a short one, if other programs use the cores. So only a defect that always shows makes the test fail."""
     for seconds in (0.1, 1.0, 10.0):
         try:
             return check(seconds)
-        except (AssertionError, TimeoutError, StepTimeoutError):
-            pass
+        except (AssertionError, TimeoutError, StepTimeoutError) as error:
+            logger.warning("with a limit of %g s: %s; the next one is longer", seconds, error)
     return check(60.0)

@@ -49,7 +49,7 @@ def free_ports(count: int) -> int:
         first = free_port()
         with suppress(OSError):
             for port in range(first, first + count):
-                socket.create_server(("127.0.0.1", port)).close()
+                socket.create_server(("", port)).close()
             return first
 
 

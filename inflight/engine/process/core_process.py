@@ -316,7 +316,8 @@ class CoreServer:
 
     def _distribute(self, outputs: Sequence[EngineCoreOutput], *, report: bool) -> None:
         """Send each front end its outputs. With `report` also send the engine's state."""
-        if self.publisher is not None and self._core.block_events and (events := self._core.block_events.take()):
+        block_events = self._core.block_events
+        if self.publisher is not None and block_events is not None and (events := block_events.take()):
             self.publisher.publish(events)
         stats = None
         if report:

@@ -42,11 +42,14 @@ class KVEventPublisher:
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps if config.replay_endpoint else 1)
         self._number = 0
         self._is_losing = self._is_closing = False
+        self._linger = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._events = self._open(zmq.XPUB, config.endpoint, config.hwm)
-        self._events.setsockopt(zmq.XPUB_VERBOSE, 1)  # it also receives subscriptions that others have made before
+        self._events.setsockopt(
+            zmq.XPUB_VERBOSE, 1
+        )  # it reports each subscription, also to a topic that another peer has
         self._replay = None
-        if config.replay_endpoint is not None:  # whose answers have room for all messages and the end
+        if config.replay_endpoint is not None:  # an answer has up to `buffer_steps` messages and the end
             self._replay = self._open(zmq.ROUTER, config.replay_endpoint, config.buffer_steps + 1)
         self._wake = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="inflight-kv-events", daemon=True)
@@ -83,9 +86,9 @@ class KVEventPublisher:
         self._waiting.append((number, msgspec.msgpack.encode((time.time(), events, self._replica))))
         os.eventfd_write(self._wake, 1)
 
-    def close(self) -> None:
-        """Publish what waits, and end the thread."""
-        self._is_closing = True
+    def close(self, linger: int = 100) -> None:
+        """Publish what waits, and end the thread. Waits at most `linger` milliseconds for subscribers that read slowly."""
+        self._linger, self._is_closing = linger, True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         os.close(self._wake)
@@ -106,7 +109,7 @@ class KVEventPublisher:
             if self._replay is not None and self._replay in ready:
                 self._send_again(self._replay)
         self._send_waiting()
-        self._context.destroy(linger=100)
+        self._context.destroy(linger=self._linger)
 
     def _send_waiting(self) -> None:
         while self._waiting:

@@ -50,7 +50,9 @@ class Replicas:
         self.on_end: Callable[[str], None] = lambda _: None
         self.summary = ""
         self._outputs = outputs
-        self._last_causes = dict.fromkeys(engines, "")  # engine -> why it recovered last, the newest at the end
+        # engine -> its last cause and its counts of recoveries. The engine that recovered last is the last key, because
+        # `fault_status` reads them in this order.
+        self._recoveries = {engine: _recoveries(engine.fault_status) for engine in engines}
         self._limits = config.fault_tolerance
         self._is_closing = False
         for engine in engines:
@@ -59,12 +61,12 @@ class Replicas:
 
     @property
     def fault_status(self) -> FaultStatus:
-        return FaultStatus.of_replicas([engine.fault_status for engine in self._last_causes])
+        return FaultStatus.of_replicas([engine.fault_status for engine in self._recoveries])
 
     def _note_faults(self, engine: EngineClient, status: FaultStatus) -> None:
-        if status.last_cause != self._last_causes[engine]:
-            del self._last_causes[engine]
-            self._last_causes[engine] = status.last_cause
+        if (recoveries := _recoveries(status)) != self._recoveries[engine]:
+            del self._recoveries[engine]
+            self._recoveries[engine] = recoveries
         self.on_faults()
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -180,6 +182,10 @@ class Replicas:
         """Close the connections. Then `on_end` is called."""
         self._is_closing = True
         await asyncio.gather(*(engine.close() for engine in self.engines))
+
+
+def _recoveries(status: FaultStatus) -> tuple[str, dict[str, int]]:
+    return status.last_cause, dict(status.num_recoveries)
 
 
 async def connect(

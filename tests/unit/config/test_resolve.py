@@ -157,16 +157,16 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"node_rank": 1}, "inflight worker"),
         (
             {"data_parallel_size": 2, "data_parallel_rank": 2},
-            "data_parallel_rank=2 with data_parallel_size=2: the numbers end at 1; lower the first",
+            "data_parallel_rank=2: this server's last replica would have number 2, but data_parallel_size=2 allows 0 to 1;",
         ),
         ({"data_parallel_size": 2, "data_parallel_hybrid_lb": True}, "give data_parallel_size_local"),
         (
             {"data_parallel_size": 2, "data_parallel_size_local": 1},
-            "data_parallel_size_local=1: .*give data_parallel_hybrid_lb",
+            "data_parallel_size_local=1 without .*give data_parallel_hybrid_lb, or leave data_parallel_size_local out",
         ),
         (
             {"data_parallel_size": 2, "data_parallel_start_rank": 1},
-            "data_parallel_start_rank=1: .*give data_parallel_hybrid_lb",
+            "data_parallel_start_rank=1 without .*or leave data_parallel_start_rank out",
         ),
         ({"data_parallel_size": 2, "data_parallel_external_lb": True}, "external_lb=True: give data_parallel_rank"),
         ({"data_parallel_size": 65}, "data_parallel_size=65: one server has at most 64 replicas; lower it"),
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
                 "data_parallel_size_local": 2,
                 "data_parallel_start_rank": 3,
             },
-            "data_parallel_start_rank=3 with data_parallel_size=4: the numbers end at 3",
+            "data_parallel_start_rank=3: this server's last replica would have number 4, but data_parallel_size=4 allows",
         ),
         ({"nnodes": 2, "distributed_executor_backend": "uni"}, "threads run on one node"),
         ({"nnodes": 2, "distributed_executor_backend": "external_launcher"}, "give --nnodes to torchrun"),

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from inflight import LLM, SamplingParams
+from inflight.engine.request.request_state import RequestState
+from inflight.engine.serving.engine_client import EngineClient
+from inflight.engine.serving.replicas import Replicas
 from inflight.entrypoints.replicated_engine import ReplicatedEngine
 from inflight.errors import ConfigError, EngineClosedError, EngineDeadError, InvalidRequestError
 from inflight.outputs import RequestOutput
@@ -49,16 +52,31 @@ def pids(llm: LLM) -> list[int]:
     return [keeper.process.process.pid for keeper in engine_of(llm)._engine._keepers if keeper.process is not None]
 
 
-def test_answers_are_those_of_one_engine(llm: LLM, expected: list[list[list[int]]]) -> None:
+def test_answers_are_those_of_one_engine(
+    llm: LLM, expected: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests without a seed, too: the seeds of both kinds of engines are derived in the same way."""
+    used: list[int] = []
+    give = Replicas.give
+
+    def noted(self: Replicas, state: RequestState, engine: EngineClient) -> None:
+        used.append(engine.number)
+        give(self, state, engine)
+
+    monkeypatch.setattr(Replicas, "give", noted)
     assert tokens(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
-    [answer] = llm.chat([{"role": "user", "content": "What is 2 + 3?"}], SamplingParams(temperature=0.0, max_tokens=16))
-    assert "5" in answer.outputs[0].text
-    llm.reset_prefix_cache()
+    assert set(used) == {0, 1}, "the prompts are divided"
+    used.clear()
     for prompts in ([PROMPTS[0], {"prompt": 3}], [PROMPTS[0], ""]):
         with pytest.raises(InvalidRequestError):
             llm.generate(prompts, PARAMS[0], use_tqdm=False)  # type: ignore[arg-type]
-        assert not engine_of(llm)._reading, "nothing of the call goes on"
+    assert not used, "nothing of these calls was computed"
+
+
+def test_other_calls(llm: LLM) -> None:
+    [answer] = llm.chat([{"role": "user", "content": "What is 2 + 3?"}], SamplingParams(temperature=0.0, max_tokens=16))
+    assert "5" in answer.outputs[0].text
+    llm.reset_prefix_cache()
     for call in (lambda: llm.collective_rpc("pid"), llm.timeline_events):
         with pytest.raises(ConfigError, match="leave data_parallel_size out"):
             call()
@@ -69,12 +87,19 @@ def test_answers_are_those_of_one_engine(llm: LLM, expected: list[list[list[int]
 
 
 def test_a_replica_that_is_lost_changes_no_token(llm: LLM, expected: list[list[list[int]]]) -> None:
-    lost = pids(llm)[0]
-    killer = threading.Timer(0.05, os.kill, (lost, signal.SIGKILL))
-    killer.start()
-    found = tokens(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
-    killer.join()
-    assert found == expected
+    replicas, pid = engine_of(llm)._engine._replicas, pids(llm)[0]
+    give = replicas.give
+
+    def kill_then_give(state: RequestState, engine: EngineClient) -> None:
+        give(state, engine)
+        if engine.number == 0 and engine.is_connected and not killed:
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    killed: list[int] = []
+    replicas.give = kill_then_give  # type: ignore[method-assign]
+    assert tokens(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
+    wait_until(lambda: replicas.fault_status.num_recoveries == {"engine_died": 1})
 
 
 def test_if_all_are_lost_for_good_the_call_fails() -> None:

@@ -82,6 +82,7 @@ def test_what_was_sent_before_a_death_is_not_lost(executor: MultiprocExecutor) -
 def test_a_stopped_rank_times_out_and_is_ended(caplog: pytest.LogCaptureFixture) -> None:
 
     def check(budget: float) -> None:
+        caplog.clear()
         executor = scripted_executor(budget=budget)
         pids = pids_of(executor)
         os.kill(pids[1], signal.SIGSTOP)
