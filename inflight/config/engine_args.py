@@ -222,13 +222,13 @@ class EngineArgs:
         "Replicas of the engine, each with its own ranks. `inflight serve`, `AsyncLLM` and `LLM` divide the requests "
         "among them.",
         flags=("--data-parallel-size", "-dp"),
-        bounds=(1, 65536),
+        bounds=(1, 4096),
     )
     data_parallel_rank: int | None = _parallel(
         None,
         "This server has one replica, which has this number. The others are at other servers, behind one load balancer.",
         flags=("--data-parallel-rank", "-dpn"),
-        bounds=(0, 65535),
+        bounds=(0, 4095),
     )
     data_parallel_external_lb: bool = _parallel(
         False,
@@ -248,7 +248,7 @@ class EngineArgs:
         bounds=(1, MAX_LOCAL_REPLICAS),
     )
     data_parallel_start_rank: int = _parallel(
-        0, "The number of this server's first replica.", flags=("--data-parallel-start-rank", "-dpr"), bounds=(0, 65535)
+        0, "The number of this server's first replica.", flags=("--data-parallel-start-rank", "-dpr"), bounds=(0, 4095)
     )
     data_parallel_backend: str = _parallel(
         "mp",
@@ -381,20 +381,25 @@ class EngineArgs:
         if rank is not None and (self.data_parallel_hybrid_lb or start or local not in (None, 1)):
             other = "data_parallel_hybrid_lb=True" if self.data_parallel_hybrid_lb else place
             yield f"data_parallel_rank={rank} with {other}: a server with a rank has one replica; leave one of them out"
+        elif self.data_parallel_external_lb and self.data_parallel_hybrid_lb:
+            yield (
+                "data_parallel_external_lb=True with data_parallel_hybrid_lb=True: each server has one replica, or several; "
+                "leave one of them out"
+            )
         elif rank is None and self.data_parallel_external_lb:
             yield "data_parallel_external_lb=True: give data_parallel_rank, the number of this server's replica"
         elif self.data_parallel_hybrid_lb and local is None:
             yield "data_parallel_hybrid_lb=True: give data_parallel_size_local, how many replicas this server has"
-        elif rank is None and not self.data_parallel_hybrid_lb and (start or local not in (None, size)):
-            yield (
-                f"{place} without data_parallel_hybrid_lb: no other server has the remaining replicas; give "
-                f"data_parallel_hybrid_lb, or leave {place.partition('=')[0]} out"
-            )
         elif self.replicas.stop > size:
             given = place if rank is None else f"data_parallel_rank={rank}"
             yield (
                 f"{given}: this server's last replica would have number {self.replicas.stop - 1}, but "
                 f"data_parallel_size={size} allows 0 to {size - 1}; lower it, or raise data_parallel_size"
+            )
+        elif rank is None and not self.data_parallel_hybrid_lb and (start or local not in (None, size)):
+            yield (
+                f"{place} without data_parallel_hybrid_lb: no other server has the remaining replicas; give "
+                f"data_parallel_hybrid_lb, or leave {place.partition('=')[0]} out"
             )
         elif len(self.replicas) > MAX_LOCAL_REPLICAS:
             yield f"data_parallel_size={size}: one server has at most {MAX_LOCAL_REPLICAS} replicas; lower it"

@@ -165,8 +165,13 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
             "data_parallel_size_local=1 without .*give data_parallel_hybrid_lb, or leave data_parallel_size_local out",
         ),
         (
-            {"data_parallel_size": 2, "data_parallel_start_rank": 1},
+            {"data_parallel_size": 3, "data_parallel_size_local": 2, "data_parallel_start_rank": 1},
             "data_parallel_start_rank=1 without .*or leave data_parallel_start_rank out",
+        ),
+        ({"data_parallel_size_local": 2}, "data_parallel_size_local=2: .* lower it, or raise data_parallel_size"),
+        (
+            {"data_parallel_size": 2, "data_parallel_external_lb": True, "data_parallel_hybrid_lb": True},
+            "one replica, or several; leave one of them out",
         ),
         ({"data_parallel_size": 2, "data_parallel_external_lb": True}, "external_lb=True: give data_parallel_rank"),
         ({"data_parallel_size": 65}, "data_parallel_size=65: one server has at most 64 replicas; lower it"),

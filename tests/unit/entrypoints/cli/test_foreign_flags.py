@@ -109,7 +109,7 @@ def test_a_refused_flag_ends_the_command() -> None:
     assert "--headless is not supported: all replicas of a server run on its machine" in done.output
     done = invoke(["serve", "--check", "-dp", "0"])
     assert done.exit_code == 2
-    assert "data_parallel_size=0 is not an integer in [1, 65536]" in done.output
+    assert "data_parallel_size=0 is not an integer in [1, 4096]" in done.output
 
 
 def test_the_page_lists_them() -> None:
