@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -75,7 +76,7 @@ class Replicas:
         """Send what is left of a request to this engine. If the engine is lost, the request waits until one is connected."""
         if state.engine >= 0:
             self.engines[state.engine].note_left()
-        state.engine = engine.index
+        state.engine, state.given_time = engine.index, time.monotonic()
         engine.note_begun()
         sequences = state.resumed_sequences()
         if engine.is_connected:

@@ -193,7 +193,6 @@ core_requests = st.builds(
     EngineCoreRequest,
     request_id=texts,
     sampling=samplings,
-    arrival_time=st.floats(0, 99),
     priority=st.integers(-9, 9),
     cache_salt=texts,
     prompt_leader=st.none() | texts,
@@ -210,7 +209,7 @@ core_outputs = st.builds(
     finish_reason=st.none() | st.sampled_from(FinishReason),
     stop_reason=st.none() | ids,
     num_cached_tokens=ids,
-    first_scheduled_time=st.floats(0, 99),
+    queue_seconds=st.floats(0, 99),
     error=texts,
     error_kind=st.sampled_from(ErrorKind),
 )
