@@ -52,6 +52,7 @@ from inflight.interface.start_up import (
     RanksPlaced,
     Ready,
     Refused,
+    ReplicaHello,
     StartRank,
     StartUp,
     StartUpFailed,
@@ -262,6 +263,14 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     AskActivity: st.builds(AskActivity),
     WorkerActivity: st.builds(WorkerActivity, rank=ids, text=texts, is_waiting=st.booleans()),
     Hello: st.builds(Hello, token=texts, schema=texts, rank=ids, world_size=ids, nnodes=ids),
+    ReplicaHello: st.builds(
+        ReplicaHello,
+        token=texts,
+        schema=texts,
+        rank=ids,
+        linked=st.lists(ids, max_size=3).map(tuple),
+        terms=st.dictionaries(texts, texts, max_size=3),
+    ),
     Welcome: st.builds(Welcome, max_silence_seconds=st.floats(allow_nan=False)),
     Refused: st.builds(Refused, reason=texts),
     StartUp: st.builds(
