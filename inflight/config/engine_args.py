@@ -256,6 +256,12 @@ class EngineArgs:
         flags=("--data-parallel-backend", "-dpb"),
         choices=("mp",),
     )
+    data_parallel_address: str | None = _parallel(
+        None, "Where replicas on other machines join.", flags=("--data-parallel-address", "-dpa"), metavar="HOST"
+    )
+    data_parallel_rpc_port: int = _parallel(
+        29550, "Port at this address.", flags=("--data-parallel-rpc-port", "-dpp"), **_PORT
+    )
     data_parallel_routing: str = _parallel(
         "prefix",
         "Which replica gets a request: the one with the fewest tokens to compute. With prefix, prompt tokens that are in its "
@@ -316,8 +322,14 @@ class EngineArgs:
         return range(self.data_parallel_start_rank, self.data_parallel_start_rank + count)
 
     @property
+    def served_replicas(self) -> range:
+        """The numbers of the replicas that have the same front ends as those of this machine, and of these."""
+        is_alone = self.data_parallel_hybrid_lb or self.data_parallel_rank is not None
+        return self.replicas if is_alone or not self.data_parallel_address else range(self.data_parallel_size)
+
+    @property
     def routes_by_prefix(self) -> bool:
-        return len(self.replicas) > 1 and self.data_parallel_routing == "prefix" and self.enable_prefix_caching
+        return len(self.served_replicas) > 1 and self.data_parallel_routing == "prefix" and self.enable_prefix_caching
 
     @property
     def config_overrides(self) -> dict[str, Any]:  # Any: JSON
@@ -345,11 +357,11 @@ class EngineArgs:
             yield (
                 f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
             )
-        if len(self.replicas) > 1 and (self.nnodes > 1 or backend == "external_launcher"):
+        if len(self.served_replicas) > 1 and (self.nnodes > 1 or backend == "external_launcher"):
             other = f"nnodes={self.nnodes}" if self.nnodes > 1 else "distributed_executor_backend='external_launcher'"
             yield (
                 f"data_parallel_size={self.data_parallel_size} with {other}: Inflight starts the ranks of several replicas "
-                "itself, on one machine; leave one of the two options out"
+                "itself, each on one machine; leave one of the two options out"
             )
         yield from self._replica_conflicts()
         if self.enforce_eager and self.cuda_graph_max_tokens:
@@ -396,10 +408,10 @@ class EngineArgs:
                 f"{given}: this server's last replica would have number {self.replicas.stop - 1}, but "
                 f"data_parallel_size={size} allows 0 to {size - 1}; lower it, or raise data_parallel_size"
             )
-        elif rank is None and not self.data_parallel_hybrid_lb and (start or local not in (None, size)):
+        elif rank is None and not self.data_parallel_hybrid_lb and self.served_replicas != range(size):
             yield (
                 f"{place} without data_parallel_hybrid_lb: no other server has the remaining replicas; give "
-                f"data_parallel_hybrid_lb, or leave {place.partition('=')[0]} out"
+                f"data_parallel_hybrid_lb or data_parallel_address, or leave {place.partition('=')[0]} out"
             )
-        elif len(self.replicas) > MAX_LOCAL_REPLICAS:
+        elif len(self.served_replicas) > MAX_LOCAL_REPLICAS:
             yield f"data_parallel_size={size}: one server has at most {MAX_LOCAL_REPLICAS} replicas; lower it"

@@ -80,7 +80,7 @@ def resolve(
     num_states = 1 if speculative is None or not may_have_states else 1 + speculative.num_speculative_tokens
     weights_seed = 0 if args.seed is None else args.seed
     fingerprint = _fingerprint(
-        folder,
+        folder if args.served_replicas == args.replicas else Path("/"),  # it may have another name on each machine
         architecture,
         args.hf_overrides if is_of_transformers else None,  # which else is in the architecture
         dtype,
@@ -395,6 +395,7 @@ def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> Para
         master_addr=args.master_addr,
         master_port=args.master_port,
         replicas=tuple(args.replicas),
+        served=tuple(args.served_replicas),
         routes_by_prefix=args.routes_by_prefix,
     )
 
