@@ -8,6 +8,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
+from inflight.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from inflight.engine.serving.async_llm import AsyncLLM
     from inflight.entrypoints.llm import LLM
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from inflight.sampling_params import SamplingParams
     from inflight.structured_outputs_params import StructuredOutputsParams
 
-__version__ = "0.1.0"
 
 # How long an idle compute thread spins before it sleeps. 20,000 rounds take half a millisecond. libgomp's default of 300,000
 # rounds takes 8 ms, and a thread that spins keeps its core from other work. libgomp reads the variable when torch loads it.

@@ -133,7 +133,7 @@ def decode_request(index: int, max_tokens: int) -> tuple[EngineCoreRequest, Int3
     prompt = (np.arange(8, dtype=np.int32) + 10 * index) % VOCAB_SIZE
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     sampling = ResolvedSampling(params=params, seed=index, max_tokens=max_tokens)
-    request = EngineCoreRequest(request_id=str(index), sampling=sampling, arrival_time=time.monotonic())
+    request = EngineCoreRequest(request_id=str(index), sampling=sampling)
     return request, prompt.astype(np.int32)
 
 

@@ -44,6 +44,7 @@ from benchmarks.shared.report import allow_slow_steps, emit, print_table, verdic
 from benchmarks.shared.served_process import ServedProcess
 from inflight import AsyncLLM, SamplingParams
 from inflight.config.engine_args import EngineArgs
+from inflight.engine.process.engine_keeper import EngineKeeper
 from inflight.engine.request.request_state import RequestOutputKind
 
 SCALING_GOAL, THREADS_GOAL, BALANCE_GOAL, HITS_GOAL, FIRST_TOKEN_GOAL = 0.95, 1.9, 1.1, 0.95, 0.5
@@ -134,7 +135,7 @@ def processor_seconds(engine: AsyncLLM) -> float:
     """Returns the processor time that the engines' processes have used since their start."""
     total = 0
     for keeper in engine._keepers:
-        assert keeper.process is not None
+        assert isinstance(keeper, EngineKeeper) and keeper.process is not None
         fields = Path(f"/proc/{keeper.process.process.pid}/stat").read_text().rpartition(")")[2].split()
         total += int(fields[11]) + int(fields[12])
     return total / os.sysconf("SC_CLK_TCK")
@@ -269,9 +270,9 @@ async def losses(rounds: int) -> list[Row]:
                 await asyncio.sleep(0.1)
             running = [asyncio.create_task(stream(engine)) for _ in range(8)]
             await asyncio.sleep(random.uniform(0.5, 1.5))
-            process = engine._keepers[number % 2].process
-            assert process is not None
-            os.kill(process.process.pid, signal.SIGKILL)
+            keeper = engine._keepers[number % 2]
+            assert isinstance(keeper, EngineKeeper) and keeper.process is not None
+            os.kill(keeper.process.process.pid, signal.SIGKILL)
             found = await asyncio.gather(*running)
             num_wrong += sum(tokens != truth for tokens, _ in found)
             silences.append(max(silence for _, silence in found))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -79,7 +78,6 @@ class ObservedEngine:
                 EngineCoreRequest(
                     request_id=str(self._num_requests),
                     sampling=ResolvedSampling(params=params, seed=0, max_tokens=params.max_tokens),
-                    arrival_time=time.monotonic(),
                 ),
                 np.array(prompt, dtype=np.int32),
             )

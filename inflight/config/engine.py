@@ -33,7 +33,8 @@ class ModelConfig:
     """The model: its folder (or GGUF file), network, numeric type and the longest sequence served.
 
     `fingerprint` is a hash of the folder and of everything else that changes keys and values. It goes into every prefix-cache
-    key, so two models never share a key. `seed` is the seed of dummy weights.
+    key, so two models never share a key. If replicas are on several machines, the folder may have other names there. So it is
+    left out, and the files are compared when a replica joins. `seed` is the seed of dummy weights.
     """
 
     folder: Path
@@ -126,6 +127,8 @@ class ParallelConfig:
 
     `replicas` are the numbers of the engine's replicas on this machine: `inflight serve` on another machine may have others.
     Each has a configuration with its own `replica_index`. They share the machine's cores, its memory and its GPUs.
+    `served` are the numbers of all replicas that the same front ends have. If these are on another machine, `head` is its
+    address, and `terms` is what must be the same on both machines, as name -> value.
     `routes_by_prefix`: requests go to replicas that have cached their prompt, unless these have too much to do.
     """
 
@@ -138,6 +141,9 @@ class ParallelConfig:
     master_port: int = 29501
     replicas: tuple[int, ...] = (0,)
     replica_index: int = 0
+    served: tuple[int, ...] = (0,)
+    head: tuple[str, int] | None = None
+    terms: dict[str, str] = field(default_factory=dict)
     routes_by_prefix: bool = False
 
     @property

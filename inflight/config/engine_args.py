@@ -222,13 +222,13 @@ class EngineArgs:
         "Replicas of the engine, each with its own ranks. `inflight serve`, `AsyncLLM` and `LLM` divide the requests "
         "among them.",
         flags=("--data-parallel-size", "-dp"),
-        bounds=(1, 65536),
+        bounds=(1, 4096),
     )
     data_parallel_rank: int | None = _parallel(
         None,
         "This server has one replica, which has this number. The others are at other servers, behind one load balancer.",
         flags=("--data-parallel-rank", "-dpn"),
-        bounds=(0, 65535),
+        bounds=(0, 4095),
     )
     data_parallel_external_lb: bool = _parallel(
         False,
@@ -248,13 +248,19 @@ class EngineArgs:
         bounds=(1, MAX_LOCAL_REPLICAS),
     )
     data_parallel_start_rank: int = _parallel(
-        0, "The number of this server's first replica.", flags=("--data-parallel-start-rank", "-dpr"), bounds=(0, 65535)
+        0, "The number of this server's first replica.", flags=("--data-parallel-start-rank", "-dpr"), bounds=(0, 4095)
     )
     data_parallel_backend: str = _parallel(
         "mp",
         "How replicas are started: as processes on this machine.",
         flags=("--data-parallel-backend", "-dpb"),
         choices=("mp",),
+    )
+    data_parallel_address: str | None = _parallel(
+        None, "Where replicas on other machines join.", flags=("--data-parallel-address", "-dpa"), metavar="HOST"
+    )
+    data_parallel_rpc_port: int = _parallel(
+        29550, "Port at this address.", flags=("--data-parallel-rpc-port", "-dpp"), **_PORT
     )
     data_parallel_routing: str = _parallel(
         "prefix",
@@ -316,8 +322,14 @@ class EngineArgs:
         return range(self.data_parallel_start_rank, self.data_parallel_start_rank + count)
 
     @property
+    def served_replicas(self) -> range:
+        """The numbers of the replicas that have the same front ends as those of this machine, and of these."""
+        is_alone = self.data_parallel_hybrid_lb or self.data_parallel_rank is not None
+        return self.replicas if is_alone or not self.data_parallel_address else range(self.data_parallel_size)
+
+    @property
     def routes_by_prefix(self) -> bool:
-        return len(self.replicas) > 1 and self.data_parallel_routing == "prefix" and self.enable_prefix_caching
+        return len(self.served_replicas) > 1 and self.data_parallel_routing == "prefix" and self.enable_prefix_caching
 
     @property
     def config_overrides(self) -> dict[str, Any]:  # Any: JSON
@@ -345,11 +357,11 @@ class EngineArgs:
             yield (
                 f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
             )
-        if len(self.replicas) > 1 and (self.nnodes > 1 or backend == "external_launcher"):
+        if len(self.served_replicas) > 1 and (self.nnodes > 1 or backend == "external_launcher"):
             other = f"nnodes={self.nnodes}" if self.nnodes > 1 else "distributed_executor_backend='external_launcher'"
             yield (
                 f"data_parallel_size={self.data_parallel_size} with {other}: Inflight starts the ranks of several replicas "
-                "itself, on one machine; leave one of the two options out"
+                "itself, each on one machine; leave one of the two options out"
             )
         yield from self._replica_conflicts()
         if self.enforce_eager and self.cuda_graph_max_tokens:
@@ -381,20 +393,25 @@ class EngineArgs:
         if rank is not None and (self.data_parallel_hybrid_lb or start or local not in (None, 1)):
             other = "data_parallel_hybrid_lb=True" if self.data_parallel_hybrid_lb else place
             yield f"data_parallel_rank={rank} with {other}: a server with a rank has one replica; leave one of them out"
+        elif self.data_parallel_external_lb and self.data_parallel_hybrid_lb:
+            yield (
+                "data_parallel_external_lb=True with data_parallel_hybrid_lb=True: each server has one replica, or several; "
+                "leave one of them out"
+            )
         elif rank is None and self.data_parallel_external_lb:
             yield "data_parallel_external_lb=True: give data_parallel_rank, the number of this server's replica"
         elif self.data_parallel_hybrid_lb and local is None:
             yield "data_parallel_hybrid_lb=True: give data_parallel_size_local, how many replicas this server has"
-        elif rank is None and not self.data_parallel_hybrid_lb and (start or local not in (None, size)):
-            yield (
-                f"{place} without data_parallel_hybrid_lb: no other server has the remaining replicas; give "
-                f"data_parallel_hybrid_lb, or leave {place.partition('=')[0]} out"
-            )
         elif self.replicas.stop > size:
             given = place if rank is None else f"data_parallel_rank={rank}"
             yield (
                 f"{given}: this server's last replica would have number {self.replicas.stop - 1}, but "
                 f"data_parallel_size={size} allows 0 to {size - 1}; lower it, or raise data_parallel_size"
             )
-        elif len(self.replicas) > MAX_LOCAL_REPLICAS:
+        elif rank is None and not self.data_parallel_hybrid_lb and self.served_replicas != range(size):
+            yield (
+                f"{place} without data_parallel_hybrid_lb: no other server has the remaining replicas; give "
+                f"data_parallel_hybrid_lb or data_parallel_address, or leave {place.partition('=')[0]} out"
+            )
+        elif len(self.served_replicas) > MAX_LOCAL_REPLICAS:
             yield f"data_parallel_size={size}: one server has at most {MAX_LOCAL_REPLICAS} replicas; lower it"

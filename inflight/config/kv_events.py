@@ -11,7 +11,7 @@ from inflight.config.json_option import from_json
 from inflight.errors import ConfigError
 from inflight.setting import setting
 
-_TCP = re.compile(r"tcp://\S+:\d{1,5}")
+_TCP = re.compile(r"tcp://\S+:[0-9]{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class KVEventsConfig:
 
 
 def resolve_kv_events(
-    given: Mapping[str, Any] | None, is_caching: bool, replicas: range
+    given: Mapping[str, Any] | None, *, is_caching: bool, replicas: range
 ) -> KVEventsConfig | None:  # Any: checked here
     """Returns the config that `given` (`EngineArgs.kv_events_config`) describes; None if nothing is published.
 
@@ -46,7 +46,8 @@ def resolve_kv_events(
         raise ConfigError(f"kv_events_config: topic={config.topic!r} has characters that cannot be printed; change it")
     if not config.enable_kv_cache_events or config.publisher == "null":
         return None
-    if is_bound(config.endpoint) and len(ports) == 2 and set(ports[0]) & set(ports[1]):
+    hosts = {each.rpartition(":")[0] for each in (config.endpoint, config.replay_endpoint) if each is not None}
+    if (is_bound(config.endpoint) or len(hosts) == 1) and len(ports) == 2 and set(ports[0]) & set(ports[1]):
         raise ConfigError(
             f"kv_events_config: endpoint={config.endpoint!r} and replay_endpoint={config.replay_endpoint!r} have common "
             f"ports, because replica n adds n to each port and the last replica is {replicas[-1]}; change one of them"
@@ -57,9 +58,8 @@ def resolve_kv_events(
 
 
 def is_bound(endpoint: str) -> bool:
-    """Whether the engine listens at `endpoint` for subscribers. Otherwise it connects to one that listens there. As in vLLM,
-    the engine listens if the address is not one certain machine's."""
-    return "*" in endpoint or "::" in endpoint
+    """Whether the engine listens at `endpoint` for subscribers. Otherwise it connects to one that listens there."""
+    return "*" in endpoint or "[::]" in endpoint
 
 
 def _ports(endpoint: str, replicas: range) -> range:

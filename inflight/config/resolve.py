@@ -80,7 +80,7 @@ def resolve(
     num_states = 1 if speculative is None or not may_have_states else 1 + speculative.num_speculative_tokens
     weights_seed = 0 if args.seed is None else args.seed
     fingerprint = _fingerprint(
-        folder,
+        folder if args.served_replicas == args.replicas else Path("/"),  # it may have another name on each machine
         architecture,
         args.hf_overrides if is_of_transformers else None,  # which else is in the architecture
         dtype,
@@ -148,7 +148,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         lambda: resolve_quantization(args, machine, _weight_format(folder, architecture)),
         lambda: resolve_kv_cache_dtype(args.kv_cache_dtype, args.dtype, machine),
         lambda: resolve_speculative(args.speculative_config),
-        lambda: resolve_kv_events(args.kv_events_config, args.enable_prefix_caching, args.replicas),
+        lambda: resolve_kv_events(args.kv_events_config, is_caching=args.enable_prefix_caching, replicas=args.replicas),
         lambda: resolve_fault_tolerance(args.enable_fault_tolerance, args.fault_tolerance_config),
     ]
     found: list[str] = []
@@ -317,7 +317,7 @@ def resolve_cache(
         memory_bytes=args.kv_cache_memory_bytes,
         memory_utilization=args.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[machine.device],
         usual_sequence_len=min(max_model_len, USUAL_SEQUENCE_LEN) if is_shared else None,
-        events=resolve_kv_events(args.kv_events_config, args.enable_prefix_caching, args.replicas),
+        events=resolve_kv_events(args.kv_events_config, is_caching=args.enable_prefix_caching, replicas=args.replicas),
     )
 
 
@@ -395,6 +395,7 @@ def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> Para
         master_addr=args.master_addr,
         master_port=args.master_port,
         replicas=tuple(args.replicas),
+        served=tuple(args.served_replicas),
         routes_by_prefix=args.routes_by_prefix,
     )
 

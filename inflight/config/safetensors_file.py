@@ -3,8 +3,10 @@
 https://huggingface.co/docs/safetensors describes the format: 8 bytes with the size of the header, the header as JSON, the data.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +52,17 @@ def find_files(folder: Path) -> tuple[list[Path], dict[str, str]]:
             f"{folder} has no *.safetensors, and no GGUF file; other formats are not read: save the weights as safetensors"
         )
     return files, {}
+
+
+def digests(files: Sequence[Path]) -> dict[str, str]:
+    """Returns "SHA-256 of NAME" -> this digest, for each file. One core needs some seconds for a GB."""
+
+    def digest(file: Path) -> str:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+
+    with ThreadPoolExecutor() as threads:
+        return dict(zip((f"SHA-256 of {file.name}" for file in files), threads.map(digest, files), strict=True))
 
 
 def _read_index(file: Path) -> dict[str, str]:

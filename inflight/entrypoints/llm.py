@@ -315,6 +315,10 @@ def _refuse_others(method: str, given: Mapping[str, object], more: Iterable[str]
 def _one_each(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:
     if given is None or isinstance(given, SamplingParams):
         return [given] * count
+    if not isinstance(given, Sequence) or any(not isinstance(each, SamplingParams | None) for each in given):
+        raise InvalidRequestError(
+            "sampling_params has values that are no SamplingParams; give only SamplingParams or None"
+        )
     if len(given) != count:
         raise InvalidRequestError(
             f"there are {len(given)} sampling_params for {count} prompts; give one for all, or one for each prompt"

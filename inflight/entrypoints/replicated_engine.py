@@ -53,14 +53,14 @@ class ReplicatedEngine(OfflineEngine):
         """Run it in the thread, and wait for it.
 
         Raises:
-            EngineClosedError: `close` was called.
+            EngineClosedError: `close` was called, or this process was forked.
         """
         try:
             return self._io.run_coroutine(coroutine)
         except RuntimeError:
             if not self._io.is_closed:
                 raise
-            raise EngineClosedError("the engine was closed; make a new one") from None
+            raise EngineClosedError("the engine was closed, or belongs to another process; make a new one") from None
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]

@@ -1,9 +1,10 @@
 """Connects ranks on other nodes to node 0. Each opens a TCP connection and first sends a `Hello` with the cluster's token. A
 rank that Ray has started has a token of its own, which is valid once.
 
-Node 0 has a `RankAcceptor` in the executor's I/O thread. The other nodes call `connect`. The token is compared in constant
-time. A peer without the right token gets a `Refused`, and nothing else that it sends is decoded. The size of a `Hello` is
-limited. Messages are not encrypted, so nobody else must have access to the network between the nodes.
+Node 0 has a `RankAcceptor` in the executor's I/O thread. The other nodes call `connect`. In the same way replicas on other
+machines join the server that has the front ends (engine/process/remote_replica.py). The token is compared in constant time. A
+peer without the right token gets a `Refused`, and nothing else that it sends is decoded. The size of a hello is limited.
+Messages are not encrypted, so nobody else must have access to the network between the nodes.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from inflight.config.engine import ParallelConfig
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.interface.codec import MESSAGE_TYPES, Message, encode, schema_digest
 from inflight.interface.framing import MAX_FRAME_BYTES
-from inflight.interface.start_up import Hello, Refused, Welcome
+from inflight.interface.start_up import Hello, Refused, ReplicaHello, Welcome
 from inflight.processes.io_thread import IoThread
 from inflight.processes.streams import BlockingStream, IoStream, use_heartbeats
 from inflight.sockets import connect_locally, listen, listen_locally
@@ -49,6 +50,13 @@ class RankAcceptor:
         ConfigError: node 0 cannot listen on the address.
     """
 
+    hello: type[Hello] = Hello  # the class of the first message
+    max_hello_bytes = MAX_HELLO_BYTES
+    place, options = (
+        "node 0",
+        "master_addr, master_port",
+    )  # how messages call this process, and the options of `address`
+
     def __init__(
         self,
         io: IoThread,
@@ -67,7 +75,13 @@ class RankAcceptor:
         self._max_silence_seconds = max_silence_seconds
         self._on_join = on_join
         self._strangers: dict[IoStream, asyncio.TimerHandle] = {}  # the oldest first; the timer drops it
-        self._sockets = [_listen(*address)]
+        try:
+            self._sockets = [listen(*address)]
+        except OSError as error:
+            raise ConfigError(
+                f"{self.place} cannot listen on {address[0]}:{address[1]} ({self.options}): {error.strerror or error}; choose "
+                "an address of this machine and a free port"
+            ) from error
         if local_name:
             self._sockets.append(listen_locally(local_name))
         host, port = self._sockets[0].getsockname()[:2]
@@ -109,7 +123,7 @@ class RankAcceptor:
             self._dismiss(next(iter(self._strangers)), "a stranger", "too many connections have sent no Hello")
         use_heartbeats(connected, self._max_silence_seconds)
         host = str(peer[0]) if peer else "this machine"
-        stream = IoStream(self._io, connected, allowed=(Hello,), max_frame_bytes=MAX_HELLO_BYTES)
+        stream = IoStream(self._io, connected, allowed=(self.hello,), max_frame_bytes=self.max_hello_bytes)
         stream.on_message = partial(self._greet, stream, host)
         stream.on_end = partial(self._dismiss, stream, host)
         no_hello = partial(self._dismiss, stream, host, f"it sent no Hello within {MAX_HELLO_SECONDS:g} s")
@@ -123,25 +137,32 @@ class RankAcceptor:
 
     def _greet(self, stream: IoStream, host: str, hello: Message) -> None:
         assert isinstance(hello, Hello)
-        refusal = self._refusal(hello)
+        refusal = self._foreign(hello) or self._refusal(hello)
         if refusal:
             stream.send(encode(Refused(reason=refusal)).buffers())
             self._dismiss(stream, host, refusal)
             return
         self._strangers.pop(stream).cancel()
-        self._missing.remove(hello.rank)
         stream.send(encode(Welcome(max_silence_seconds=self._max_silence_seconds)).buffers())
+        self._join(hello, stream, host)
+
+    def _join(self, hello: Hello, stream: IoStream, host: str) -> None:
+        self._missing.remove(hello.rank)
         stream.allowed = MESSAGE_TYPES
         stream.allow_frames_of(MAX_FRAME_BYTES)
         self._on_join(hello.rank, stream)
 
-    def _refusal(self, hello: Hello) -> str:
-        """Returns why this peer may not join, or "" if it may."""
+    def _foreign(self, hello: Hello) -> str:
+        """Returns why the peer does not belong to this cluster, or "" if it does."""
         token = self._tokens.get(hello.rank, self._token)
         if not hmac.compare_digest(hello.token.encode(), token.encode()):
-            return "its INFLIGHT_CLUSTER_TOKEN is not the same as on node 0; set the same value on all nodes"
+            return f"its INFLIGHT_CLUSTER_TOKEN is not the same as on {self.place}; set the same value on all nodes"
         if hello.schema != schema_digest():
-            return "it runs another version of Inflight than node 0; install the same version on all nodes"
+            return f"it runs another version of Inflight than {self.place}; install the same version on all nodes"
+        return ""
+
+    def _refusal(self, hello: Hello) -> str:
+        """Returns why this peer may not join, or "" if it may."""
         if (hello.world_size, hello.nnodes) != (self._world_size, self._nnodes):
             return (
                 f"it was started for {hello.world_size} ranks on {hello.nnodes} nodes, but node 0 for {self._world_size} ranks "
@@ -154,24 +175,17 @@ class RankAcceptor:
         return ""
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return listen(host, port)
-    except OSError as error:
-        raise ConfigError(
-            f"node 0 cannot listen on {host}:{port} (master_addr, master_port): {error.strerror or error}; choose an "
-            "address of this machine and a free port"
-        ) from error
-
-
-def connect(address: tuple[str, int] | str, hello: Hello, *, max_seconds: float) -> socket.socket:
-    """Connect to node 0 as the rank of `hello`, and wait if node 0 is not started yet. Returns the connected socket.
+def connect(
+    address: tuple[str, int] | str, hello: Hello, *, max_seconds: float, place: str = "node 0"
+) -> socket.socket:
+    """Connect to `place` as the rank or replica of `hello`, and wait if it is not started yet. Returns the connected socket.
     `address`: a host and a port, or the name of a Unix socket.
 
     Raises:
-        ConfigError: node 0 refused the rank; the message contains the reason.
-        EngineError: node 0 did not answer within `max_seconds`.
+        ConfigError: the rank or replica was refused; the message contains the reason.
+        EngineError: `place` did not answer within `max_seconds`.
     """
+    who = f"{'replica' if isinstance(hello, ReplicaHello) else 'rank'} {hello.rank}"
     name = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
     end = time.monotonic() + max_seconds
     while True:
@@ -184,7 +198,7 @@ def connect(address: tuple[str, int] | str, hello: Hello, *, max_seconds: float)
         except OSError as error:
             if time.monotonic() + RETRY_SECONDS > end:
                 raise EngineError(
-                    f"node 0 did not answer on {name} within {max_seconds:g} s: {error}; check that it runs there"
+                    f"{place} did not answer on {name} within {max_seconds:g} s: {error}; check that it runs there"
                 ) from error
         time.sleep(RETRY_SECONDS)
     stream = BlockingStream(connected, read_ahead=False)  # later messages are for the worker process
@@ -194,11 +208,11 @@ def connect(address: tuple[str, int] | str, hello: Hello, *, max_seconds: float)
         answer = stream.receive()
     except (OSError, CodecError) as error:
         stream.close()
-        raise EngineError(f"the program that answers on {name} is not node 0 of Inflight: {error}") from error
+        raise EngineError(f"the program that answers on {name} is not {place} of Inflight: {error}") from error
     if isinstance(answer, Welcome):
         use_heartbeats(connected, answer.max_silence_seconds)
         return connected
     stream.close()
     if isinstance(answer, Refused):
-        raise ConfigError(f"node 0 ({name}) refused rank {hello.rank}: {answer.reason}")
-    raise EngineError(f"node 0 ({name}) closed the connection of rank {hello.rank}; the log of node 0 may say why")
+        raise ConfigError(f"{place} ({name}) refused {who}: {answer.reason}")
+    raise EngineError(f"{place} ({name}) closed the connection of {who}; the log of {place} may say why")

@@ -89,8 +89,8 @@ class EngineCoreRequest:
     them, once: it may have a hundred thousand tokens, and a hundred siblings.
 
     `prompt_leader` is the id of the first sibling, which computes the prompt and shares its blocks with this sequence. It is
-    None in the first sibling itself. `arrival_time` is a value of `time.monotonic()`. Requests with different `cache_salt` do
-    not share cached prompts, so a user cannot find out by timing what another user has sent.
+    None in the first sibling itself. Requests with different `cache_salt` do not share cached prompts, so a user cannot find
+    out by timing what another user has sent.
 
     A *resumed* sequence goes on after its engine core was lost. The core computes its tokens again and emits only later ones:
 
@@ -103,7 +103,6 @@ class EngineCoreRequest:
 
     request_id: str
     sampling: ResolvedSampling
-    arrival_time: float
     priority: int = 0
     cache_salt: str = ""
     prompt_leader: str | None = None
@@ -144,7 +143,9 @@ class EngineCoreOutput:
 
     `prompt_logprobs` comes in several parts, in order. The first part starts at prompt position 1, because the token at
     position 0 has no log-probability. `stop_reason` is the user's stop token that ended the request; None if something else
-    ended it. Times are values of `time.monotonic()`. `error` says why the request failed, and `error_kind` what the cause is.
+    ended it. `queue_seconds` is the time from the arrival at the core to the first step. It is no point in time, because the
+    front end may be on another machine, which has another clock. `error` says why the request failed, and `error_kind` what
+    the cause is.
     """
 
     request_id: str
@@ -154,6 +155,6 @@ class EngineCoreOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0
-    first_scheduled_time: float = 0.0
+    queue_seconds: float = 0.0
     error: str = ""
     error_kind: ErrorKind = ErrorKind.REQUEST

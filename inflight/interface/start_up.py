@@ -16,6 +16,10 @@ With Ray, the executor has a process that talks to Ray (executor/ray_placement.p
 
 executor  -- PlaceRanks, StartRank -->  this process  -- RanksPlaced | Refused, StartUpFailed -->  executor
 
+A replica on another machine than the front ends, on TCP connections to their machine:
+
+replica  -- ReplicaHello -->  head  -- Welcome | Refused -->  replica
+
 If an external launcher (torchrun) has started the ranks, each rank has an executor of its own. These executors send each other:
 
 executor  -- Ready | StartUpFailed; Submitted and replies, in the order of the commands; Stop -->  every other executor
@@ -40,6 +44,23 @@ class Hello:
     rank: int
     world_size: int
     nnodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaHello(Hello):
+    """The first message on each TCP connection of a replica that is on another machine than the front ends (`--headless`).
+    `rank` is the number of the replica.
+
+    Attributes:
+        linked: the numbers of the front ends that have a connection to the replica. This connection is for another one. When a
+            front end takes it, the head sends its number (4 bytes). Then front end and engine core talk.
+        terms: what must be the same on both machines, as name -> value.
+    """
+
+    world_size: int = 1
+    nnodes: int = 1
+    linked: tuple[int, ...]
+    terms: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +217,5 @@ class StartRank:
 EpochCommand = BeginEpoch | JoinEpoch
 EpochReply = Listening | Ready | StartUpFailed
 PlacementMessage = PlaceRanks | RanksPlaced | StartRank
-StartUpMessage = (
-    Hello | Welcome | Refused | Preload | StartUp | EpochCommand | EpochReply | Stop | Submitted | PlacementMessage
-)
+RankMessage = Hello | Welcome | Refused | Preload | StartUp | EpochCommand | EpochReply | Stop | Submitted
+StartUpMessage = RankMessage | PlacementMessage | ReplicaHello

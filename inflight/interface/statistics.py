@@ -129,6 +129,11 @@ class FaultStatus:
             whole, state=state, num_recoveries=counts, spare_workers=sum(status.spare_workers for status in statuses)
         )
 
+    def with_dead_front_ends(self, count: int) -> FaultStatus:
+        """Returns this status after so many deaths of front ends."""
+        counts, cause = {**self.num_recoveries, "front_end_died": count}, f"{count} front ends have died"
+        return replace(self, num_recoveries=counts, last_cause=cause, last_kind="front_end_died")
+
     def after(self, past: FaultStatus) -> FaultStatus:
         """Returns this status with the counts of `past` added. `past` is the status of the processes before this one."""
         causes = {**past.num_recoveries, **self.num_recoveries}

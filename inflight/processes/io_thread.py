@@ -32,8 +32,8 @@ class IoThread:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `stop` was called, and the thread has ended."""
-        return self.loop.is_closed()
+        """Whether the thread has ended, or belongs to a process from which this one was forked."""
+        return not self._thread.is_alive()
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Run `callback` in the thread, after all earlier callbacks. After `stop` the callback is dropped."""
@@ -52,13 +52,12 @@ class IoThread:
         """Run `coroutine` in the thread and wait for it, like `run`. If the caller is interrupted, it is cancelled.
 
         Raises:
-            RuntimeError: `stop` was called.
+            RuntimeError: the thread does not run.
         """
-        try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        except RuntimeError:
+        if self.is_closed:
             coroutine.close()  # otherwise Python warns that it was never awaited
-            raise
+            raise RuntimeError("the thread does not run")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result()
         except BaseException:

@@ -153,6 +153,13 @@ class IoStream:
             self._end(f"its message cannot be processed: {error!r}")
         return self._is_open
 
+    def detach(self) -> socket.socket:
+        """Returns the socket, which belongs to the caller now. Nothing may be waiting to be sent. What the peer has sent after
+        the last message that it was allowed to send is lost."""
+        taken = self._socket.dup()
+        self.close()
+        return taken
+
     def drain(self) -> None:
         """Read and deliver everything that the peer sent before it died."""
         while self._is_open and self._read():

@@ -163,7 +163,7 @@ def make_output(
         finish_reason=added.finish_reason,
         stop_reason=stop_reason,
         num_cached_tokens=max(request.num_cached_tokens, 0),
-        first_scheduled_time=request.first_scheduled_time,
+        queue_seconds=request.queue_seconds,
         error=added.error,
         error_kind=added.error_kind,
     )

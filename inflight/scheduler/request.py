@@ -1,5 +1,6 @@
 """`Request`: the complete state of one sequence. The scheduler owns it. Workers have copies, which can be rebuilt from it."""
 
+import time
 from array import array
 from enum import Enum, auto
 
@@ -71,7 +72,8 @@ class Request:
         # how many tokens were in cached or shared blocks at the first admission; -1 before the admission
         self.num_cached_tokens = -1
         self.num_prompt_logprobs_done = core.num_prompt_logprobs_done
-        self.first_scheduled_time = 0.0
+        self.arrival_time = time.monotonic()  # at this engine; the front end's clock may be another machine's
+        self.queue_seconds = 0.0  # from then to the first admission
         self.has_grammar = core.sampling.params.structured_outputs is not None
         self.draft_token_ids: list[int] = []
         self.num_drawn_tokens = 0

@@ -317,7 +317,7 @@ class Scheduler:
         request.blocks.num_committed = start // self._kv_cache.block_size
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = start
-            request.first_scheduled_time = time.monotonic()
+            request.queue_seconds = time.monotonic() - request.arrival_time
         self.stats.num_queried_tokens += request.num_tokens
         self.stats.num_hit_tokens += start
         bisect.insort(self._running, request, key=self._waiting.key)

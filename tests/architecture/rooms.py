@@ -24,6 +24,7 @@ _TABLE = """
   0     setting_text
   0     sockets
   0     timeline           errors
+  0     version
 
   1     hub
   1     structured_outputs_params

@@ -3,6 +3,8 @@
     this process ── 10.77.N.1 ══ 10.77.N.2 ── machine "a": inflight serve, node 0
                                               10.78.0.1 ══ 10.78.0.2 ── machine "b": inflight worker, node 1
 
+Or machine "b" runs another replica: inflight serve --headless.
+
 HTTP goes over the first pair of devices, and the ranks talk over the second pair. So a broken link between the machines does
 not touch the clients. Only root can make network namespaces.
 """
@@ -78,9 +80,10 @@ class TwoMachines:
 
 
 @contextlib.contextmanager
-def two_machines(*options: str) -> Iterator[TwoMachines]:
+def two_machines(*options: str, replicas: bool = False) -> Iterator[TwoMachines]:
     """Args:
     options: further options of `inflight serve`; the ranks are two tensor-parallel ones, one on each machine.
+    replicas: instead of the ranks, each machine has a replica.
     """
     suffix = str(os.getpid() % 100_000)
     client_address, server_address = (f"10.77.{os.getpid() % 256}.{host}" for host in (1, 2))
@@ -110,9 +113,13 @@ def two_machines(*options: str) -> Iterator[TwoMachines]:
             _ip("-n", f"{machine}{suffix}", "address", "add", f"{address}/24", "dev", device)
             _ip("-n", f"{machine}{suffix}", "link", "set", device, "up")
         sizes = ["-tp", "2", "--nnodes", "2", "--master-address", MASTER_ADDRESS]
+        command = ["worker", "--node-rank", "1", *sizes]
+        if replicas:
+            sizes = ["-dp", "2", "-dpl", "1", "--data-parallel-address", MASTER_ADDRESS]
+            command = ["serve", "--headless", "--dtype", "float32", "-dpr", "1", *sizes, *options]
         inside = ["ip", "netns", "exec"]
         worker = subprocess.Popen(
-            [*inside, f"b{suffix}", sys.executable, "-c", _COMMAND, "worker", "--node-rank", "1", *sizes],
+            [*inside, f"b{suffix}", sys.executable, "-c", _COMMAND, *command],
             env={**os.environ, **_TOKEN, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         stack.callback(_end, worker)

@@ -250,7 +250,6 @@ class MockEngine:
             EngineCoreRequest(
                 request_id=request_id,
                 sampling=ResolvedSampling(params=params, seed=0, max_tokens=max_tokens, stop_token_ids=stop),
-                arrival_time=0.0,
                 priority=priority,
                 cache_salt=salt,
                 prompt_leader=leader,

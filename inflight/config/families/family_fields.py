@@ -27,8 +27,10 @@ _DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "auto"
 
 @dataclass(frozen=True)
 class FamilyFields(JsonFields):
-    """Raises (all methods):
-    UnsupportedModelError: a field has an impossible value, or a value that Inflight's own code does not support.
+    """The fields of a model's config.json, with methods that read parts of the network.
+
+    Raises (all methods):
+        UnsupportedModelError: a field has an impossible value, or a value that Inflight's own code does not support.
     """
 
     @property
@@ -134,7 +136,7 @@ class FamilyFields(JsonFields):
             )
         return mlp
 
-    def cap(self, name: str, default: float | None) -> float | None:
+    def soft_cap(self, name: str, default: float | None) -> float | None:
         """A soft cap. null means no cap. If the field is absent, the cap is `default`."""
         if self.is_null(name) or (default is None and not self.has(name)):
             return None
@@ -172,7 +174,7 @@ class FamilyFields(JsonFields):
         """The field sliding_window. null means no window. If the field is absent, it is `default`, as in transformers."""
         return None if self.is_null("sliding_window") else self.integer("sliding_window", default)
 
-    def windowed_layers(self, default: list[bool], window: int | None) -> list[bool]:
+    def which_have_window(self, default: list[bool], window: int | None) -> list[bool]:
         """Which layers have a window: the field layer_types, or `default` if it is absent."""
         layer_types = self.texts("layer_types")
         if not layer_types:
@@ -191,15 +193,15 @@ class FamilyFields(JsonFields):
         return wanted
 
     def windows(self, default: list[bool], window: int | None) -> list[int | None]:
-        """The window of each layer; `default` as in `windowed_layers`."""
-        return [window if windowed else None for windowed in self.windowed_layers(default, window)]
+        """The window of each layer; `default` as in `which_have_window`."""
+        return [window if windowed else None for windowed in self.which_have_window(default, window)]
 
     def refuse_other_windows(self, windowed: list[bool], window: int | None, name: str) -> None:
         """Refuses a field layer_types that differs from `windowed`: transformers' class `name` does not read it."""
-        if self.windowed_layers(windowed, window) != windowed:
+        if self.which_have_window(windowed, window) != windowed:
             raise self.refusal(f"layer_types={list(self.texts('layer_types'))!r} is not supported for {name}")
 
-    def with_windows(self, layer: LayerSpec, windows: Iterable[int | None]) -> tuple[LayerSpec, ...]:
+    def layers_with_windows(self, layer: LayerSpec, windows: Iterable[int | None]) -> tuple[LayerSpec, ...]:
         """Copies of `layer`, one per window.
 
         A window of max_position_embeddings tokens or more hides no token, so it is left out (None). Then the layer can share
@@ -218,10 +220,10 @@ class FamilyFields(JsonFields):
         by_index = [(index + 1) % pattern != 0 for index in range(self.num_layers)]
         assert layer.attention is not None
         full, local = (replace(layer, attention=replace(layer.attention, rope=rope)) for rope in ropes)
-        (local,) = self.with_windows(local, [window])
-        return tuple(local if windowed else full for windowed in self.windowed_layers(by_index, window))
+        (local,) = self.layers_with_windows(local, [window])
+        return tuple(local if windowed else full for windowed in self.which_have_window(by_index, window))
 
-    def layers_with_attention(self, name: str, default: list[bool]) -> list[bool]:
+    def which_have_attention(self, name: str, default: list[bool]) -> list[bool]:
         """Which layers have attention: the field layer_types, or `default` if it is absent. The others are recurrent and have
         the type `name`."""
         given = self.texts("layer_types") or tuple("full_attention" if each else name for each in default)

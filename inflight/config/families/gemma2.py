@@ -20,13 +20,13 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     attention = replace(
         fields.attention(head_dim=256, reads_bias=True),
         scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        soft_cap=fields.cap("attn_logit_softcapping", 50.0),
+        soft_cap=fields.soft_cap("attn_logit_softcapping", 50.0),
     )
     mlp = fields.mlp(name="hidden_activation", default="gelu_pytorch_tanh")
     layer = LayerSpec(attention=attention, mlp=mlp, norms=NORMS)
     by_index = [index % 2 == 0 for index in range(fields.num_layers)]
     windows = fields.windows(by_index, window)
-    return replace(make_gemma(fields, fields.with_windows(layer, windows), logits_cap=30.0), norm_offset=1.0)
+    return replace(make_gemma(fields, fields.layers_with_windows(layer, windows), logits_cap=30.0), norm_offset=1.0)
 
 
 def make_gemma(
@@ -37,7 +37,7 @@ def make_gemma(
         fields.architecture(layers, is_tied=True),
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         rounds_embedding_scale=True,
-        logits_cap=fields.cap("final_logit_softcapping", logits_cap),
+        logits_cap=fields.soft_cap("final_logit_softcapping", logits_cap),
     )
 
 

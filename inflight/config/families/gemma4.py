@@ -8,6 +8,7 @@ from inflight.config.architecture import HEAD, AttentionSpec, LayerSpec, ModelAr
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.gemma2 import NORMS, make_gemma
+from inflight.config.json_fields import JsonFields
 from inflight.config.parse_rope import parse_rope
 
 _PER_LAYER = ("head_dim", "num_key_value_heads")
@@ -26,7 +27,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
             'null or "vision" is'
         )
     num_layers, window = fields.num_layers, fields.window(512)
-    windowed = fields.windowed_layers([(index + 1) % 6 != 0 for index in range(num_layers)], window)
+    windowed = fields.which_have_window([(index + 1) % 6 != 0 for index in range(num_layers)], window)
     windowed[-1] = False  # transformers makes the last layer one without a window
     num_shared = fields.integer("num_kv_shared_layers", 0, least=0)
     owners = _owners(fields, windowed, num_shared)
@@ -36,7 +37,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     for index, (has_window, owner) in enumerate(zip(windowed, owners, strict=True)):
         attention = replace(_read_attention(fields, index, has_window), kv_layer=owner)
         layer = LayerSpec(attention=attention, mlp=mlp if owner is None else wide, norms=NORMS, has_scalar=True)
-        layers += fields.with_windows(layer, [window if has_window else None])
+        layers += fields.layers_with_windows(layer, [window if has_window else None])
     return replace(
         make_gemma(fields, tuple(layers)),
         token_inputs=_read_token_inputs(fields, mlp.activation),
@@ -88,7 +89,7 @@ def _read_attention(fields: FamilyFields, index: int, has_window: bool) -> Atten
 def _read_rope(fields: FamilyFields, head_dim: int, has_window: bool) -> RopeConfig:
     kind = "sliding_attention" if has_window else "full_attention"
     ropes = fields.mapping("rope_parameters")
-    rope = ropes.mapping(kind) if fields.has("rope_parameters") else ropes.with_values(_ROPES[kind])
+    rope = ropes.mapping(kind) if fields.has("rope_parameters") else JsonFields(_ROPES[kind], ropes.where)
     return parse_rope(fields, head_dim, rope=rope)
 
 

@@ -31,7 +31,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     full = LayerSpec(attention=attention, mlp=mlp, norms=_NORMS)
     short = LayerSpec(short_conv=recurrence, mlp=mlp, norms=_NORMS)
     chosen = range(fields.num_layers) if not fields.has("full_attn_idxs") else fields.token_ids("full_attn_idxs")
-    has_attention = fields.layers_with_attention("conv", [index in chosen for index in range(fields.num_layers)])
+    has_attention = fields.which_have_attention("conv", [index in chosen for index in range(fields.num_layers)])
     layers = tuple(full if each else short for each in has_attention)
     is_tied = fields.boolean("tie_embedding", fields.boolean("tie_word_embeddings", True))
     return replace(

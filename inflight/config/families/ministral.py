@@ -10,7 +10,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     by_default = [window is not None] * fields.num_layers
     windows = fields.windows(by_default, window)
     layer = LayerSpec(attention=fields.attention(), mlp=fields.mlp())
-    return fields.architecture(fields.with_windows(layer, windows))
+    return fields.architecture(fields.layers_with_windows(layer, windows))
 
 
 FAMILY = Family(architecture="MinistralForCausalLM", model_type="ministral", parse=_parse)

@@ -9,7 +9,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     window, num_layers = fields.window(), fields.num_layers
     fields.refuse_other_windows([window is not None] * num_layers, window, FAMILY.architecture)
     layer = LayerSpec(attention=fields.attention(), mlp=fields.mlp())
-    return fields.architecture(fields.with_windows(layer, [window] * num_layers))
+    return fields.architecture(fields.layers_with_windows(layer, [window] * num_layers))
 
 
 WRAPPER = "Mistral3ForConditionalGeneration", "mistral3"

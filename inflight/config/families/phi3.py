@@ -15,7 +15,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     layer = LayerSpec(attention=replace(attention, is_fused=True), mlp=fields.mlp(is_fused=True))
     window = fields.integer("sliding_window") if fields.has("sliding_window") else None
     windows = [window] * fields.num_layers
-    return fields.architecture(fields.with_windows(layer, windows), eps=1e-5)
+    return fields.architecture(fields.layers_with_windows(layer, windows), eps=1e-5)
 
 
 def _with_today_s_names(fields: FamilyFields) -> FamilyFields:

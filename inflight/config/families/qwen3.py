@@ -11,7 +11,7 @@ from inflight.config.families.qwen2 import read_windows
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     attention = replace(fields.attention(head_dim=128, reads_bias=True), qk_norm=HEAD)
     layer = LayerSpec(attention=attention, mlp=fields.mlp())
-    return fields.architecture(fields.with_windows(layer, read_windows(fields)))
+    return fields.architecture(fields.layers_with_windows(layer, read_windows(fields)))
 
 
 FAMILY = Family(architecture="Qwen3ForCausalLM", model_type="qwen3", parse=_parse, gguf_name="qwen3")

@@ -25,7 +25,7 @@ def parse_hybrid(fields: FamilyFields, *, is_grouped: bool = False) -> ModelArch
     full, recurrent = LayerSpec(attention=attention, mlp=mlp), LayerSpec(gated_delta=recurrence, mlp=mlp)
     num_layers, interval = fields.num_layers, fields.integer("full_attention_interval", 4)
     every_fourth = [(index + 1) % interval == 0 for index in range(num_layers)]
-    has_attention = fields.layers_with_attention("linear_attention", every_fourth)
+    has_attention = fields.which_have_attention("linear_attention", every_fourth)
     layers = tuple(full if each else recurrent for each in has_attention)
     return replace(fields.architecture(layers), norm_offset=1.0)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from inflight.engine.process.outbox import Outbox
@@ -15,10 +16,11 @@ from inflight.processes.streams import BlockingStream
 
 
 class FrontEndLink:
-    """The connection to one front end. `num_received` is the number of sequences that the front end has sent so far."""
+    """The connection to one front end. `num_received` is the number of sequences that the front end has sent so far. When the
+    front end's stream has ended, `on_end` is called, in the thread that has read it."""
 
-    def __init__(self, index: int, stream: BlockingStream) -> None:
-        self.index = index
+    def __init__(self, index: int, stream: BlockingStream, on_end: Callable[[], None] = lambda: None) -> None:
+        self.index, self.on_end = index, on_end
         self.stream = stream
         self.outbox = Outbox(stream, f"inflight-outbox-{index}")
         self.num_received = 0

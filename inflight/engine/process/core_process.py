@@ -41,6 +41,7 @@ from inflight.config.kv_events import KVEventsConfig
 from inflight.engine.core.engine_core import EngineCore
 from inflight.engine.process.control_socket import Begin, ControlSocket, FrontEndLink
 from inflight.engine.process.engine_process import EXIT_GIVEN_UP, title_of
+from inflight.engine.process.head_links import HeadLinks
 from inflight.engine.process.outbox import EXIT_FAILED
 from inflight.engine.start.make_core import make_core
 from inflight.engine.start.model_files import make_grammars
@@ -90,16 +91,14 @@ class CoreServer:
     """Runs the engine core for all front ends. For the main thread of the process.
 
     Attributes:
-        has_begun: set when the owner wants this process to serve. Then the first front ends have come. A spare process waits
-            for it.
+        has_begun: set when the owner wants this process to serve. A spare process waits for it.
         publisher: publishes what happens to the prefix cache; None if nothing is published.
     """
 
     def __init__(self, links: Sequence[FrontEndLink] = ()) -> None:
         self.has_begun = threading.Event()
         self._links = list(links)  # before `has_begun` for the control thread, afterwards for the main thread
-        # see `EngineProcess.begin`
-        self._past, self._fault_time, self._guilty = FaultStatus(), 0.0, frozenset[str]()
+        self._past, self._fault_time, self._guilty = FaultStatus(), 0.0, frozenset[str]()  # see `EngineProcess.begin`
         self._past_recoveries: tuple[float, ...] = ()
         self.publisher: KVEventPublisher | None = None
         # id of the sequence that runs alone, as the owner of this process knows it; "" if all may run
@@ -123,9 +122,6 @@ class CoreServer:
         self._tell_owner = control.send
         threading.Thread(target=self._follow_control, args=(control,), name="inflight-control", daemon=True).start()
 
-    def _start_inbox(self, link: FrontEndLink) -> None:
-        threading.Thread(target=self._read, args=(link,), name=f"inflight-inbox-{link.index}", daemon=True).start()
-
     def _follow_control(self, control: ControlSocket) -> None:
         """Runs in the control thread. It only reads and answers, so it answers pings even while a step hangs."""
         while (arrival := control.receive()) is not None:
@@ -134,17 +130,20 @@ class CoreServer:
                 self._past_recoveries = arrival.recovery_times
                 self.has_begun.set()
                 continue
-            link, num_deaths = arrival
-            if self.has_begun.is_set():
-                self._arrivals.put((link, FrontEndCame(num_deaths)))
-            else:
-                self._links.append(link)
-            self._start_inbox(link)
+            self.connect(*arrival)
         self._is_ending = True
         self._arrivals.put(None)
         if self._is_running:
             time.sleep(MAX_END_SECONDS)
         os._exit(EXIT_STREAM_ENDED)
+
+    def connect(self, link: FrontEndLink, num_deaths: int) -> None:
+        """Serve a new front end. So far `num_deaths` front ends have died."""
+        if self.has_begun.is_set():
+            self._arrivals.put((link, FrontEndCame(num_deaths)))
+        else:
+            self._links.append(link)
+        threading.Thread(target=self._read, args=(link,), name=f"inflight-inbox-{link.index}", daemon=True).start()
 
     def tell_all(self, message: Message) -> None:
         for link in self._links:
@@ -203,8 +202,7 @@ class CoreServer:
         self._collect_garbage(BUSY_COLLECTION_SECONDS)
 
     def _collect_garbage(self, seconds: float) -> None:
-        """Collect garbage if the last collection was at least `seconds` ago. Python itself would collect at any time, also
-        during a step (5 ms at 256 requests)."""
+        """Collect garbage if the last collection was `seconds` ago. Python itself would collect during steps (5 ms)."""
         now = time.monotonic()
         if now - self._last_collection >= seconds:
             gc.collect()
@@ -258,10 +256,9 @@ class CoreServer:
             case FrontEndCame():
                 self._links.append(link)
                 self._greet(link)
-                counts = {**self._past.num_recoveries, "front_end_died": message.num_deaths}
-                cause = f"{message.num_deaths} front ends have died"
-                self._past = replace(self._past, num_recoveries=counts, last_cause=cause, last_kind="front_end_died")
-                self._tell_faults()
+                if message.num_deaths:
+                    self._past = self._past.with_dead_front_ends(message.num_deaths)
+                    self._tell_faults()
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
                 link.outbox.send(PrefixCacheReset(call_id=message.call_id))
@@ -311,6 +308,7 @@ class CoreServer:
         except CodecError as error:
             logger.error("front end %d sent an invalid message, so its requests are aborted: %s", link.index, error)
         self._arrivals.put((link, None))
+        link.on_end()
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -378,8 +376,9 @@ def main() -> int:
     try:
         executor, core = _start(start_engine, server)
     except Exception as error:  # sent to the front ends, which raise it
-        if not isinstance(error, InflightError):
-            logger.exception("the engine could not start")
+        is_known = isinstance(error, InflightError)
+        if not is_known or start_engine.config.parallel.head is not None:  # no front end of this machine tells it
+            logger.error("the engine could not start: %s", error, exc_info=not is_known)
         if not server.has_begun.is_set():  # a spare process has no front ends
             return EXIT_FAILED
         server.tell_all(EngineStartFailed(failure=failure_of(error)))
@@ -411,6 +410,8 @@ def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, Eng
         nonlocal begin
         server.has_begun.wait()
         begin = time.perf_counter()
+        if config.parallel.head is not None:
+            HeadLinks(config, server.connect)
         if start_engine.is_spare:
             show_title(title_of(config))
             name_process(title_of(config))
@@ -436,9 +437,7 @@ def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, Eng
 
 def _publisher(config: KVEventsConfig, replica: int) -> KVEventPublisher:
     try:
-        from inflight.engine.process.kv_event_publisher import (
-            KVEventPublisher,  # not at the top, because it needs pyzmq
-        )
+        from inflight.engine.process.kv_event_publisher import KVEventPublisher  # needs pyzmq
     except ImportError:
         raise ConfigError("kv_events_config needs pyzmq: pip install 'inflight-llm[kv-events]'") from None
     return KVEventPublisher(config, replica)

@@ -20,7 +20,7 @@ from typing import NoReturn, Protocol
 
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.process.engine_process import EXIT_GIVEN_UP, MAX_END_SECONDS, EngineProcess
+from inflight.engine.process.engine_process import EXIT_GIVEN_UP, EXIT_HEAD_LOST, MAX_END_SECONDS, EngineProcess
 from inflight.errors import EngineDeadError
 from inflight.interface.statistics import FaultCause, FaultStatus
 from inflight.processes.child_process import pause_seconds
@@ -257,7 +257,7 @@ class EngineKeeper:
         """
         limits = self._config.fault_tolerance
         reason = f"the engine's process is gone: {process.process.state}"
-        if not limits.enabled:
+        if not limits.enabled or process.process.exit_code == EXIT_HEAD_LOST:
             self._give_up(reason)
         if process.process.exit_code == EXIT_GIVEN_UP:
             self._give_up(

@@ -45,12 +45,12 @@ class KVEventPublisher:
         self._linger = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._events = self._open(zmq.XPUB, config.endpoint, config.hwm)
-        self._events.setsockopt(
-            zmq.XPUB_VERBOSE, 1
-        )  # it reports each subscription, also to a topic that another peer has
+        self._events.setsockopt(zmq.XPUB_MANUAL, 1)  # `_note_subscription` accepts only those to the topic
         self._replay = None
-        if config.replay_endpoint is not None:  # an answer has up to `buffer_steps` messages and the end
-            self._replay = self._open(zmq.ROUTER, config.replay_endpoint, config.buffer_steps + 1)
+        if config.replay_endpoint is not None:
+            # An answer has up to `buffer_steps` messages and the end. Twice so many may wait, because ZeroMQ notes only after
+            # each half of this number that a peer has read messages, and drops what is too much.
+            self._replay = self._open(zmq.ROUTER, config.replay_endpoint, 2 * (config.buffer_steps + 1))
         self._wake = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="inflight-kv-events", daemon=True)
         self._thread.start()
@@ -62,6 +62,7 @@ class KVEventPublisher:
         opened = self._context.socket(kind)
         opened.set_hwm(max_messages)
         opened.setsockopt(zmq.MAXMSGSIZE, MAX_RECEIVED_BYTES)
+        opened.setsockopt(zmq.IPV6, "[" in address)
         try:
             if kind == zmq.ROUTER or is_bound(endpoint):
                 opened.bind(endpoint)
@@ -103,13 +104,19 @@ class KVEventPublisher:
                 os.eventfd_read(self._wake)
                 self._send_waiting()
             if self._events in ready:
-                subscribes = self._events.recv()[:1] == b"\x01"
-                if subscribes and self._kept and self._kept[-1][0] == 0:
-                    self._send(*self._kept[-1])
+                self._note_subscription(self._events.recv())
             if self._replay is not None and self._replay in ready:
                 self._send_again(self._replay)
         self._send_waiting()
         self._context.destroy(linger=self._linger)
+
+    def _note_subscription(self, frame: bytes) -> None:
+        subscribes, topic = frame[:1] == b"\x01", frame[1:]
+        if frame[:1] not in (b"\x00", b"\x01") or not self._topic.startswith(topic):
+            return  # otherwise a peer could fill the memory with topics
+        self._events.setsockopt(zmq.SUBSCRIBE if subscribes else zmq.UNSUBSCRIBE, topic)
+        if subscribes and self._kept and self._kept[-1][0] == 0:
+            self._send(*self._kept[-1])
 
     def _send_waiting(self) -> None:
         while self._waiting:

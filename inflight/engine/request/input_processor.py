@@ -199,13 +199,7 @@ class InputProcessor:
             bad_words_token_ids=self._bad_words_of(params),
         )
         check_sampling(sampling, self._vocab_size)
-        parent = EngineCoreRequest(
-            request_id=request_id,
-            sampling=sampling,
-            arrival_time=arrival_time,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
+        parent = EngineCoreRequest(request_id=request_id, sampling=sampling, priority=priority, cache_salt=cache_salt)
         return ProcessedRequest(
             request_id=request_id,
             prompt=text,

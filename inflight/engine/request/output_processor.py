@@ -150,7 +150,7 @@ class OutputProcessor:
         if not num_added:
             return
         if state.first_token_time is None:
-            state.first_scheduled_time, state.first_token_time = output.first_scheduled_time, now
+            state.first_scheduled_time, state.first_token_time = state.given_time + output.queue_seconds, now
             self._observers.first_token(now - state.request.arrival_time)
             num_added -= 1
         elif not num_before:

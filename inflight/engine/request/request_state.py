@@ -1,5 +1,6 @@
 """`RequestState`: a request in the front end, with the text, tokens and log-probabilities of its completions so far."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -41,6 +42,7 @@ class RequestState:
     Attributes:
         engine: the index of the engine that has the request; -1 before it is given to one.
         was_sent: whether the request was sent to the present process of this engine.
+        given_time: when the request was given to its engine, as a time of `time.monotonic()`.
         num_unfinished: the number of completions that have not ended.
         error: why a completion failed; "" if none has failed. If several have failed, why the last one failed.
         error_kind: what the cause of `error` was.
@@ -56,6 +58,7 @@ class RequestState:
         ]
         self.num_unfinished = len(self.completions)
         self.engine, self.was_sent = -1, False
+        self.given_time = time.monotonic()
         self.error = ""
         self.error_kind = ErrorKind.REQUEST
         self.finished_time = 0.0

@@ -26,7 +26,7 @@ from typing import Self, Unpack
 
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.process.engine_keeper import EngineKeeper
+from inflight.engine.process.remote_replica import Keeper, make_keepers
 from inflight.engine.request.input_processor import InputProcessor, ProcessedRequest, RequestOptions
 from inflight.engine.request.model_info import ModelInfo, make_input_processor
 from inflight.engine.request.output_processor import OutputProcessor, Update
@@ -79,7 +79,7 @@ class AsyncLLM(Texts):
         self.model = ModelInfo.of(config, sum(self.num_kv_cache_tokens))
         self._id_prefix = f"{ready[0].front_end}."
         self._observers = Observers(observers)
-        self._keepers: list[EngineKeeper] = []  # one for each engine; none if another process started the engines
+        self._keepers: list[Keeper] = []  # one for each engine; none if another process started the engines
         self._outputs = OutputProcessor(input_processor.tokenizer, observers)
         self._replicas = Replicas(engines, self._outputs, config)
         self._replicas.on_failed, self._replicas.on_end = self._fail, self._note_end
@@ -111,7 +111,7 @@ class AsyncLLM(Texts):
         begin = time.perf_counter()
         config = await asyncio.to_thread(resolve_config, args)
         logger.debug("the configuration was resolved in %.2f s", time.perf_counter() - begin)
-        keepers = [EngineKeeper(args, replica) for replica in config.replicas()]
+        keepers = await make_keepers(args, config)
         sockets = [EngineSockets() for _ in keepers]
         try:
             for keeper, each in zip(keepers, sockets, strict=True):

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -131,7 +132,10 @@ class EngineClient:
         try:
             self._client = await self._connect()
         except EngineDeadError as error:
-            if not self.has_seen_process:
+            if self._config.engine_recovery_timeout_sec == math.inf:  # its machine is away, and may come back
+                self._lose(str(error))
+                self._reconnecting = asyncio.create_task(self._reconnect())
+            elif not self.has_seen_process:
                 self._finish(str(error))
             raise
         self.state = EngineState.CONNECTED
@@ -337,7 +341,9 @@ class CoreClient(asyncio.BufferedProtocol):
     async def connect(self, engine_socket: socket.socket) -> None:
         """Use this socket. From now on the client owns it."""
         engine_socket.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=engine_socket)
+        loop = asyncio.get_running_loop()
+        is_local = engine_socket.family == socket.AF_UNIX
+        await (loop.create_unix_connection if is_local else loop.create_connection)(lambda: self, sock=engine_socket)
 
     def send(self, message: Message) -> None:
         """Send a message. Never waits. If the stream has ended, nothing is sent."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -75,7 +77,7 @@ class Replicas:
         """Send what is left of a request to this engine. If the engine is lost, the request waits until one is connected."""
         if state.engine >= 0:
             self.engines[state.engine].note_left()
-        state.engine = engine.index
+        state.engine, state.given_time = engine.index, time.monotonic()
         engine.note_begun()
         sequences = state.resumed_sequences()
         if engine.is_connected:
@@ -197,17 +199,18 @@ async def connect(
     Raises:
         InflightError: an engine could not start. Nothing is left open but `sockets`.
     """
-    engines = [
+    faults = config.fault_tolerance
+    engines = [  # a replica on another machine may be away for any time
         EngineClient(
             each,
-            config.fault_tolerance,
+            faults if number in config.parallel.replicas else replace(faults, engine_recovery_timeout_sec=math.inf),
             index=index,
-            number=config.parallel.replicas[index],
+            number=number,
             limits=limits,
             max_num_seqs=config.scheduler.max_num_seqs,
             step_budget=config.execute_model_timeout_seconds,
         )
-        for index, each in enumerate(sockets)
+        for index, (number, each) in enumerate(zip(config.parallel.served, sockets, strict=True))
     ]
     opening = [asyncio.create_task(_open(engine)) for engine in engines]
     try:

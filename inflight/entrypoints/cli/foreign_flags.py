@@ -59,9 +59,7 @@ NO_EFFECT = {
     "`inflight trace` shows what each step does": """
         --enable-layerwise-nvtx-tracing --collect-detailed-traces+ --ray-workers-use-nsight""",
     "preempted requests are computed again, not swapped": "--swap-space= --preemption-mode=",
-    "dense models need no connection between servers": """
-        --data-parallel-address= -dpa= --data-parallel-rpc-port= -dpp= --disable-nccl-for-dp-synchronization
-        --dp-*=""",
+    "dense models need no connection between replicas": "--disable-nccl-for-dp-synchronization --dp-*=",
     "weights stay on one device": """
         --cpu-offload-gb= --cpu-offload-params+ --offload-backend= --offload-group-size= --offload-num-in-group=
         --offload-params+ --offload-prefetch-step=""",
@@ -124,8 +122,8 @@ REFUSED = {
     "LoRA adapters are not served": """
         --enable-lora --lora-* --max-lora* --max-cpu-loras --fully-sharded-loras --default-mm-loras --specialize-active-lora
         --enable-mixed-moe-lora-format --enable-moe-shared-loras --enable-tower-connector-lora""",
-    "all replicas of a server run on its machine; on several machines give --data-parallel-hybrid-lb": """
-        --data-parallel-multi-port-external-lb --data-parallel-supervisor-port -dpm --headless""",
+    "on several machines give --data-parallel-hybrid-lb or --headless": """
+        --data-parallel-multi-port-external-lb --data-parallel-supervisor-port -dpm""",
     "layers with experts are not split over ranks in this way": """
         --enable-expert-parallel -ep --enable-ep-weight-filter --enable-eplb --eplb-config --expert-placement-strategy
         --enable-elastic-ep --elastic-ep-max-dp-size --enable-dbo --dbo-decode-token-threshold

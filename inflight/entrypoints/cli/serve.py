@@ -64,10 +64,21 @@ def serve(
         engine["model"] = given_model
     settings = checked(context, ServerSettings, server)
     args = checked(context, EngineArgs, engine)
+    if settings is not None and args is not None and settings.headless:
+        for option in Options(ServerSettings).names().values():
+            if option != "headless" and source_of(context, option) == "COMMANDLINE":
+                typer.echo(f"note: --{option.replace('_', '-')} has no effect with --headless", err=True)
+        if args.served_replicas == args.replicas:
+            which = "data_parallel_address, data_parallel_size, data_parallel_size_local and data_parallel_start_rank"
+            problems.append(f"headless=True: give {which}, but neither data_parallel_hybrid_lb nor data_parallel_rank")
     if check:
         _report(problems, settings, args)
     if problems or settings is None or args is None:
         raise ConfigError("; ".join(problems))
+    if settings.headless:
+        from inflight.entrypoints.serve.headless import run_headless  # loads numpy, which `--help` does not need
+
+        return run_headless(args)
     from inflight.entrypoints.serve.command import run_server  # loads uvicorn, which `--help` does not need
 
     run_server(settings, args)

@@ -65,7 +65,7 @@ async def start(
     """
     resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # an unknown name is an error at once
     name = settings.served_model_names[0] if settings.served_model_names else args.model or "embedded"
-    engines = args.replicas if args.data_parallel_size > 1 else None
+    engines = args.served_replicas if args.data_parallel_size > 1 else None
     metrics = ServingMetrics(name, records_engine=records_engine, engines=engines)
     request_log = RequestLog() if settings.log_requests else None
     observers: list[EngineObserver] = [metrics] if request_log is None else [metrics, request_log]
@@ -83,7 +83,7 @@ async def start(
     else:
         engine = await AsyncLLM.from_args(args, limits=limits, observers=observers)
     clock.mark("engine")
-    for number, num_tokens in zip(args.replicas, engine.num_kv_cache_tokens, strict=True):
+    for number, num_tokens in zip(args.served_replicas, engine.num_kv_cache_tokens, strict=True):
         metrics.kv_cache_made(engine.model.block_size, num_tokens // engine.model.block_size, number)
     try:
         app: ASGIApp = (await app_module).build_app(engine, settings, metrics=metrics, request_log=request_log)

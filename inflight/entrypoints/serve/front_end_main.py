@@ -142,7 +142,7 @@ def main() -> int:
 
 async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: socket.socket) -> int:
     shutdown = Shutdown(start.settings.shutdown_timeout)
-    control = Control(control_socket, shutdown, len(start.args.replicas))
+    control = Control(control_socket, shutdown, len(start.args.served_replicas))
     clock = StartUpClock()
 
     async def start_model() -> ServedModel:

@@ -49,6 +49,7 @@ class ServerSettings:
         bounds=(1, 64),
         flags=("--api-server-count", "-asc"),
     )
+    headless: bool = _server(False, "Serve no HTTP: run replicas for the server at --data-parallel-address.")
     shutdown_timeout: float = _server(
         30.0, "Time that running requests have after SIGTERM.", bounds=(0, _LONGEST), metavar="SECONDS"
     )

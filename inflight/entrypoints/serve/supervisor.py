@@ -44,7 +44,7 @@ from inflight.processes.child_process import STOPPED_LOOK_SECONDS, ChildProcess,
 from inflight.processes.recovery_limits import RecoveryLimits
 
 if TYPE_CHECKING:
-    from inflight.engine.process.engine_keeper import EngineKeeper
+    from inflight.engine.process.remote_replica import Keeper
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class Supervisor:
         self._listener = listener
         self._shutdown = shutdown
         self._folder = folder
-        self._keepers: list[EngineKeeper] = []  # one for each replica; empty before they are started
+        self._keepers: list[Keeper] = []  # one for each replica; empty before they are started
         self._limits: RecoveryLimits | None = None  # None if no front end may be replaced
         self._faults: dict[int, _Fault] = {}  # index of a front end -> its newest death
         self._is_configured: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # so `_limits` is known
@@ -260,11 +260,11 @@ class Supervisor:
             ConfigError, EngineError: the engine could not start, or was given up.
         """
         # These imports take long. The front ends run already, and answer health checks in the meantime.
-        engine_keeper = await asyncio.to_thread(importlib.import_module, "inflight.engine.process.engine_keeper")
+        keepers = await asyncio.to_thread(importlib.import_module, "inflight.engine.process.remote_replica")
         model_files = await asyncio.to_thread(importlib.import_module, "inflight.engine.start.model_files")
         config = await asyncio.to_thread(model_files.resolve_config, self._args)
         clock.mark("importing")
-        self._keepers = [engine_keeper.EngineKeeper(self._args, replica) for replica in config.replicas()]
+        self._keepers = await keepers.make_keepers(self._args, config)
         for front_end in self.front_ends:
             self._add(front_end)
         for keeper in self._keepers:

@@ -14,16 +14,18 @@ ON = {"enable_kv_cache_events": True}
 
 def test_what_is_published() -> None:
     for given in (None, {}, {"enable_kv_cache_events": False}, {**ON, "publisher": "null"}):
-        assert resolve_kv_events(given, True, range(2)) is None
-    config = resolve_kv_events({**ON, "publisher": "zmq", "topic": "kv@pod"}, True, range(2))
+        assert resolve_kv_events(given, is_caching=True, replicas=range(2)) is None
+    config = resolve_kv_events({**ON, "publisher": "zmq", "topic": "kv@pod"}, is_caching=True, replicas=range(2))
     assert config is not None
     assert (config.endpoint, config.replay_endpoint, config.topic) == ("tcp://*:5557", None, "kv@pod")
 
 
 def test_ports_of_another_machine_are_no_conflict() -> None:
     given = {**ON, "endpoint": "tcp://10.0.0.1:5557", "replay_endpoint": "tcp://*:5557"}
-    assert resolve_kv_events(given, True, range(64)) is not None
-    assert resolve_kv_events({**ON, "replay_endpoint": "tcp://*:5559"}, True, range(3, 5)) is not None
+    assert resolve_kv_events(given, is_caching=True, replicas=range(64)) is not None
+    assert (
+        resolve_kv_events({**ON, "replay_endpoint": "tcp://*:5559"}, is_caching=True, replicas=range(3, 5)) is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,8 @@ def test_ports_of_another_machine_are_no_conflict() -> None:
             "common ports, because replica n adds n .* the last replica is 4; change",
         ),
         ({**ON, "topic": "a\ud800"}, r"topic='a\\ud800' has characters that cannot be printed"),
+        ({**ON, "endpoint": "tcp://a:57", "replay_endpoint": "tcp://a:58"}, "have common ports"),
+        ({**ON, "endpoint": "tcp://*:\u0665\u0665\u0665\u0667"}, "is no endpoint"),
         ("", "='' is not a dictionary"),
         ({**ON, "replay_endpoint": "tcp://*"}, "'tcp://\\*' is no endpoint"),
         ({**ON, "buffer_steps": 0}, "buffer_steps=0"),
@@ -50,9 +54,9 @@ def test_ports_of_another_machine_are_no_conflict() -> None:
 )
 def test_what_is_wrong(given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"kv_events_config.*{message}"):
-        resolve_kv_events(given, True, range(3, 5))
+        resolve_kv_events(given, is_caching=True, replicas=range(3, 5))
 
 
 def test_without_a_prefix_cache_there_is_nothing_to_tell() -> None:
     with pytest.raises(ConfigError, match="nothing is cached; leave one of them out"):
-        resolve_kv_events(ON, False, range(1))
+        resolve_kv_events(ON, is_caching=False, replicas=range(1))

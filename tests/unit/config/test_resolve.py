@@ -74,6 +74,35 @@ def test_limits_follow_one_another() -> None:
     assert resolved(max_model_len=100, enable_chunked_prefill=False).scheduler.max_num_batched_tokens == 2048
 
 
+def test_replicas_on_several_machines() -> None:
+    several = {"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_start_rank": 1}
+    args = EngineArgs(**several, data_parallel_address="10.0.0.1")
+    assert (args.replicas, args.served_replicas, args.routes_by_prefix) == (range(1, 3), range(4), True)
+    parallel = resolved(**several, data_parallel_address="10.0.0.1").parallel
+    assert (parallel.replicas, parallel.served) == ((1, 2), (0, 1, 2, 3))
+    assert [place.num_local_ranks for place in parallel.places] == [2]
+    # vLLM's commands for several servers have the address, too
+    for alone in ({"data_parallel_hybrid_lb": True, **several}, {"data_parallel_size": 4, "data_parallel_rank": 1}):
+        args = EngineArgs(**alone, data_parallel_address="10.0.0.1", data_parallel_rpc_port=13345)
+        assert args.served_replicas == args.replicas and 1 in args.replicas
+
+
+def test_the_fingerprint_names_the_folder_only_on_one_machine() -> None:
+    def fingerprint(folder: str, **arguments: Any) -> str:
+        return resolve(
+            EngineArgs(**arguments),
+            folder=Path(folder),
+            architecture=ARCHITECTURE,
+            machine=MACHINE,
+            timeout_seconds=60.0,
+        ).model.fingerprint
+
+    several: dict[str, Any] = {"data_parallel_size": 2, "data_parallel_size_local": 1, "data_parallel_address": "h"}
+    assert fingerprint("a") != fingerprint("b")
+    assert fingerprint("a", **several) == fingerprint("b", **several)
+    assert fingerprint("a", **several, dtype="float32") != fingerprint("a", **several)
+
+
 def steps_in_flight(num_stages: int, **arguments: Any) -> tuple[int, int]:
     """(depth, stagger)"""
     four_layers = replace(ARCHITECTURE, layers=ARCHITECTURE.layers[:1] * 4)
@@ -162,11 +191,28 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"data_parallel_size": 2, "data_parallel_hybrid_lb": True}, "give data_parallel_size_local"),
         (
             {"data_parallel_size": 2, "data_parallel_size_local": 1},
-            "data_parallel_size_local=1 without .*give data_parallel_hybrid_lb, or leave data_parallel_size_local out",
+            "data_parallel_size_local=1 without .*give data_parallel_hybrid_lb or data_parallel_address, or leave",
         ),
         (
-            {"data_parallel_size": 2, "data_parallel_start_rank": 1},
+            {"data_parallel_size": 3, "data_parallel_size_local": 2, "data_parallel_start_rank": 1},
             "data_parallel_start_rank=1 without .*or leave data_parallel_start_rank out",
+        ),
+        ({"data_parallel_size_local": 2}, "data_parallel_size_local=2: .* lower it, or raise data_parallel_size"),
+        (
+            {"data_parallel_size": 2, "data_parallel_external_lb": True, "data_parallel_hybrid_lb": True},
+            "one replica, or several; leave one of them out",
+        ),
+        (
+            {"data_parallel_size": 65, "data_parallel_size_local": 1, "data_parallel_address": "10.0.0.1"},
+            "data_parallel_size=65: one server has at most 64 replicas; lower it",
+        ),
+        (
+            {"data_parallel_size": 2, "data_parallel_start_rank": 1, "data_parallel_address": "10.0.0.1"},
+            "data_parallel_start_rank=1: .*data_parallel_size=2 allows 0 to 1; lower it",
+        ),
+        (
+            {"data_parallel_size": 2, "data_parallel_size_local": 1, "data_parallel_address": "h", "nnodes": 2},
+            "data_parallel_size=2 with nnodes=2: .*leave one of the two options out",
         ),
         ({"data_parallel_size": 2, "data_parallel_external_lb": True}, "external_lb=True: give data_parallel_rank"),
         ({"data_parallel_size": 65}, "data_parallel_size=65: one server has at most 64 replicas; lower it"),

@@ -70,6 +70,8 @@ def test_answers_are_those_of_one_engine(
     for prompts in ([PROMPTS[0], {"prompt": 3}], [PROMPTS[0], ""]):
         with pytest.raises(InvalidRequestError):
             llm.generate(prompts, PARAMS[0], use_tqdm=False)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="no SamplingParams"):
+        llm.generate(PROMPTS[:2], [PARAMS[0], 5], use_tqdm=False)  # type: ignore[list-item]
     assert not used, "nothing of these calls was computed"
 
 
@@ -77,6 +79,14 @@ def test_other_calls(llm: LLM) -> None:
     [answer] = llm.chat([{"role": "user", "content": "What is 2 + 3?"}], SamplingParams(temperature=0.0, max_tokens=16))
     assert "5" in answer.outputs[0].text
     llm.reset_prefix_cache()
+    if (child := os.fork()) == 0:  # the threads of the parent are not there
+        try:
+            llm.generate(PROMPTS, use_tqdm=False)
+        except EngineClosedError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
     for call in (lambda: llm.collective_rpc("pid"), llm.timeline_events):
         with pytest.raises(ConfigError, match="leave data_parallel_size out"):
             call()

@@ -30,7 +30,7 @@ from inflight.structured_outputs_params import StructuredOutputsParams
 @pytest.mark.parametrize("num_logprobs", [0, 2])
 def test_a_sequence_has_as_many_logprobs_as_it_asked_for_whoever_is_in_its_steps(num_logprobs: int) -> None:
     sampling = ResolvedSampling(params=SamplingParams(logprobs=num_logprobs), seed=0, max_tokens=9)
-    core = EngineCoreRequest(request_id="a", sampling=sampling, arrival_time=0.0)
+    core = EngineCoreRequest(request_id="a", sampling=sampling)
     request = Request(core, np.array([1], np.int32), order=0, blocks=RequestBlocks(([],), b""), max_model_len=64)
     pieces = []
     for position, width in enumerate((1 + num_logprobs, 21, 6), 1):  # others with 20, then with 5, are in the step
@@ -66,7 +66,7 @@ def test_one_commit_adds_a_limited_number_of_forced_tokens() -> None:
     """A constant of 20,000 characters in a schema must not stop the engine while its tokens are found."""
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="3*"))
     sampling = ResolvedSampling(params=params, seed=0, max_tokens=40)
-    core = EngineCoreRequest(request_id="a", sampling=sampling, arrival_time=0.0)
+    core = EngineCoreRequest(request_id="a", sampling=sampling)
     request = Request(core, np.array([1], np.int32), order=0, blocks=RequestBlocks(([],), b""), max_model_len=64)
     sizes = []
     while request.num_output_tokens < 40:
@@ -79,7 +79,7 @@ def test_one_commit_adds_a_limited_number_of_forced_tokens() -> None:
 
 def make_request(params: SamplingParams, **resolved: Any) -> Request:
     sampling = ResolvedSampling(params=params, seed=0, max_tokens=40, **resolved)
-    core = EngineCoreRequest(request_id="a", sampling=sampling, arrival_time=0.0)
+    core = EngineCoreRequest(request_id="a", sampling=sampling)
     return Request(core, np.array([1], np.int32), order=0, blocks=RequestBlocks(([],), b""), max_model_len=64)
 
 

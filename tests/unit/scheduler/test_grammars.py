@@ -39,7 +39,7 @@ class Manager:
 def request(request_id: str, regex: str) -> Request:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex))
     sampling = ResolvedSampling(params=params, seed=0, max_tokens=9)
-    core = EngineCoreRequest(request_id=request_id, sampling=sampling, arrival_time=0.0)
+    core = EngineCoreRequest(request_id=request_id, sampling=sampling)
     return Request(core, np.ones(3, np.int32), order=0, blocks=RequestBlocks(([],), b""), max_model_len=64)
 
 

@@ -17,9 +17,7 @@ SAMPLING = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=9)
 
 
 def request(order: int, num_tokens: int = 1, *, leader: str | None = None, priority: int = 0) -> Request:
-    core = EngineCoreRequest(
-        request_id=str(order), sampling=SAMPLING, arrival_time=0.0, prompt_leader=leader, priority=priority
-    )
+    core = EngineCoreRequest(request_id=str(order), sampling=SAMPLING, prompt_leader=leader, priority=priority)
     prompt = np.ones(num_tokens, np.int32)
     return Request(core, prompt, order=order, blocks=RequestBlocks(([],), b""), max_model_len=10**6)
 

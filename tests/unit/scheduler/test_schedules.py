@@ -278,7 +278,7 @@ def test_the_first_plan_has_the_step_id_that_it_is_given() -> None:
     scheduler = MockEngine().scheduler
     first = Scheduler(scheduler._config, scheduler._kv_cache, max_model_len=MAX_MODEL_LEN, first_step_id=7)
     sampling = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=3)
-    core = EngineCoreRequest(request_id="a", sampling=sampling, arrival_time=0.0)
+    core = EngineCoreRequest(request_id="a", sampling=sampling)
     first.add_request(core, np.ones(3, np.int32))
     plan = first.schedule()
     assert plan is not None and plan.step_id == 7
@@ -296,7 +296,7 @@ def test_a_prompt_is_kept_and_sent_once_for_all_its_sequences() -> None:
         emitted = (7, 8) if index == 15 else ()
         leader = "0" if index else None
         request_id, others = str(index), {"prompt_leader": leader, "emitted_token_ids": emitted}
-        core = EngineCoreRequest(request_id=request_id, sampling=sampling, arrival_time=0.0, **others)
+        core = EngineCoreRequest(request_id=request_id, sampling=sampling, **others)
         scheduler.add_request(core, prompt)
     most_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

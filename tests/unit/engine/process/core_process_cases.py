@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+from inflight.engine.process.engine_keeper import EngineKeeper
 from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.interface.statistics import SchedulerStats
@@ -14,8 +15,9 @@ MORTAL = {"enable_fault_tolerance": False}  # the engine is not started again
 
 
 def pid_of(engine: AsyncLLM) -> int:
-    assert engine._keepers[0].process is not None
-    return engine._keepers[0].process.process.pid
+    keeper = engine._keepers[0]
+    assert isinstance(keeper, EngineKeeper) and keeper.process is not None
+    return keeper.process.process.pid
 
 
 def sockets(engine_socket: socket.socket) -> EngineSockets:

@@ -37,9 +37,7 @@ def request(request_id: str = "r", prompt: list[int] | None = None, **params: An
     sampling = ResolvedSampling(params=SamplingParams(**params), seed=0, max_tokens=99)
     n = sampling.params.n
     sequences = tuple(
-        EngineCoreRequest(
-            request_id=request_id if n == 1 else f"{index}_{request_id}", sampling=sampling, arrival_time=1.0
-        )
+        EngineCoreRequest(request_id=request_id if n == 1 else f"{index}_{request_id}", sampling=sampling)
         for index in range(n)
     )
     return ProcessedRequest(

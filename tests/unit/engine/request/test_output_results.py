@@ -53,12 +53,12 @@ def test_prompt_logprobs_come_whole(kind: RequestOutputKind) -> None:
 
 
 def test_metrics_and_cached_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 11.0, 12.0])
+    clock = iter([8.0, 10.0, 11.0, 12.0])  # the request is made, and then its outputs come
     monkeypatch.setattr("inflight.engine.request.output_processor.time.monotonic", lambda: next(clock))
     processor = Processor(byte_tokenizer())
     processor.add_request(request(n=2))
-    processor.process([output("0_r", [97], num_cached_tokens=16, first_scheduled_time=9.0)])
-    processor.process([output("1_r", [97], FinishReason.LENGTH, num_cached_tokens=32, first_scheduled_time=9.5)])
+    processor.process([output("0_r", [97], num_cached_tokens=16, queue_seconds=1.0)])
+    processor.process([output("1_r", [97], FinishReason.LENGTH, num_cached_tokens=32, queue_seconds=1.5)])
     [result] = processor.process([output("0_r", [97], FinishReason.LENGTH, num_cached_tokens=16)]).request_outputs
     assert result.num_cached_tokens == 16
     assert result.metrics is not None

@@ -6,6 +6,7 @@ The test plays the engine, at the other end of a socket. So nothing here waits f
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -118,6 +119,37 @@ def test_a_lost_process_is_told_and_the_next_one_is_used_when_it_is_ready() -> N
         played.new_process(EngineReady(front_end=3, num_kv_cache_tokens=10))
         await until(lambda: played.events.count(("restored", "")) == 2)
         assert not any(name == "end" for name, _ in played.events)
+        await played.close()
+
+    run(test)
+
+
+def test_a_replica_on_another_machine_may_be_away_for_any_time() -> None:
+    """Its machine may be away when this front end starts. Its sockets are TCP."""
+
+    async def test() -> None:
+        played = Played(engine_recovery_timeout_sec=math.inf)
+        connection = played.connection
+        connection.on_end = played.note("end")
+        connection.on_restored = lambda: played.events.append(("restored", ""))
+        played.sockets.fail(EngineDeadError("the machine of the replica is away"))
+        with pytest.raises(EngineDeadError, match="is away"):
+            await connection.open()
+        assert (connection.state, connection.fault_status.state) == (EngineState.LOST, "recovering")
+        for number in range(2):
+            with socket.create_server(("127.0.0.1", 0)) as listening:
+                ours = socket.create_connection(listening.getsockname())
+                theirs, _ = listening.accept()
+            played.sockets.put(ours)
+            stream = BlockingStream(theirs)
+            played.streams.append(stream)
+            stream.send(EngineReady(front_end=3, num_kv_cache_tokens=10))
+            await until(lambda number=number: len(played.events) == number + 1)  # type: ignore[misc]
+            connection.send(AbortRequests(request_ids=("sent",)))
+            assert stream.receive((AbortRequests,)) == AbortRequests(request_ids=("sent",))
+            stream.close()
+            await until(lambda: connection.state is EngineState.LOST)
+        assert played.events == [("restored", "")] * 2
         await played.close()
 
     run(test)

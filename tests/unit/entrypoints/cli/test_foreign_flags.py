@@ -104,12 +104,12 @@ def test_the_parts_of_a_json_value() -> None:
 
 
 def test_a_refused_flag_ends_the_command() -> None:
-    done = invoke(["serve", "--check", "-dp", "2", "--headless"])
+    done = invoke(["serve", "--check", "-dp", "2", "-dpm", "8000"])
     assert done.exit_code == 2
-    assert "--headless is not supported: all replicas of a server run on its machine" in done.output
+    assert "-dpm is not supported: on several machines give --data-parallel-hybrid-lb or --headless" in done.output
     done = invoke(["serve", "--check", "-dp", "0"])
     assert done.exit_code == 2
-    assert "data_parallel_size=0 is not an integer in [1, 65536]" in done.output
+    assert "data_parallel_size=0 is not an integer in [1, 4096]" in done.output
 
 
 def test_the_page_lists_them() -> None:

@@ -1,0 +1,178 @@
+"""`RemoteReplica`: a replica on another machine, which `inflight serve --headless` runs there (entrypoints/serve/headless.py).
+
+    the head                                                        the other machine
+    front end 0  <== TCP ======================================>    engine core
+    front end 1  <== TCP ======================================>        "
+    process with the keepers  <== TCP: a spare connection =====>        "
+
+The engine core makes all connections, and has a spare one (head_links.py). If a front end has no connection to the replica, it
+gets the spare one from `RemoteReplica`, and uses it like the socket to an engine core of its own machine. When a connection has
+ended, because process, machine or link was lost, requests go on at other replicas, and the front end waits for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from inflight import envs
+from inflight.config.engine import EngineConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.config.safetensors_file import digests, find_files
+from inflight.engine.process.engine_keeper import EngineKeeper, FrontEnd
+from inflight.errors import EngineDeadError
+from inflight.executor.join import RankAcceptor
+from inflight.hub import resolve_tokenizer_folder
+from inflight.interface.start_up import Hello, ReplicaHello
+from inflight.processes.io_thread import IoThread
+from inflight.processes.streams import REPLACED_LINK_SILENCE_SECONDS, IoStream
+from inflight.version import __version__
+
+logger = logging.getLogger(__name__)
+
+NUMBER_BYTES = 4  # of a front end
+
+
+class ThisLoop(IoThread):
+    """The event loop that runs now, for streams that need an I/O thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+
+class RemoteReplica:
+    """Has the methods of an `EngineKeeper` that servers use. It is never given up: its machine may come back at any time.
+
+    Attributes:
+        state: "missing" until its machine has come, then "here" or "away".
+        spare: the spare connection. None while the machine is away or makes another one.
+    """
+
+    has_ended = False
+
+    def __init__(self, acceptor: RemoteReplicas) -> None:
+        self.state = "missing"
+        self.spare: IoStream | None = None
+        self._acceptor = acceptor
+        self._front_ends: dict[int, FrontEnd] = {}
+        self._num_front_ends = 0
+
+    def add(self, front_end: FrontEnd) -> int:
+        """Like `EngineKeeper.add`. If the machine is away, the front end is told so, and need not wait for it."""
+        number, self._num_front_ends = self._num_front_ends, self._num_front_ends + 1
+        self._front_ends[number] = front_end
+        if self.state == "away":
+            front_end.fail(EngineDeadError("the machine of the replica is away"))
+        elif self.spare is not None:
+            self._give(self.spare, number)
+        return number
+
+    def remove(self, number: int) -> None:
+        del self._front_ends[number]
+
+    def start(self) -> None:
+        self._acceptor.start()
+
+    async def failed(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def close(self, grace_seconds: float = 0.0) -> None:
+        """The replica waits for another head."""
+        self._acceptor.close()
+        if self.spare is not None:
+            self.spare.close()
+
+    def take(self, spare: IoStream, linked: tuple[int, ...]) -> None:
+        """Give a new connection to a front end that is not one of `linked`. If there is none, it is spare."""
+        spare.allowed, spare.on_end = (), self._lose
+        self.spare, self.state = spare, "here"
+        for number in [each for each in self._front_ends if each not in linked][:1]:
+            self._give(spare, number)
+
+    def _give(self, spare: IoStream, number: int) -> None:
+        spare.send([number.to_bytes(NUMBER_BYTES)])
+        self._front_ends[number].put(spare.detach())
+        self.spare = None
+
+    def _lose(self, reason: str) -> None:
+        self.spare, self.state = None, "away"
+        logger.warning("a replica has left: %s; %s", reason, self._acceptor.describe())
+
+
+class RemoteReplicas(RankAcceptor):
+    """Listens for the replicas on other machines. They are in `replicas`, by number.
+
+    Raises:
+        ConfigError: there is no token, or this machine cannot listen on the address.
+    """
+
+    place, options = "the head", "data_parallel_address, data_parallel_rpc_port"
+    hello, max_hello_bytes = ReplicaHello, 2**16  # it has a digest of each file of weights
+
+    def __init__(self, args: EngineArgs, config: EngineConfig, terms: dict[str, str]) -> None:
+        address, token = (args.data_parallel_address or "", args.data_parallel_rpc_port), envs.cluster_token()
+        silence = REPLACED_LINK_SILENCE_SECONDS
+        super().__init__(ThisLoop(), address, "", config.parallel, token, silence, lambda _rank, _stream: None)
+        self._terms = terms
+        self.replicas = {each: RemoteReplica(self) for each in args.served_replicas if each not in args.replicas}
+        logger.info("%s:%d waits for replicas of other machines: %s", *address, self.describe())
+
+    def describe(self) -> str:
+        return ", ".join(f"{number} is {replica.state}" for number, replica in self.replicas.items())
+
+    def _refusal(self, hello: Hello) -> str:
+        assert isinstance(hello, ReplicaHello)
+        ours, theirs, replica = self._terms, hello.terms, self.replicas.get(hello.rank)
+        if differing := sorted({name for name, _ in ours.items() ^ theirs.items()}):
+            told = [f"{name} is {theirs.get(name)} there, and {ours.get(name)} at {self.place}" for name in differing]
+            return f"{'; '.join(told)}; use the same model and options on all machines"
+        if replica is None or replica.spare is not None:
+            expected = f"{self.place} does not wait for it ({self.describe()})"
+            return f"{expected}; give each machine a --data-parallel-start-rank of its own"
+        return ""
+
+    def _join(self, hello: Hello, stream: IoStream, host: str) -> None:
+        assert isinstance(hello, ReplicaHello)
+        before = self.describe()
+        self.replicas[hello.rank].take(stream, hello.linked)
+        if self.describe() != before:
+            logger.info("replica %d has come from %s: %s", hello.rank, host, self.describe())
+
+
+Keeper = EngineKeeper | RemoteReplica
+
+
+async def make_keepers(args: EngineArgs, config: EngineConfig) -> list[Keeper]:
+    """Returns an object for each replica, in the order of their indices.
+
+    Raises:
+        ConfigError: see `RemoteReplicas`.
+    """
+    keepers: dict[int, Keeper] = {}
+    if args.served_replicas != args.replicas:
+        keepers |= RemoteReplicas(args, config, await asyncio.to_thread(terms_of, args, config)).replicas
+    keepers |= {number: EngineKeeper(args, each) for number, each in zip(args.replicas, config.replicas(), strict=True)}
+    return [keepers[number] for number in args.served_replicas]
+
+
+def terms_of(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
+    """What must be the same on all machines, so that a request can go on at any replica with the same tokens: name -> value.
+    Reads all weights if it has not read them before."""
+    model, parallel = config.model, config.parallel
+    files = [] if model.load_format == "dummy" else [model.folder]
+    weights = find_files(model.folder)[0] if files and model.folder.is_dir() else files
+    tokenizer = model.folder if args.tokenizer is None else resolve_tokenizer_folder(args.tokenizer)
+    terms = {
+        "the version of Inflight": __version__,
+        "dtype": model.dtype,
+        "config.json, quantization, kv_cache_dtype or seed": model.fingerprint,
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": config.scheduler.max_num_seqs,
+        "block_size": config.cache.block_size,
+        "speculative_config": config.speculative,
+        "structured_outputs": config.structured_outputs,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "data_parallel_routing": parallel.routes_by_prefix,
+        "device": config.device.kind,
+    } | digests([*weights, *tokenizer.glob("tokenizer.json")])
+    return {name: str(value) for name, value in terms.items()}

@@ -1,0 +1,50 @@
+"""`run_headless`: runs replicas for a server on another machine, the head (engine/process/remote_replica.py has a drawing)."""
+
+import asyncio
+import logging
+import signal
+from dataclasses import replace
+from typing import Any
+
+from inflight.config.engine import EngineConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.engine.process.engine_keeper import EngineKeeper
+from inflight.engine.process.head_links import join_head
+from inflight.engine.process.remote_replica import terms_of
+from inflight.engine.start.model_files import resolve_config
+from inflight.executor.node import MAX_CONNECT_SECONDS
+
+logger = logging.getLogger(__name__)
+
+
+def run_headless(args: EngineArgs) -> None:
+    """Run the replicas of this machine until a signal comes. Call it in the main thread.
+
+    Raises:
+        ConfigError: the model cannot be used, or the head refuses a replica. No process was started.
+        EngineError: the head does not answer, or a replica was given up. No process is left running.
+    """
+    config = resolve_config(args)
+    head = args.data_parallel_address or "", args.data_parallel_rpc_port
+    config = replace(config, parallel=replace(config.parallel, head=head, terms=terms_of(args, config)))
+    logger.info("replicas %s join the head at %s:%d", ", ".join(map(str, args.replicas)), *head)
+    for replica in config.replicas():  # the engine cores make other connections
+        join_head(replica.parallel, frozenset(), MAX_CONNECT_SECONDS, may_be_refused=False).close()
+    asyncio.run(_run(args, config))
+
+
+async def _run(args: EngineArgs, config: EngineConfig) -> None:
+    signalled = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signalled.set)
+    keepers = [EngineKeeper(args, replica) for replica in config.replicas()]
+    try:
+        for keeper in keepers:
+            keeper.start()
+        ends: list[asyncio.Task[Any]] = [asyncio.create_task(keeper.failed()) for keeper in keepers]
+        ends.append(asyncio.create_task(signalled.wait()))
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:  # with the engine cores the connections end, and the requests go on at other replicas
+        await asyncio.gather(*(keeper.close() for keeper in keepers))

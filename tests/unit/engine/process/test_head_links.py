@@ -1,0 +1,127 @@
+"""`HeadLinks`: a spare connection is always there, also after a link was lost, and the process does not outlive its head."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from benchmarks.shared.free_port import free_port
+from inflight.engine.process import head_links
+from inflight.engine.process.control_socket import FrontEndLink
+from inflight.engine.process.engine_process import EXIT_HEAD_LOST
+from inflight.engine.process.head_links import HeadLinks, join_head
+from inflight.errors import ConfigError, EngineError
+from tests.unit.engine.process.head_cases import TERMS, TOKEN, config_of_replica, head_of
+from tests.unit.engine.process.played_processes import PlayedFrontEnd
+from tests.unit.engine.serving.event_loop import run, until
+
+
+class EndedProcess(BaseException):
+    """In place of the end of the process."""
+
+
+@pytest.fixture(autouse=True)
+def exits(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[int]:
+    """The exit codes with which the process would have ended."""
+    codes: queue.Queue[int] = queue.Queue()
+
+    def leave(code: int) -> None:
+        codes.put(code)
+        raise EndedProcess
+
+    monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", TOKEN)
+    monkeypatch.setattr(head_links.os, "_exit", leave)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    return codes
+
+
+def test_a_lost_link_is_made_again_and_the_process_ends_with_its_head(exits: queue.Queue[int]) -> None:
+    links: queue.Queue[FrontEndLink] = queue.Queue()
+
+    async def test() -> None:
+        port = free_port()
+        _, replica = head_of(port)
+        front_ends: list[Any] = [PlayedFrontEnd(), PlayedFrontEnd()]
+        for each in front_ends:
+            replica.add(each)
+        replica.start()
+        HeadLinks(config_of_replica(port, seconds=1.0), lambda link, num_deaths: links.put(link))
+        first, second = [await asyncio.to_thread(links.get, timeout=60) for _ in front_ends]
+        assert (first.index, second.index) == (0, 1)
+        await until(lambda: replica.spare is not None)
+        second.on_end()  # as the thread does that reads from it
+        again = await asyncio.to_thread(links.get, timeout=60)
+        assert again.index == 1 and len(front_ends[1].sockets) == 2
+        await until(lambda: replica.spare is not None)
+        await replica.close()
+        assert await asyncio.to_thread(exits.get, timeout=60) == EXIT_HEAD_LOST
+        for link in (first, second, again):
+            link.outbox.close(1.0)
+            link.stream.close()
+        for front_end in front_ends:
+            for given in front_end.sockets:
+                given.close()
+
+    run(test)
+
+
+def test_a_link_that_ends_while_the_spare_connection_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head was told of the link, so it would not give the front end this connection."""
+    joined: list[frozenset[int]] = []
+    ends: list[socket.socket] = []
+    links: list[HeadLinks] = []
+    all_done = threading.Event()
+
+    def join(_parallel: object, linked: frozenset[int], _seconds: float) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        ends.append(theirs)
+        joined.append(linked)
+        if len(joined) == 1:
+            theirs.sendall((7).to_bytes(4))
+        elif len(joined) == 2:
+            taken[0].on_end()  # now
+        else:
+            ours.close()
+            all_done.set()
+            raise SystemExit  # ends the thread
+        return ours
+
+    taken: list[FrontEndLink] = []
+    monkeypatch.setattr(head_links, "join_head", join)
+    links.append(HeadLinks(config_of_replica(1), lambda link, _: taken.append(link)))
+    assert all_done.wait(60)
+    assert joined == [frozenset(), frozenset({7}), frozenset()]
+    assert ends[1].recv(4) == b""  # it was closed at once
+    taken[0].outbox.close(1.0)
+    taken[0].stream.close()
+    for end in ends:
+        end.close()
+
+
+def test_a_refusal_is_final_only_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        port = free_port()
+        _, replica = head_of(port)
+        replica.start()
+        spare = await asyncio.to_thread(join_head, config_of_replica(port).parallel, frozenset(), 60.0)
+        later = asyncio.create_task(asyncio.to_thread(join_head, config_of_replica(port).parallel, frozenset(), 60.0))
+        await until(
+            lambda: "the next try is in" in caplog.text
+        )  # the head has not noticed yet that the old link is lost
+        spare.close()
+        (await later).close()
+        wrong = config_of_replica(port, terms={**TERMS, "dtype": "bfloat16"}).parallel
+        with pytest.raises(ConfigError, match="dtype is bfloat16 there"):
+            await asyncio.to_thread(join_head, wrong, frozenset(), 0.7)
+        await replica.close()
+        with pytest.raises(
+            EngineError, match=rf"the head did not answer on 127.0.0.1:{port} within 0.1 s: .*check that"
+        ):
+            await asyncio.to_thread(join_head, wrong, frozenset(), 0.1)
+
+    run(test)

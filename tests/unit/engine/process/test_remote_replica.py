@@ -1,0 +1,250 @@
+"""`RemoteReplica`: who may join, which front end gets a connection, and what happens when the machine is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.shared.free_port import free_port
+from inflight.config.engine_args import EngineArgs
+from inflight.engine.process.head_links import join_head
+from inflight.engine.process.remote_replica import make_keepers, terms_of
+from inflight.engine.start.model_files import resolve_config
+from inflight.errors import ConfigError
+from inflight.executor import join
+from inflight.interface.codec import encode
+from inflight.interface.start_up import Hello
+from tests.unit.engine.process.head_cases import TERMS, TOKEN, config_of_replica, head_of
+from tests.unit.engine.process.played_processes import PlayedFrontEnd
+from tests.unit.engine.serving.event_loop import run, until
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", TOKEN)
+
+
+async def joined(port: int, *linked: int, **changes: Any) -> socket.socket:
+    """A connection that the machine of the replica has made."""
+    parallel = config_of_replica(port, **changes).parallel
+    return await asyncio.to_thread(join_head, parallel, frozenset(linked), 60.0, may_be_refused=False)
+
+
+def front_end() -> Any:  # Any: it is given to a replica
+    return PlayedFrontEnd()
+
+
+def test_each_front_end_gets_one_connection() -> None:
+    async def test() -> None:
+        port = free_port()
+        acceptor, replica = head_of(port)
+        first, second, third = front_end(), front_end(), front_end()
+        assert [replica.add(first), replica.add(second)] == [0, 1]
+        replica.start()
+        made = [await joined(port), await joined(port, 0)]
+        for number, (ours, theirs) in enumerate(zip((first, second), made, strict=True)):
+            await until(lambda ours=ours: bool(ours.sockets))
+            assert await asyncio.to_thread(theirs.recv, 4) == number.to_bytes(4)
+            theirs.sendall(b"from the core")  # the front end gets all bytes after the number
+            [given] = ours.sockets
+            given.setblocking(True)
+            assert await asyncio.to_thread(given.recv, 100) == b"from the core"
+            assert given.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
+        spare = await joined(port, 0, 1)  # for a front end to come
+        await until(lambda: replica.spare is not None)
+        assert acceptor.describe() == "1 is here" and not third.sockets
+        assert replica.add(third) == 2
+        assert await asyncio.to_thread(spare.recv, 4) == (2).to_bytes(4)
+        replica.remove(0)
+        again = await joined(port, 1, 2)  # no front end needs it
+        await until(lambda: replica.spare is not None)
+        await replica.close()
+        assert await asyncio.to_thread(again.recv, 4) == b""
+        for each in (*made, spare, again, *first.sockets, *second.sockets, *third.sockets):
+            each.close()
+
+    run(test)
+
+
+def test_a_front_end_that_comes_while_the_machine_is_away_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        port = free_port()
+        _, replica = head_of(port)
+        early, late = front_end(), front_end()
+        replica.add(early)
+        replica.start()
+        assert not early.errors  # at the start it waits
+        connections = [await joined(port), await joined(port, 0)]
+        await until(lambda: replica.spare is not None)
+        connections.pop().close()
+        await until(lambda: replica.state == "away")
+        replica.add(late)
+        assert "the machine of the replica is away" in str(late.errors[0]) and not early.errors
+        connections.append(await joined(port))
+        await until(lambda: len(early.sockets) == 2)  # the first in order
+        connections.append(await joined(port, 0))
+        await until(lambda: len(late.sockets) == 1)
+        assert replica.state == "here" and not replica.has_ended
+        await replica.close()
+        for each in (*connections, *early.sockets, *late.sockets):
+            each.close()
+
+    with caplog.at_level(logging.INFO):
+        run(test)
+    told = [record.getMessage() for record in caplog.records if "replica" in record.name]
+    assert any("waits for replicas of other machines: 1 is missing" in each for each in told)
+    assert "a replica has left: it closed its stream; 1 is away" in told
+    assert "replica 1 has come from 127.0.0.1: 1 is here" in told
+
+
+REFUSALS: dict[str, dict[str, Any]] = {
+    "dtype is bfloat16 there, and float32 at the head; use the same": {"terms": {**TERMS, "dtype": "bfloat16"}},
+    "SHA-256 of model.safetensors is cd there, and ab12 at the head": {
+        "terms": {**TERMS, "SHA-256 of model.safetensors": "cd"}
+    },
+    "SHA-256 of more.safetensors is 11 there, and None at the head": {
+        "terms": {**TERMS, "SHA-256 of more.safetensors": "11"}
+    },
+    r"the head does not wait for it \(1 is missing\); give each machine a --data-parallel-start-rank": {"number": 0},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_who_does_not_fit_is_refused_and_both_sides_say_why(reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        port = free_port()
+        _, replica = head_of(port)
+        replica.add(front_end())
+        replica.start()
+        number = REFUSALS[reason].get("number", 1)
+        with pytest.raises(ConfigError, match=rf"the head \(127.0.0.1:{port}\) refused replica {number}: .*{reason}"):
+            await joined(port, **REFUSALS[reason])
+        assert replica.state == "missing"
+        await replica.close()
+
+    run(test)
+    assert reason.partition(" (")[0].replace("\\", "").split("(")[0] in caplog.text
+
+
+def test_a_second_machine_with_the_same_number_is_refused() -> None:
+    async def test() -> None:
+        port = free_port()
+        _, replica = head_of(port)
+        replica.start()
+        spare = await joined(port)
+        with pytest.raises(ConfigError, match=r"does not wait for it \(1 is here\); give each machine a"):
+            await joined(port)
+        spare.close()
+        await until(lambda: replica.spare is None)
+        (await joined(port)).close()
+        await replica.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", ["token", "garbage", "hello of a rank", "silence", "too much"])
+def test_strangers_harm_nothing(kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(join, "MAX_HELLO_SECONDS", 0.3)
+
+    async def test() -> None:
+        port = free_port()
+        _, replica = head_of(port)
+        early = front_end()
+        replica.add(early)
+        replica.start()
+        if kind == "token":
+            with monkeypatch.context() as patched:
+                patched.setenv("INFLIGHT_CLUSTER_TOKEN", "guessed")
+                with pytest.raises(ConfigError, match="INFLIGHT_CLUSTER_TOKEN is not the same as on the head"):
+                    await joined(port)
+        else:
+            hello = Hello(token=TOKEN, schema="", rank=1, world_size=1, nnodes=1)
+            messages = {
+                "garbage": b"GET / HTTP/1.1\r\n\r\n" * 10,
+                "hello of a rank": b"".join(map(bytes, encode(hello).buffers())),
+                "silence": b"",
+                "too much": b"".join(map(bytes, encode(replace(hello, token="t" * 2**17)).buffers())),
+            }
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(messages[kind])
+                with contextlib.suppress(ConnectionResetError):  # it had sent more than was read
+                    assert await asyncio.to_thread(stranger.recv, 10) == b""
+        assert not early.sockets
+        monkeypatch.setattr(join, "MAX_HELLO_SECONDS", 60.0)
+        made = await joined(port)
+        await until(lambda: bool(early.sockets))
+        await replica.close()
+        for each in (made, *early.sockets):
+            each.close()
+
+    run(test)
+    assert "a connection from 127.0.0.1 was dropped: " in caplog.text
+
+
+def test_a_taken_port_and_a_missing_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        port = free_port()
+        with (
+            socket.create_server(("127.0.0.1", port)),
+            pytest.raises(
+                ConfigError, match=rf"the head cannot listen on 127.0.0.1:{port} \(data_parallel_address, data_"
+            ),
+        ):
+            head_of(port)
+        monkeypatch.delenv("INFLIGHT_CLUSTER_TOKEN")
+        with pytest.raises(ConfigError, match="set INFLIGHT_CLUSTER_TOKEN"):
+            head_of(port)
+
+    run(test)
+
+
+def test_keepers_are_in_the_order_of_the_replicas() -> None:
+    async def test() -> None:
+        args = EngineArgs(
+            data_parallel_size=3,
+            data_parallel_size_local=1,
+            data_parallel_start_rank=1,
+            data_parallel_address="127.0.0.1",
+            data_parallel_rpc_port=free_port(),
+        )
+        keepers = await make_keepers(args, resolve_config(args))
+        assert [type(each).__name__ for each in keepers] == ["RemoteReplica", "EngineKeeper", "RemoteReplica"]
+        await asyncio.gather(*(each.close() for each in keepers))
+
+    run(test)
+
+
+def test_the_terms_say_what_differs(tmp_path: Path) -> None:
+    def terms(**changes: Any) -> dict[str, str]:
+        several = {"data_parallel_size": 2, "data_parallel_size_local": 1, "data_parallel_address": "h"}
+        args = EngineArgs(**{**several, **changes})
+        return terms_of(args, resolve_config(args))
+
+    def differing(**changes: Any) -> set[str]:
+        return {name for name, _ in terms().items() ^ terms(**changes).items()}
+
+    assert differing(data_parallel_start_rank=1, num_threads=1, kv_cache_memory_bytes=2**24, seed=5) == set()
+    assert differing(max_model_len=512) == {"max_model_len"}
+    assert "dtype" in differing(dtype="float32")
+    assert differing(block_size=32) == {"block_size"}
+    assert differing(kv_cache_dtype="int8") == {"config.json, quantization, kv_cache_dtype or seed"}
+    # a copy in another folder is the same model, and one other byte of weights is another model
+    source = resolve_config(EngineArgs()).model.folder
+    for file in source.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert differing(model=str(tmp_path)) == set()
+    weights = tmp_path / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert differing(model=str(tmp_path)) == {"SHA-256 of model.safetensors"}
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes() + b"\n")
+    assert differing(model=str(tmp_path)) == {"SHA-256 of model.safetensors", "SHA-256 of tokenizer.json"}
