@@ -243,12 +243,15 @@ class EngineArgs:
     )
     data_parallel_size_local: int | None = _parallel(
         None,
-        "How many of the replicas this server has. Default: all.",
+        "How many of the replicas run on this machine. Default: all.",
         flags=("--data-parallel-size-local", "-dpl"),
         bounds=(1, MAX_LOCAL_REPLICAS),
     )
     data_parallel_start_rank: int = _parallel(
-        0, "The number of this server's first replica.", flags=("--data-parallel-start-rank", "-dpr"), bounds=(0, 4095)
+        0,
+        "The number of the first replica on this machine.",
+        flags=("--data-parallel-start-rank", "-dpr"),
+        bounds=(0, 4095),
     )
     data_parallel_backend: str = _parallel(
         "mp",
@@ -257,10 +260,13 @@ class EngineArgs:
         choices=("mp",),
     )
     data_parallel_address: str | None = _parallel(
-        None, "Where replicas on other machines join.", flags=("--data-parallel-address", "-dpa"), metavar="HOST"
+        None,
+        "Address of the machine with the front ends (the head). Replicas on other machines join there.",
+        flags=("--data-parallel-address", "-dpa"),
+        metavar="HOST",
     )
     data_parallel_rpc_port: int = _parallel(
-        29550, "Port at this address.", flags=("--data-parallel-rpc-port", "-dpp"), **_PORT
+        29550, "Port of the head for replicas on other machines.", flags=("--data-parallel-rpc-port", "-dpp"), **_PORT
     )
     data_parallel_routing: str = _parallel(
         "prefix",
@@ -315,7 +321,7 @@ class EngineArgs:
 
     @property
     def replicas(self) -> range:
-        """The numbers of this server's replicas, among all replicas of all servers."""
+        """The numbers of the replicas on this machine, among all replicas of all servers."""
         if self.data_parallel_rank is not None:
             return range(self.data_parallel_rank, self.data_parallel_rank + 1)
         count = self.data_parallel_size_local or self.data_parallel_size
@@ -323,7 +329,7 @@ class EngineArgs:
 
     @property
     def served_replicas(self) -> range:
-        """The numbers of the replicas that have the same front ends as those of this machine, and of these."""
+        """The numbers of all replicas behind this server, those on other machines included."""
         is_alone = self.data_parallel_hybrid_lb or self.data_parallel_rank is not None
         return self.replicas if is_alone or not self.data_parallel_address else range(self.data_parallel_size)
 
@@ -405,7 +411,7 @@ class EngineArgs:
         elif self.replicas.stop > size:
             given = place if rank is None else f"data_parallel_rank={rank}"
             yield (
-                f"{given}: this server's last replica would have number {self.replicas.stop - 1}, but "
+                f"{given}: this machine's last replica would have number {self.replicas.stop - 1}, but "
                 f"data_parallel_size={size} allows 0 to {size - 1}; lower it, or raise data_parallel_size"
             )
         elif rank is None and not self.data_parallel_hybrid_lb and self.served_replicas != range(size):

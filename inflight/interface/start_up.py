@@ -55,12 +55,14 @@ class ReplicaHello(Hello):
         linked: the numbers of the front ends that have a connection to the replica. This connection is for another one. When a
             front end takes it, the head sends its number (4 bytes). Then front end and engine core talk.
         terms: what must be the same on both machines, as name -> value.
+        is_trial: the head only says whether the replica may join, and closes the connection.
     """
 
     world_size: int = 1
     nnodes: int = 1
     linked: tuple[int, ...]
     terms: dict[str, str]
+    is_trial: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ not touch the clients. Only root can make network namespaces.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -79,14 +80,18 @@ class TwoMachines:
             _ip("-n", f"{sender}{self.suffix}", "neighbour", "delete", other, "dev", device)
 
 
+_NUMBERS = itertools.count()
+
+
 @contextlib.contextmanager
 def two_machines(*options: str, replicas: bool = False) -> Iterator[TwoMachines]:
     """Args:
     options: further options of `inflight serve`; the ranks are two tensor-parallel ones, one on each machine.
     replicas: instead of the ranks, each machine has a replica.
     """
-    suffix = str(os.getpid() % 100_000)
-    client_address, server_address = (f"10.77.{os.getpid() % 256}.{host}" for host in (1, 2))
+    number = next(_NUMBERS) % 8  # the pairs of other modules may still be there
+    suffix = str((8 * os.getpid() + number) % 100_000)
+    client_address, server_address = (f"10.{77 + number}.{os.getpid() % 256}.{host}" for host in (1, 2))
     with contextlib.ExitStack() as stack:
         for machine in "ab":
             _ip("netns", "add", f"{machine}{suffix}")

@@ -18,6 +18,7 @@ it, so that a new request can be planned. No front end can delay a step. Side ef
    then the ranks needed too many recoveries. The process also notices the death of a rank (a worker) without requests.
 4. The process and its workers ignore SIGINT and SIGTERM, because a terminal or a supervisor sends these to the whole process
    group. A front end that gets such a signal can let its requests finish first.
+5. If the front ends are on another machine, a thread of head_links.py connects to them, or ends the process (EXIT_HEAD_LOST).
 """
 
 from __future__ import annotations

@@ -36,8 +36,9 @@ OTHER_FAULT_SECONDS = 5.0  # a process that is killed from outside so late in it
 class FrontEnd(Protocol):
     """A front end, as the keeper sees it."""
 
-    def put(self, engine_socket: socket.socket) -> None:
-        """Give this front end its socket, which is connected to a new process of the engine."""
+    def put(self, engine_socket: socket.socket) -> bool:
+        """Give this front end its socket, which is connected to a new process of the engine. Returns False if the front end has
+        ended."""
 
     def fail(self, error: EngineDeadError) -> None:
         """Tell the front end that there will be no other process of the engine."""

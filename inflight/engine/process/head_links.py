@@ -13,6 +13,7 @@ from inflight import envs
 from inflight.config.engine import EngineConfig, ParallelConfig
 from inflight.engine.process.control_socket import FrontEndLink
 from inflight.engine.process.engine_process import EXIT_HEAD_LOST
+from inflight.engine.process.outbox import EXIT_FAILED
 from inflight.engine.process.remote_replica import NUMBER_BYTES, RemoteReplicas
 from inflight.errors import ConfigError, EngineError
 from inflight.executor.join import RETRY_SECONDS, connect
@@ -24,49 +25,60 @@ logger = logging.getLogger(__name__)
 
 
 class HeadLinks:
-    """A thread always has a spare connection to the head. When a front end has taken it, it calls `connect` with the link
-    and 0. If the head does not answer for as long as a recovery may take, the process ends."""
+    """A thread keeps a spare connection to the head. When the head gives it to a front end, the thread calls `connect(link, 0)`
+    and makes the next one. If there is none for as long as a recovery may take, the process ends."""
 
     def __init__(self, config: EngineConfig, connect: Callable[[FrontEndLink, int], None]) -> None:
         self._config, self._connect = config, connect
+        self._lock = threading.Lock()  # for the next two
         self._linked: set[int] = set()  # the front ends that have a connection
         self._spare: socket.socket | None = None
         threading.Thread(target=self._run, name="inflight-head", daemon=True).start()
 
     def _leave(self, front_end: int) -> None:
         """The connection of this front end has ended. If the front end lives, the head gives it another one."""
-        self._linked.discard(front_end)
-        if (spare := self._spare) is not None:
-            with contextlib.suppress(OSError):  # it has just ended
-                spare.shutdown(socket.SHUT_RDWR)  # the next one is made with the new `_linked`
+        with self._lock:
+            self._linked.discard(front_end)
+            if self._spare is not None:
+                with contextlib.suppress(OSError):  # it has just ended
+                    self._spare.shutdown(socket.SHUT_RDWR)  # the next one is made with the new `_linked`
 
     def _run(self) -> None:
-        seconds = self._config.fault_tolerance.engine_recovery_timeout_sec
-        while True:
-            linked = frozenset(self._linked)
-            try:
-                self._spare = spare = join_head(self._config.parallel, linked, seconds)
-            except (ConfigError, EngineError) as error:
-                logger.critical("this process ends, because the head is lost: %s", error)
-                os._exit(EXIT_HEAD_LOST)
-            received = b""
+        try:
+            while True:
+                self._make_link()
+        except (ConfigError, EngineError) as error:
+            logger.critical("this process ends, because it has no connection to the head: %s", error)
+            os._exit(EXIT_HEAD_LOST)
+        except Exception:
+            logger.critical("this process ends, because it cannot connect to the head", exc_info=True)
+            os._exit(EXIT_FAILED)
+
+    def _make_link(self) -> None:
+        linked = frozenset(self._linked)
+        spare = join_head(self._config.parallel, linked, self._config.fault_tolerance.engine_recovery_timeout_sec)
+        with self._lock:
+            self._spare = spare if linked == self._linked else None  # otherwise `_leave` was called meanwhile
+        received = b""
+        if self._spare is not None:
             with contextlib.suppress(OSError):
-                if linked == self._linked:  # otherwise `_leave` was called meanwhile
-                    received = spare.recv(NUMBER_BYTES)
-            self._spare = None
-            if not received:
-                spare.close()
-                continue
-            number = int.from_bytes(received)
-            self._linked.add(number)
+                received = spare.recv(NUMBER_BYTES, socket.MSG_WAITALL)
+        with self._lock:
+            self._spare, number = None, int.from_bytes(received)
+            is_link = linked == self._linked and len(received) == NUMBER_BYTES
+            self._linked |= {number} if is_link else set()
+        if is_link:
             self._connect(FrontEndLink(number, BlockingStream(spare), partial(self._leave, number)), 0)
+        else:
+            spare.close()
 
 
 def join_head(
-    parallel: ParallelConfig, linked: frozenset[int], max_seconds: float, *, may_be_refused: bool = True
+    parallel: ParallelConfig, linked: frozenset[int], max_seconds: float, *, is_trial: bool = False
 ) -> socket.socket:
     """Returns a connection to the head, for a front end that is not one of `linked`. Tries again and again for `max_seconds`,
-    but not after a refusal if it may not be refused. Until the head has noticed that a link is broken, it refuses another one.
+    also after a refusal: until the head has noticed that a link is broken, it refuses another one. In a trial, the head only
+    says whether the replica may join, and a refusal is final.
 
     Raises:
         ConfigError: the head refuses the replica.
@@ -79,6 +91,7 @@ def join_head(
         rank=parallel.replicas[parallel.replica_index],
         linked=tuple(linked),
         terms=parallel.terms,
+        is_trial=is_trial,
     )
     end = time.monotonic() + max_seconds
     while True:
@@ -88,7 +101,7 @@ def join_head(
             joined.settimeout(None)
             return joined
         except (ConfigError, EngineError) as error:
-            is_final = isinstance(error, ConfigError) and not may_be_refused
+            is_final = isinstance(error, ConfigError) and is_trial
             if is_final or time.monotonic() + RETRY_SECONDS > end:
                 raise
             logger.warning("%s; the next try is in %g s", error, RETRY_SECONDS)

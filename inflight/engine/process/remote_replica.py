@@ -31,6 +31,8 @@ from inflight.version import __version__
 logger = logging.getLogger(__name__)
 
 NUMBER_BYTES = 4  # of a front end
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+AWAY_SECONDS = REPLACED_LINK_SILENCE_SECONDS  # a machine is away if it makes no spare connection for so long
 
 
 class ThisLoop(IoThread):
@@ -50,25 +52,31 @@ class RemoteReplica:
 
     has_ended = False
 
-    def __init__(self, acceptor: RemoteReplicas) -> None:
+    def __init__(self, number: int, acceptor: RemoteReplicas) -> None:
         self.state = "missing"
         self.spare: IoStream | None = None
-        self._acceptor = acceptor
+        self._number, self._acceptor = number, acceptor
         self._front_ends: dict[int, FrontEnd] = {}
         self._num_front_ends = 0
+        self._waiting: set[int] = set()  # front ends that have never had a connection
+        self._gone: set[int] = set()  # front ends that can use none any more, because their processes have ended
+        self._away: asyncio.TimerHandle | None = None  # runs while there is no spare connection
 
     def add(self, front_end: FrontEnd) -> int:
         """Like `EngineKeeper.add`. If the machine is away, the front end is told so, and need not wait for it."""
         number, self._num_front_ends = self._num_front_ends, self._num_front_ends + 1
         self._front_ends[number] = front_end
+        self._waiting.add(number)
         if self.state == "away":
-            front_end.fail(EngineDeadError("the machine of the replica is away"))
+            self._fail_waiting()
         elif self.spare is not None:
             self._give(self.spare, number)
         return number
 
     def remove(self, number: int) -> None:
         del self._front_ends[number]
+        self._waiting.discard(number)
+        self._gone.discard(number)
 
     def start(self) -> None:
         self._acceptor.start()
@@ -77,26 +85,54 @@ class RemoteReplica:
         await asyncio.get_running_loop().create_future()
 
     async def close(self, grace_seconds: float = 0.0) -> None:
-        """The replica waits for another head."""
+        """End the spare connection. The engine core looks for another head."""
         self._acceptor.close()
+        self._stop_timer()
         if self.spare is not None:
             self.spare.close()
 
     def take(self, spare: IoStream, linked: tuple[int, ...]) -> None:
         """Give a new connection to a front end that is not one of `linked`. If there is none, it is spare."""
         spare.allowed, spare.on_end = (), self._lose
+        self._stop_timer()
         self.spare, self.state = spare, "here"
-        for number in [each for each in self._front_ends if each not in linked][:1]:
+        for number in [each for each in self._front_ends if each not in {*linked, *self._gone}][:1]:
             self._give(spare, number)
 
     def _give(self, spare: IoStream, number: int) -> None:
         spare.send([number.to_bytes(NUMBER_BYTES)])
-        self._front_ends[number].put(spare.detach())
-        self.spare = None
+        try:
+            taken = spare.detach()
+        except OSError as error:  # no free descriptor
+            logger.error("a connection of replica %d is lost: %s", self._number, error)
+            spare.close()
+        else:
+            self._waiting.discard(number)
+            if not self._front_ends[number].put(taken):
+                self._gone.add(number)
+        self._lose("")
 
-    def _lose(self, reason: str) -> None:
-        self.spare, self.state = None, "away"
-        logger.warning("a replica has left: %s; %s", reason, self._acceptor.describe())
+    def _lose(self, _: str) -> None:
+        """There is no spare connection. The engine core makes another one at once, if it lives."""
+        self.spare = None
+        self._stop_timer()
+        self._away = asyncio.get_running_loop().call_later(AWAY_SECONDS, self._note_away)
+
+    def _stop_timer(self) -> None:
+        if self._away is not None:
+            self._away.cancel()
+
+    def _note_away(self) -> None:
+        self.state = "away"
+        logger.warning(
+            "replica %d has made no connection for %g s: %s", self._number, AWAY_SECONDS, self._acceptor.describe()
+        )
+        self._fail_waiting()
+
+    def _fail_waiting(self) -> None:
+        for number in self._waiting:
+            self._front_ends[number].fail(EngineDeadError("the machine of the replica is away"))
+        self._waiting.clear()
 
 
 class RemoteReplicas(RankAcceptor):
@@ -114,7 +150,7 @@ class RemoteReplicas(RankAcceptor):
         silence = REPLACED_LINK_SILENCE_SECONDS
         super().__init__(ThisLoop(), address, "", config.parallel, token, silence, lambda _rank, _stream: None)
         self._terms = terms
-        self.replicas = {each: RemoteReplica(self) for each in args.served_replicas if each not in args.replicas}
+        self.replicas = {each: RemoteReplica(each, self) for each in args.served_replicas if each not in args.replicas}
         logger.info("%s:%d waits for replicas of other machines: %s", *address, self.describe())
 
     def describe(self) -> str:
@@ -133,6 +169,9 @@ class RemoteReplicas(RankAcceptor):
 
     def _join(self, hello: Hello, stream: IoStream, host: str) -> None:
         assert isinstance(hello, ReplicaHello)
+        if hello.is_trial:
+            stream.close()
+            return
         before = self.describe()
         self.replicas[hello.rank].take(stream, hello.linked)
         if self.describe() != before:
@@ -150,6 +189,7 @@ async def make_keepers(args: EngineArgs, config: EngineConfig) -> list[Keeper]:
     """
     keepers: dict[int, Keeper] = {}
     if args.served_replicas != args.replicas:
+        envs.cluster_token()  # raises if there is none, before all weights are read
         keepers |= RemoteReplicas(args, config, await asyncio.to_thread(terms_of, args, config)).replicas
     keepers |= {number: EngineKeeper(args, each) for number, each in zip(args.replicas, config.replicas(), strict=True)}
     return [keepers[number] for number in args.served_replicas]
@@ -174,5 +214,5 @@ def terms_of(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "data_parallel_routing": parallel.routes_by_prefix,
         "device": config.device.kind,
-    } | digests([*weights, *tokenizer.glob("tokenizer.json")])
+    } | digests([*weights, *(file for name in _TOKENIZER_FILES for file in tokenizer.glob(name))])
     return {name: str(value) for name, value in terms.items()}

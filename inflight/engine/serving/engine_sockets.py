@@ -14,9 +14,10 @@ class EngineSockets:
     def __init__(self) -> None:
         self._arrived: asyncio.Queue[socket.socket | EngineDeadError] = asyncio.Queue()
 
-    def put(self, engine_socket: socket.socket) -> None:
-        """Hand over the socket to a new process of the engine."""
+    def put(self, engine_socket: socket.socket) -> bool:
+        """Hand over the socket to a new process of the engine. Returns True: this front end runs in this process."""
         self._arrived.put_nowait(engine_socket)
+        return True
 
     def fail(self, error: EngineDeadError) -> None:
         """Tell the front end that the engine has failed for good, so no new process will be started."""

@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 from typing import Any
 
+from inflight import envs
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.process.engine_keeper import EngineKeeper
@@ -24,12 +25,13 @@ def run_headless(args: EngineArgs) -> None:
         ConfigError: the model cannot be used, or the head refuses a replica. No process was started.
         EngineError: the head does not answer, or a replica was given up. No process is left running.
     """
+    envs.cluster_token()  # raises if there is none, before all weights are read
     config = resolve_config(args)
     head = args.data_parallel_address or "", args.data_parallel_rpc_port
     config = replace(config, parallel=replace(config.parallel, head=head, terms=terms_of(args, config)))
     logger.info("replicas %s join the head at %s:%d", ", ".join(map(str, args.replicas)), *head)
-    for replica in config.replicas():  # the engine cores make other connections
-        join_head(replica.parallel, frozenset(), MAX_CONNECT_SECONDS, may_be_refused=False).close()
+    for replica in config.replicas():
+        join_head(replica.parallel, frozenset(), MAX_CONNECT_SECONDS, is_trial=True).close()
     asyncio.run(_run(args, config))
 
 

@@ -87,11 +87,13 @@ class FrontEndProcess:
             theirs.close()
         loop.add_reader(self._socket, self._read)
 
-    def send(self, order: int, fds: Sequence[int] = ()) -> None:
-        """Send an order. If the process has ended, nothing happens."""
+    def send(self, order: int, fds: Sequence[int] = ()) -> bool:
+        """Send an order. Returns False if the process has ended."""
         self._is_asked_to_end |= order in (DRAIN, CUT)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._socket, [bytes([order])], list(fds))
+            return True
+        return False
 
     def close(self) -> None:
         """End the process if it still runs, and close its socket. Call it once."""
@@ -130,10 +132,10 @@ class _Seat:
     front_end: FrontEndProcess
     index: int
 
-    def put(self, engine_socket: socket.socket) -> None:
-        """Hand over the socket to a new process of the replica."""
+    def put(self, engine_socket: socket.socket) -> bool:
+        """Hand over the socket to a new process of the replica. Returns False if the front end has ended."""
         with engine_socket:
-            self.front_end.send(ENGINE + self.index, [engine_socket.fileno()])
+            return self.front_end.send(ENGINE + self.index, [engine_socket.fileno()])
 
     def fail(self, error: EngineDeadError) -> None:
         """Tell the front end that the replica is given up."""

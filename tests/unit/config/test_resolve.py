@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"node_rank": 1}, "inflight worker"),
         (
             {"data_parallel_size": 2, "data_parallel_rank": 2},
-            "data_parallel_rank=2: this server's last replica would have number 2, but data_parallel_size=2 allows 0 to 1;",
+            "data_parallel_rank=2: this machine's last replica would have number 2, but data_parallel_size=2 allows 0 to 1;",
         ),
         ({"data_parallel_size": 2, "data_parallel_hybrid_lb": True}, "give data_parallel_size_local"),
         (
@@ -232,7 +232,7 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
                 "data_parallel_size_local": 2,
                 "data_parallel_start_rank": 3,
             },
-            "data_parallel_start_rank=3: this server's last replica would have number 4, but data_parallel_size=4 allows",
+            "data_parallel_start_rank=3: this machine's last replica would have number 4, but data_parallel_size=4 allows",
         ),
         ({"nnodes": 2, "distributed_executor_backend": "uni"}, "threads run on one node"),
         ({"nnodes": 2, "distributed_executor_backend": "external_launcher"}, "give --nnodes to torchrun"),

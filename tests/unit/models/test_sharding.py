@@ -22,7 +22,7 @@ from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import CheckpointError
 from inflight.model_loader.checkpoint import open_file
 from inflight.model_loader.loader import load_model
-from inflight.models.causal_lm import CausalLM
+from inflight.models.causal_lm import CausalLM, ModelStep
 from tests.support.full_context_attention import FullContextAttention, bind_caches, run_prompt
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
@@ -55,7 +55,7 @@ def run_stages(stages: list[CausalLM]) -> Tensor:
     for stage in stages:
         bind_caches(stage, len(PROMPT))
         assert passed is None or isinstance(passed, IntermediateTensors)
-        passed = stage(PROMPT, torch.arange(len(PROMPT)), metadata, intermediate=passed)
+        passed = stage(ModelStep(PROMPT, torch.arange(len(PROMPT)), metadata, intermediate=passed))
     assert isinstance(passed, Tensor)
     return stages[-1].compute_logits(passed)
 

@@ -91,9 +91,12 @@ class PlayedFrontEnd:
     def __init__(self) -> None:
         self.sockets: list[object] = []
         self.errors: list[EngineDeadError] = []
+        self.is_gone = False
 
-    def put(self, engine_socket: object) -> None:
+    def put(self, engine_socket: object) -> bool:
+        """False if the front end has ended (`is_gone`)."""
         self.sockets.append(engine_socket)
+        return not self.is_gone
 
     def fail(self, error: EngineDeadError) -> None:
         self.errors.append(error)

@@ -15,14 +15,11 @@ from inflight.engine.process import head_links
 from inflight.engine.process.control_socket import FrontEndLink
 from inflight.engine.process.engine_process import EXIT_HEAD_LOST
 from inflight.engine.process.head_links import HeadLinks, join_head
+from inflight.engine.process.outbox import EXIT_FAILED
 from inflight.errors import ConfigError, EngineError
 from tests.unit.engine.process.head_cases import TERMS, TOKEN, config_of_replica, head_of
 from tests.unit.engine.process.played_processes import PlayedFrontEnd
 from tests.unit.engine.serving.event_loop import run, until
-
-
-class EndedProcess(BaseException):
-    """In place of the end of the process."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +28,23 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[int]:
     codes: queue.Queue[int] = queue.Queue()
 
     def leave(code: int) -> None:
-        codes.put(code)
-        raise EndedProcess
+        codes.put(code)  # then the thread ends
 
     monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", TOKEN)
     monkeypatch.setattr(head_links.os, "_exit", leave)
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
     return codes
+
+
+def test_a_thread_that_cannot_go_on_ends_the_process(
+    exits: queue.Queue[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def join(*_: object) -> socket.socket:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(head_links, "join_head", join)
+    HeadLinks(config_of_replica(1), lambda _link, _deaths: None)
+    assert exits.get(timeout=60) == EXIT_FAILED
+    assert "can't start new thread" in caplog.text
 
 
 def test_a_lost_link_is_made_again_and_the_process_ends_with_its_head(exits: queue.Queue[int]) -> None:
@@ -50,7 +57,8 @@ def test_a_lost_link_is_made_again_and_the_process_ends_with_its_head(exits: que
         for each in front_ends:
             replica.add(each)
         replica.start()
-        HeadLinks(config_of_replica(port, seconds=1.0), lambda link, num_deaths: links.put(link))
+        config = config_of_replica(port, seconds=300.0)
+        HeadLinks(config, lambda link, num_deaths: links.put(link))
         first, second = [await asyncio.to_thread(links.get, timeout=60) for _ in front_ends]
         assert (first.index, second.index) == (0, 1)
         await until(lambda: replica.spare is not None)
@@ -58,6 +66,7 @@ def test_a_lost_link_is_made_again_and_the_process_ends_with_its_head(exits: que
         again = await asyncio.to_thread(links.get, timeout=60)
         assert again.index == 1 and len(front_ends[1].sockets) == 2
         await until(lambda: replica.spare is not None)
+        object.__setattr__(config.fault_tolerance, "engine_recovery_timeout_sec", 0.5)
         await replica.close()
         assert await asyncio.to_thread(exits.get, timeout=60) == EXIT_HEAD_LOST
         for link in (first, second, again):
@@ -88,7 +97,7 @@ def test_a_link_that_ends_while_the_spare_connection_is_made(monkeypatch: pytest
         else:
             ours.close()
             all_done.set()
-            raise SystemExit  # ends the thread
+            raise EngineError("the head is lost")
         return ours
 
     taken: list[FrontEndLink] = []
@@ -103,7 +112,7 @@ def test_a_link_that_ends_while_the_spare_connection_is_made(monkeypatch: pytest
         end.close()
 
 
-def test_a_refusal_is_final_only_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_final_only_in_a_trial(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         port = free_port()
         _, replica = head_of(port)
@@ -117,10 +126,10 @@ def test_a_refusal_is_final_only_at_the_start(caplog: pytest.LogCaptureFixture) 
         (await later).close()
         wrong = config_of_replica(port, terms={**TERMS, "dtype": "bfloat16"}).parallel
         with pytest.raises(ConfigError, match="dtype is bfloat16 there"):
-            await asyncio.to_thread(join_head, wrong, frozenset(), 0.7)
+            await asyncio.to_thread(join_head, wrong, frozenset(), 60.0, is_trial=True)
         await replica.close()
         with pytest.raises(
-            EngineError, match=rf"the head did not answer on 127.0.0.1:{port} within 0.1 s: .*check that"
+            EngineError, match=rf"the head did not answer on 127.0.0.1:{port} within [0-9.]+ s: .*check that"
         ):
             await asyncio.to_thread(join_head, wrong, frozenset(), 0.1)
 

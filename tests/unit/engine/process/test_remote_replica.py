@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.shared.free_port import free_port
 from inflight.config.engine_args import EngineArgs
+from inflight.engine.process import remote_replica
 from inflight.engine.process.head_links import join_head
 from inflight.engine.process.remote_replica import make_keepers, terms_of
 from inflight.engine.start.model_files import resolve_config
@@ -21,6 +22,7 @@ from inflight.errors import ConfigError
 from inflight.executor import join
 from inflight.interface.codec import encode
 from inflight.interface.start_up import Hello
+from inflight.processes.streams import IoStream
 from tests.unit.engine.process.head_cases import TERMS, TOKEN, config_of_replica, head_of
 from tests.unit.engine.process.played_processes import PlayedFrontEnd
 from tests.unit.engine.serving.event_loop import run, until
@@ -31,10 +33,10 @@ def _token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", TOKEN)
 
 
-async def joined(port: int, *linked: int, **changes: Any) -> socket.socket:
+async def joined(port: int, *linked: int, is_trial: bool = False, **changes: Any) -> socket.socket:
     """A connection that the machine of the replica has made."""
     parallel = config_of_replica(port, **changes).parallel
-    return await asyncio.to_thread(join_head, parallel, frozenset(linked), 60.0, may_be_refused=False)
+    return await asyncio.to_thread(join_head, parallel, frozenset(linked), 60.0, is_trial=is_trial)
 
 
 def front_end() -> Any:  # Any: it is given to a replica
@@ -73,7 +75,11 @@ def test_each_front_end_gets_one_connection() -> None:
     run(test)
 
 
-def test_a_front_end_that_comes_while_the_machine_is_away_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_front_end_that_comes_while_the_machine_is_away_does_not_wait(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_replica, "AWAY_SECONDS", 0.05)
+
     async def test() -> None:
         port = free_port()
         _, replica = head_of(port)
@@ -100,8 +106,79 @@ def test_a_front_end_that_comes_while_the_machine_is_away_does_not_wait(caplog: 
         run(test)
     told = [record.getMessage() for record in caplog.records if "replica" in record.name]
     assert any("waits for replicas of other machines: 1 is missing" in each for each in told)
-    assert "a replica has left: it closed its stream; 1 is away" in told
+    assert "replica 1 has made no connection for 0.05 s: 1 is away" in told
     assert "replica 1 has come from 127.0.0.1: 1 is here" in told
+
+
+def test_a_machine_that_is_lost_while_it_has_no_spare_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front end that has never had a connection does not wait for ever."""
+    monkeypatch.setattr(remote_replica, "AWAY_SECONDS", 0.5)
+
+    async def test() -> None:
+        port = free_port()
+        _, replica = head_of(port)
+        first, second = front_end(), front_end()
+        replica.add(first)
+        replica.start()
+        made = await joined(port)
+        await until(lambda: bool(first.sockets))
+        replica.add(second)
+        assert replica.state == "here" and not second.errors
+        await until(lambda: bool(second.errors))
+        assert replica.state == "away" and not first.errors
+        await replica.close()
+        for each in (made, *first.sockets):
+            each.close()
+
+    run(test)
+
+
+def test_a_front_end_that_has_ended_gets_one_connection_and_no_more() -> None:
+    async def test() -> None:
+        port = free_port()
+        _, replica = head_of(port)
+        ended, other = front_end(), front_end()
+        ended.is_gone = True
+        replica.add(ended), replica.add(other)
+        replica.start()
+        made = [await joined(port), await joined(port)]
+        await until(lambda: bool(other.sockets))
+        assert len(ended.sockets) == 1
+        made.append(await joined(port, 1))
+        await until(lambda: replica.spare is not None)
+        assert (len(ended.sockets), len(other.sockets)) == (1, 1)
+        await replica.close()
+        for each in (*made, *ended.sockets, *other.sockets):
+            each.close()
+
+    run(test)
+
+
+def test_without_a_free_descriptor_the_connection_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: object) -> socket.socket:
+        raise OSError(24, "Too many open files")
+
+    async def test() -> None:
+        port = free_port()
+        _, replica = head_of(port)
+        first = front_end()
+        replica.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(IoStream, "detach", fails)
+            replica.add(first)
+            made = await joined(port)
+            assert await asyncio.to_thread(made.recv, 100) == bytes(4)
+            assert await asyncio.to_thread(made.recv, 100) == b"", "the engine core makes another one"
+        again = await joined(port)
+        await until(lambda: bool(first.sockets))
+        await replica.close()
+        for each in (made, again, *first.sockets):
+            each.close()
+
+    run(test)
+    assert "a connection of replica 1 is lost: " in caplog.text
 
 
 REFUSALS: dict[str, dict[str, Any]] = {
@@ -125,7 +202,7 @@ def test_who_does_not_fit_is_refused_and_both_sides_say_why(reason: str, caplog:
         replica.start()
         number = REFUSALS[reason].get("number", 1)
         with pytest.raises(ConfigError, match=rf"the head \(127.0.0.1:{port}\) refused replica {number}: .*{reason}"):
-            await joined(port, **REFUSALS[reason])
+            await joined(port, is_trial=True, **REFUSALS[reason])
         assert replica.state == "missing"
         await replica.close()
 
@@ -140,10 +217,12 @@ def test_a_second_machine_with_the_same_number_is_refused() -> None:
         replica.start()
         spare = await joined(port)
         with pytest.raises(ConfigError, match=r"does not wait for it \(1 is here\); give each machine a"):
-            await joined(port)
+            await joined(port, is_trial=True)
         spare.close()
         await until(lambda: replica.spare is None)
-        (await joined(port)).close()
+        trial = await joined(port, is_trial=True)
+        assert await asyncio.to_thread(trial.recv, 1) == b"" and replica.spare is None
+        trial.close()
         await replica.close()
 
     run(test)
@@ -151,7 +230,7 @@ def test_a_second_machine_with_the_same_number_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["token", "garbage", "hello of a rank", "silence", "too much"])
 def test_strangers_harm_nothing(kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(join, "MAX_HELLO_SECONDS", 0.3)
+    monkeypatch.setattr(join, "MAX_HELLO_SECONDS", 0.3 if kind == "silence" else 300.0)
 
     async def test() -> None:
         port = free_port()
@@ -163,7 +242,7 @@ def test_strangers_harm_nothing(kind: str, monkeypatch: pytest.MonkeyPatch, capl
             with monkeypatch.context() as patched:
                 patched.setenv("INFLIGHT_CLUSTER_TOKEN", "guessed")
                 with pytest.raises(ConfigError, match="INFLIGHT_CLUSTER_TOKEN is not the same as on the head"):
-                    await joined(port)
+                    await joined(port, is_trial=True)
         else:
             hello = Hello(token=TOKEN, schema="", rank=1, world_size=1, nnodes=1)
             messages = {
