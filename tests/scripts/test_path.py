@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "path"
 
 # The most that the path may have. These numbers may only fall; `code` is the promise of at most 8,000 lines. Where there are no
 # C++ kernels, the path is about 1,000 lines shorter.
-MOST = {"lines": 10_500, "code": 6_970, "ran": 3_750}
+MOST = {"lines": 10_440, "code": 6_900, "ran": 3_740}
 
 # What a plain prompt does not need, and so should not enter
 BESIDE = {
