@@ -14,7 +14,7 @@ from benchmarks.shared.free_port import free_port
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.serve import headless
 from inflight.entrypoints.serve.headless import run_headless
-from inflight.errors import EngineDeadError, EngineError
+from inflight.errors import ConfigError, EngineDeadError, EngineError
 from tests.unit.entrypoints.runner import invoke
 
 NODE = ["-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "127.0.0.1"]
@@ -55,6 +55,13 @@ def test_options_of_a_front_end_are_told_and_ignored() -> None:
     assert "--host" not in done.output
 
 
+def test_a_missing_token_is_told_before_the_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INFLIGHT_CLUSTER_TOKEN", raising=False)
+    monkeypatch.delattr(headless, "terms_of")
+    with pytest.raises(ConfigError, match="set INFLIGHT_CLUSTER_TOKEN"):
+        run_headless(args_of(free_port()))
+
+
 def test_a_head_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", "secret")
     monkeypatch.setattr(headless, "MAX_CONNECT_SECONDS", 0.1)
@@ -86,6 +93,7 @@ class PlayedKeeper:
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, EngineDeadError("it is given up")])
 def test_how_it_ends(end: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the first replica that is given up, all of them end."""
+    monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", "secret")
     ends = iter([None, end])
     joined: list[int] = []
 
