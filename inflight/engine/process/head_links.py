@@ -55,7 +55,8 @@ class HeadLinks:
             os._exit(EXIT_FAILED)
 
     def _make_link(self) -> None:
-        linked = frozenset(self._linked)
+        with self._lock:
+            linked = frozenset(self._linked)
         spare = join_head(self._config.parallel, linked, self._config.fault_tolerance.engine_recovery_timeout_sec)
         with self._lock:
             self._spare = spare if linked == self._linked else None  # otherwise `_leave` was called meanwhile
