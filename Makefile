@@ -64,7 +64,7 @@ check: .venv/.stamp-dev
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find inflight tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find inflight inflight_bench tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up, run again only when pyproject.toml, constraints.txt or the kernels change. Its output is in .venv/setup.log. torch comes
 # first, alone, and from pip: together with the rest the resolver may take a CUDA build of it where a CPU build is offered, and uv

@@ -23,10 +23,10 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.architecture.source import PACKAGE, Package  # noqa: E402
+from tests.architecture.source import LOAD_GENERATOR, PACKAGE, Package  # noqa: E402
 
-PACKAGES = (PACKAGE, "tests", "scripts", "benchmarks")
-UNIT_TESTS = ("tests/unit/", "tests/benchmarks/", "tests/scripts/")
+PACKAGES = (PACKAGE, LOAD_GENERATOR, "tests", "scripts", "benchmarks")
+UNIT_TESTS = ("tests/unit/", f"tests/{LOAD_GENERATOR}/", "tests/benchmarks/", "tests/scripts/")
 RUN_ELSEWHERE = ("tests/architecture/", "tests/clients/")  # by scripts/check and `make test-clients`
 DURATIONS = "tests/durations.json"  # the seconds of each test file; may lack files, or be missing
 UNKNOWN_SECONDS = 5.0
@@ -120,7 +120,9 @@ class ImportGraph:
         """
         pure = PurePosixPath(path)
         names = {f"test_{pure.stem}.py", f"test_{pure.parent.name}_{pure.stem}.py"}
-        folders = {PACKAGE: f"tests/unit/{folder_of(path)}", "benchmarks": f"tests/{pure.parent}/"}
+        folders = {PACKAGE: f"tests/unit/{folder_of(path)}"} | dict.fromkeys(
+            (LOAD_GENERATOR, "benchmarks"), f"tests/{pure.parent}/"
+        )
         folder = folders.get(pure.parts[0], "tests/")
         unit_tests = (each for each in self.paths.values() if each.startswith(folder) and each.startswith(UNIT_TESTS))
         return sorted(each for each in unit_tests if PurePosixPath(each).name in names)

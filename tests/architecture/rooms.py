@@ -19,6 +19,7 @@ class Room(NamedTuple):
 _TABLE = """
   0     errors
   0     envs               errors
+  0     event_buffer
   0     list_checks        errors
   0     setting
   0     setting_text
@@ -57,8 +58,7 @@ _TABLE = """
   4     metrics
   4     engine             metrics
 
-  5     bench_serve
-  5     entrypoints        (api) bench_serve
+  5     entrypoints        (api)
   5     __main__           entrypoints
 """
 
@@ -103,9 +103,6 @@ INNER = {
     }
 }
 
-# The load generator measures servers from outside, ours and others. So it imports nothing of the engine.
-OUTSIDERS = {"bench_serve": frozenset({"errors"})}
-
 # These ranks never import torch, directly or through each other.
 CONTROL_PLANE_RANKS = frozenset({"0", "1", "2a"})
 
@@ -126,6 +123,4 @@ def may_import(importer: str, imported: str) -> bool:
     room = ROOMS[importer]
     if imported == importer or imported in room.same_rank:
         return True
-    if importer in OUTSIDERS:
-        return imported in OUTSIDERS[importer]
     return imported != PUBLIC_API and ROOMS[imported].rank in LOWER_RANKS[room.rank].split()

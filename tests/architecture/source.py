@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "inflight"
+LOAD_GENERATOR = "inflight_bench"
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ BUDGETS = {
     "conformance": 70,
     "e2e": 2100,
     "gpu": 10,
+    "inflight_bench": 30,
     "scripts": 30,
     "unit": 20,  # the files directly in tests/unit
     "unit/attention": 60,
-    "unit/bench_serve": 30,
     "unit/config": 20,
     "unit/device": 10,
     "unit/distributed": 50,

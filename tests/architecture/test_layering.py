@@ -128,11 +128,6 @@ def test_the_table_is_consistent() -> None:
     ("path", "text", "problem"),
     [
         ("errors.py", "import inflight.config.engine", "errors must not import config"),
-        (
-            "bench_serve/run.py",
-            "from inflight.engine.core.engine_core import EngineCore",
-            "bench_serve must not import engine",
-        ),
         ("scheduler/queue.py", "from inflight.worker.worker import Worker", "scheduler must not import worker"),
         ("worker/runner.py", "from inflight.kv_cache import BlockPool", "worker must not import kv_cache"),
         ("layers/linear.py", "def f():\n    from inflight.models import llama", "layers must not import models"),

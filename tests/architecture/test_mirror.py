@@ -1,4 +1,5 @@
 """`tests/unit/` mirrors `inflight/`, both ways: each folder there is a folder here, and each file here has a test there.
+`tests/inflight_bench/` mirrors the load generator in the same way.
 
 A file has a test if a file of tests has its name, or if a test of its room imports it. The files that such a file imports count
 as tested with it. All other files are in `ELSEWHERE`, with the test that runs them.
@@ -6,12 +7,13 @@ as tested with it. All other files are in `ELSEWHERE`, with the test that runs t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGE, ROOT, Package, write_package
+from tests.architecture.source import LOAD_GENERATOR, PACKAGE, ROOT, Package, write_package
 
 # a pattern of files -> the test that runs them, below tests/
 ELSEWHERE = {
@@ -38,7 +40,11 @@ ELSEWHERE = {
 }
 
 
-def mirror_problems(package: Package, unit: Path) -> list[str]:
+# the same of the load generator
+ELSEWHERE_OF_LOAD = {"plot.py": "inflight_bench/test_run.py"}
+
+
+def mirror_problems(package: Package, unit: Path, elsewhere: Iterable[str] = ELSEWHERE) -> list[str]:
     tests = Package(unit, "tests.unit")
     tests.by_module |= package.by_module  # so that `from inflight.engine.core import step_loop` names a module
     folders = {Path(file.path).parent.as_posix() for file in package.files} | package.rooms
@@ -60,14 +66,15 @@ def mirror_problems(package: Package, unit: Path) -> list[str]:
         for file in package.files
         if not file.is_package
         and file.module not in tested | parts
-        and not any(fnmatch(file.path, e) for e in ELSEWHERE)
+        and not any(fnmatch(file.path, e) for e in elsewhere)
     ]
 
 
 def test_folders_and_files_have_their_tests() -> None:
-    assert mirror_problems(Package(ROOT / PACKAGE), ROOT / "tests" / "unit") == []
-    for pattern, test in ELSEWHERE.items():
-        assert list((ROOT / PACKAGE).glob(pattern)) and (ROOT / "tests" / test).is_file(), pattern
+    for name, folder, elsewhere in ((PACKAGE, "unit", ELSEWHERE), (LOAD_GENERATOR, LOAD_GENERATOR, ELSEWHERE_OF_LOAD)):
+        assert mirror_problems(Package(ROOT / name, name), ROOT / "tests" / folder, elsewhere) == []
+        for pattern, test in elsewhere.items():
+            assert list((ROOT / name).glob(pattern)) and (ROOT / "tests" / test).is_file(), pattern
 
 
 FILES = {

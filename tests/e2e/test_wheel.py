@@ -50,7 +50,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What git has of the package, copied: builds write into the folder that they are run in."""
     folder = tmp_path_factory.mktemp("sources")
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree(ROOT / "inflight", folder / "inflight", ignore=ignored)
+    for package in ("inflight", "inflight_bench"):
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
     for name in SHIPPED:
         shutil.copy(ROOT / name, folder)
     return folder
@@ -100,8 +101,8 @@ def server(commands: Path) -> Iterator[ServeProcess]:
 
 def test_the_wheel_has_what_it_needs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    for needed in ("inflight/py.typed", "inflight/demo/model/model.safetensors", "inflight/kernels/triton/linear.py"):
-        assert needed in names
+    needed = "inflight/py.typed inflight/demo/model/model.safetensors inflight/kernels/triton/linear.py inflight_bench/run.py"
+    assert set(needed.split()) <= set(names)
     libraries = [name for name in names if name.endswith(".so")]
     if INSTRUCTION_SETS_HERE:
         assert len(libraries) == 3, libraries
@@ -142,6 +143,13 @@ def test_the_installed_server_answers(server: ServeProcess) -> None:
     )
     assert status == 200, answer
     assert "85" in answer
+
+
+def test_the_installed_load_generator_measures_the_installed_server(server: ServeProcess, commands: Path) -> None:
+    url = f"http://127.0.0.1:{server.port}"
+    sizes = ("--num-prompts=2", "--input-len=8", "--output-len=4")
+    report = run(commands / "inflight", "bench", "serve", "--base-url", url, *sizes, cwd=commands)
+    assert re.search(r"Successful requests: +2\b", report), report
 
 
 def test_the_health_check_of_the_image(server: ServeProcess, commands: Path) -> None:

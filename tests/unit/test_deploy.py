@@ -35,7 +35,7 @@ def test_the_dockerfile() -> None:
 def test_the_dockerfile_copies_what_the_build_reads() -> None:
     copied = re.findall(r"^COPY (?!--)(.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     names = {name for line in copied for name in line.split()}
-    assert names == {"setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "inflight"}
+    assert names == {"setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "inflight", "inflight_bench"}
     assert all((ROOT / name).exists() for name in names)
 
 

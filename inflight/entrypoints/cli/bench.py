@@ -1,7 +1,4 @@
-"""`inflight bench offline` measures how fast a model runs on this machine. `inflight bench serve` measures a server under load.
-
-Most options and results of `bench serve` have the same names as in vLLM's `bench serve`.
-"""
+"""`inflight bench offline` measures how fast a model runs on this machine."""
 
 from __future__ import annotations
 
@@ -16,59 +13,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import inflight
-from inflight.bench_serve.options import (
-    BODY_FIELDS,
-    BodyOptions,
-    DatasetOptions,
-    ResultOptions,
-    ServerOptions,
-    TrafficOptions,
-    option,
-)
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.command import Verbose, command, start_engine
-from inflight.entrypoints.cli.options import Options
 from inflight.entrypoints.cli.workloads import BY_NAME, MAX_TOKEN_ID, WARM_UP, Workload, run, select
 from inflight.errors import ConfigError
-from inflight.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from inflight.entrypoints.llm_engine import LLMEngine  # loads torch
 
-OFFLINE_EPILOG = """\b
+EPILOG = """\b
 Examples:
   inflight bench offline -m ./my-model --workload all --repeat 3 --output results.json
   inflight bench offline -m ./my-model --batch-size 16 --input-len 512 --output-len 128 --load-format dummy
 """
 
-SERVE_EPILOG = """\b
-Examples:
-  inflight bench serve --num-prompts 200 --request-rate 10 --goodput "ttft:200 tpot:50"
-  inflight bench serve --input-len 1024 --range-ratio 0.5 --prefix-len 512 --num-prefixes 4 --max-concurrency 32
-  inflight bench serve --base-url http://gpu-7:8000 --save-result --save-detailed --plot latencies.png
-
-Needs the extra "bench". docs/bench-serve.md says what the figures mean.
-"""
-
 MAX_NUM_SEQS = 64
-_size = partial(option, "Sizes of your own", None, "N", min=1, show_default=False)
+_size = partial(typer.Option, rich_help_panel="Sizes of your own", metavar="N", min=1, show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
     """The workloads to run: named workloads, or one workload with the sizes that the user gives."""
 
-    workload: str | None = option(
-        "Options",
-        None,
-        "NAMES",
-        f"Names, separated by commas: {', '.join(BY_NAME)}. all means the first five of them, long the others.",
-        "--workload",
-        "-w",
-    )
-    batch_size: int | None = _size("Number of requests.")
-    input_len: int | None = _size("Prompt tokens of each request.")
-    output_len: int | None = _size("Output tokens of each request.")
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--workload",
+            "-w",
+            metavar="NAMES",
+            help=f"Names, separated by commas: {', '.join(BY_NAME)}. all means the first five of them, long the others.",
+        ),
+    ] = None
+    batch_size: Annotated[int | None, _size(help="Number of requests.")] = None
+    input_len: Annotated[int | None, _size(help="Prompt tokens of each request.")] = None
+    output_len: Annotated[int | None, _size(help="Output tokens of each request.")] = None
 
     def chosen(self, default: str) -> list[Workload]:
         """The workloads that the options choose. If no option is given, `default` is used as the value of --workload.
@@ -175,32 +153,3 @@ def _measure(seconds: list[float], workload: Workload) -> dict[str, Any]:  # Any
         "seconds": round(median, 3),
         "all_seconds": [round(each, 3) for each in seconds],
     }
-
-
-@command
-def serve(
-    *,
-    server: ServerOptions,
-    dataset: DatasetOptions,
-    traffic: TrafficOptions,
-    sampling: Annotated[dict[str, Any], Options(SamplingParams, only=BODY_FIELDS, only_given=True)],
-    body: BodyOptions,
-    result: ResultOptions,
-) -> None:
-    """Send requests to an OpenAI-compatible server, each at its planned time, and time the answers."""
-    from inflight.bench_serve.report import save, table  # needs the extra "bench", which `--help` does not need
-    from inflight.bench_serve.run import run as run_load
-
-    if result.plot is not None:
-        # imported before the measurement, so that a missing matplotlib is reported at once
-        from inflight.bench_serve.plot import plot_latencies
-    load, figures = run_load(server, dataset, traffic, body.body(sampling, dataset.dataset_name), result)
-    for line in table(figures, result):
-        typer.echo(line)
-    if result.save_result:
-        typer.echo(f"Result: {save(figures, result)}")
-    if result.plot is not None:
-        plot_latencies(result.plot, f"{figures['model_id']}: {figures['completed']} requests", load.records)
-        typer.echo(f"Plot: {result.plot}")
-    if not figures["completed"]:
-        raise ConnectionError("every request failed")

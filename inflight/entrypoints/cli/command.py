@@ -59,13 +59,15 @@ Verbose = Annotated[
 
 
 class Commands(TyperGroup):
-    """The group of all commands. For an unknown command, the error says what to use instead."""
+    """A group of commands. For an unknown command, the error says what to use instead."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: typer's copy of click has no types
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             near = difflib.get_close_matches(name, self.list_commands(ctx), 1)
-            hint = _INSTEAD.get(name) or (f"did you mean {near[0]!r}?" if near else "`inflight --help` lists them")
+            hint = _INSTEAD.get(name) or (
+                f"did you mean {near[0]!r}?" if near else f"`{ctx.command_path} --help` lists them"
+            )
             ctx.fail(f"there is no command {name!r}: {hint}")
         return super().resolve_command(ctx, args)
 

@@ -12,9 +12,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from inflight.bench_serve.event_buffer import EventBuffer
 from inflight.entrypoints.cli.terminal import InterruptFlag, TextStream
 from inflight.errors import ConfigError, EngineError, InvalidRequestError
+from inflight.event_buffer import EventBuffer
 
 if TYPE_CHECKING:
     from inflight.entrypoints.llm_engine import LLMEngine

@@ -1,7 +1,7 @@
 """The console script: `inflight COMMAND`."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,7 +42,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a traceback means a bug in Inflight; plain text can be pasted into an issue
     context_settings=HELP_SETTINGS,
 )
-bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+class BenchCommands(Commands):
+    """Imports `bench serve` when it is called or listed: no other command needs the package `inflight_bench`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # Any: typer's copy of click has no types
+        return [*super().list_commands(ctx), "serve"]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # Any: as above
+        if cmd_name != "serve":
+            return super().get_command(ctx, cmd_name)
+        from inflight.entrypoints.cli import bench_serve
+
+        return typer.main.get_command(bench_serve.app)
+
+
+bench_app = typer.Typer(cls=BenchCommands, no_args_is_help=True, rich_markup_mode=None)
 
 app.command("generate", cls=GenerateCommand, epilog=generate.EPILOG)(generate.generate)
 app.command("chat", cls=ModelCommand, epilog=chat.EPILOG)(chat.chat)
@@ -56,8 +72,7 @@ app.command("trace", cls=ModelCommand, epilog=trace.EPILOG)(trace.trace)
 app.command("worker", cls=ModelCommand, epilog=worker.EPILOG)(worker.worker)
 app.command("env", cls=GroupedHelp)(env.env)
 app.add_typer(bench_app, name="bench", help="Measure the speed of a model on this machine, or of a server under load.")
-bench_app.command("offline", cls=ModelCommand, epilog=bench.OFFLINE_EPILOG)(bench.offline)
-bench_app.command("serve", cls=GroupedHelp, epilog=bench.SERVE_EPILOG)(bench.serve)
+bench_app.command("offline", cls=ModelCommand, epilog=bench.EPILOG)(bench.offline)
 
 
 def _print_version(wanted: bool) -> None:

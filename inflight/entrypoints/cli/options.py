@@ -9,7 +9,6 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
-from inflight.bench_serve.options import OPTION
 from inflight.setting import Setting, settings_of
 from inflight.setting_text import parse_json_object
 
@@ -23,7 +22,7 @@ class Options:
 
     Attributes:
         kind: a class of settings (see `inflight.setting`). Each setting that has a group is an option. If the class has no
-            settings, each of its fields is an option (see `option` in `bench_serve/options.py`).
+            settings, each of its fields is an option: its type is annotated with what `typer.Option` returns.
         only: the names of the settings that become options. If empty, all settings with a group become options.
         required: the names of the fields whose options the user must give.
         only_given: if set, the dictionary contains only the options that the user has given.
@@ -46,13 +45,10 @@ class Options:
         """Returns a dictionary from the name of a field to the parameter from which typer makes the option."""
         if settings := self.settings():
             return {each.name: self._parameter(each) for each in settings}
-        hints = get_type_hints(self.kind)
+        hints = get_type_hints(self.kind, include_extras=True)
         return {
             each.name: inspect.Parameter(
-                each.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=each.default,
-                annotation=Annotated[hints[each.name], each.metadata[OPTION]],
+                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
             )
             for each in fields(self.kind)
         }

@@ -12,12 +12,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inflight.bench_serve.options import FIRST_TOKEN_ID
 from inflight.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from inflight.entrypoints.llm_engine import LLMEngine
 
+FIRST_TOKEN_ID = 3  # in most vocabularies smaller ids are special tokens
 MAX_TOKEN_ID = 3900  # all token ids are smaller than this number, and smaller than the size of the vocabulary
 
 

@@ -29,6 +29,8 @@ def said(line: str, code: int = 2) -> str:
         ("ps", "there is no command 'ps': each `inflight serve` serves one model"),
         ("serv", "there is no command 'serv': did you mean 'serve'?"),
         ("xyz", "there is no command 'xyz': `inflight --help` lists them"),
+        ("bench xyz", "there is no command 'xyz': `inflight bench --help` lists them"),
+        ("bench srve", "there is no command 'srve': did you mean 'serve'?"),
         ("serve --prot 3", "there is no option --prot; did you mean --port?"),
         ("serve --max-modle-len 3", "there is no option --max-modle-len; did you mean --max-model-len?"),
         ("generate --frobnicate -p x", "there is no option --frobnicate; -h lists all"),

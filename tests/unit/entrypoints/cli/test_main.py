@@ -60,7 +60,14 @@ finally:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("generate",), ("chat",), ("bench",), ("bench", "offline"), ("trace",), ("env",)]
+    "arguments",
+    [
+        (),
+        *[
+            tuple(each.split())
+            for each in ("generate", "chat", "bench", "bench offline", "bench serve", "trace", "env")
+        ],
+    ],
 )
 def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-c", _HELP, *arguments, "--help"]

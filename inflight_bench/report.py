@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from inflight.bench_serve.load import Load
-from inflight.bench_serve.options import LATENCIES, ResultOptions
-from inflight.bench_serve.record import RequestRecord
+from inflight_bench.load import Load
+from inflight_bench.options import LATENCIES, ResultOptions
+from inflight_bench.record import RequestRecord
 
 
 def figures(load: Load, options: ResultOptions, *, max_concurrency: int | None = None) -> dict[str, Any]:  # Any: JSON

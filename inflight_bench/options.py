@@ -1,14 +1,12 @@
 """The options of `inflight bench serve`. Each is declared once, with its type, default, bounds and help text."""
 
-# ruff: noqa: RUF009 - the calls in the dataclasses return a `dataclasses.field`
-
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -27,17 +25,15 @@ LATENCIES = {
 }
 GOALS = ("ttft", "tpot", "e2el")
 BODY_FIELDS = tuple("temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty".split())
-OPTION = "option"  # in the metadata of a field: its `typer.Option`
 
 
-def option(group: str, default: Any, metavar: str | None, help: str, *names: str, **more: Any) -> Any:
-    """A field of a dataclass that becomes an option of a command. `more` are arguments of `typer.Option`."""
-    made = typer.Option(*names, help=help, metavar=metavar, rich_help_panel=group, **more)
-    return field(default=default, metadata={OPTION: made})
+def _option(group: str, metavar: str | None, help: str, *names: str, **more: Any) -> Any:  # Any: `typer.Option`'s own
+    """What makes a field an option of the command. `more` are arguments of `typer.Option`."""
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=group, **more)
 
 
 _server, _requests, _traffic, _body, _result = (
-    partial(option, group) for group in ("Server", "Requests", "Traffic", "Body", "Result")
+    partial(_option, group) for group in ("Server", "Requests", "Traffic", "Body", "Result")
 )
 
 
@@ -45,16 +41,16 @@ _server, _requests, _traffic, _body, _result = (
 class ServerOptions:
     """The server to which the requests are sent."""
 
-    base_url: str | None = _server(None, "URL", "The server's URL, used instead of --host and --port.")
-    host: str = _server("127.0.0.1", "NAME", "The server's host name or address.")
-    port: int = _server(8000, "N", "The server's port.", min=1, max=65535)
-    endpoint: str = _server(COMPLETIONS, "PATH", f"{COMPLETIONS} or {CHAT}.")
-    model: str | None = _server(
-        None, None, "The model's name. Default: the first model of the server.", "--model", "-m"
-    )
-    api_key: str | None = _server(None, "KEY", "Sent as a bearer token.", envvar="INFLIGHT_API_KEY")
-    header: list[str] | None = _server(None, "NAME=VALUE", "A header for every request; may be repeated.")
-    timeout: float = _server(600.0, "S", "Seconds after which a request has failed.", min=0.001)
+    base_url: Annotated[str | None, _server("URL", "The server's URL, used instead of --host and --port.")] = None
+    host: Annotated[str, _server("NAME", "The server's host name or address.")] = "127.0.0.1"
+    port: Annotated[int, _server("N", "The server's port.", min=1, max=65535)] = 8000
+    endpoint: Annotated[str, _server("PATH", f"{COMPLETIONS} or {CHAT}.")] = COMPLETIONS
+    model: Annotated[
+        str | None, _server(None, "The model's name. Default: the first model of the server.", "--model", "-m")
+    ] = None
+    api_key: Annotated[str | None, _server("KEY", "Sent as a bearer token.", envvar="INFLIGHT_API_KEY")] = None
+    header: Annotated[list[str] | None, _server("NAME=VALUE", "A header for every request; may be repeated.")] = None
+    timeout: Annotated[float, _server("S", "Seconds after which a request has failed.", min=0.001)] = 600.0
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -78,26 +74,32 @@ class ServerOptions:
 class DatasetOptions:
     """Which requests are sent. If a line of a dataset file has no output length, its request asks for `output_len` tokens."""
 
-    dataset_name: str = _requests(
-        "random",
-        "NAME",
-        "random (token ids), or the form of a file: custom (JSON lines), sharegpt.",
-        "--dataset-name",
-        "--dataset",
-    )
-    dataset_path: Path | None = _requests(None, "FILE", "The file, if the dataset is custom or sharegpt.")
-    num_prompts: int = _requests(100, "N", "How many requests are measured.", min=1)
-    num_warmups: int = _requests(0, "N", "Requests to send first, all at once, without measuring them.", min=0)
-    input_len: int = _requests(512, "N", "Mean prompt tokens, without the prefix.", min=1)
-    output_len: int = _requests(128, "N", "Mean output tokens.", min=1)
-    range_ratio: float = _requests(0.0, "R", "Lengths are uniform between the mean x (1 - R) and the mean x (1 + R).")
-    lognormal_sigma: float = _requests(0.0, "S", "Lengths are lognormal, with this sigma.")
-    prefix_len: int = _requests(0, "N", "Tokens of a prefix that several prompts share.", min=0)
-    num_prefixes: int = _requests(1, "N", "How many different prefixes there are.", min=1)
-    max_token_id: int | None = _requests(
-        None, "N", "Draw token ids below this. Default: the ids that /tokenize returns for a text."
-    )
-    seed: int = _requests(0, "N", "Seed of prompts, lengths and arrivals.", min=0)
+    dataset_name: Annotated[
+        str,
+        _requests(
+            "NAME",
+            "random (token ids), or the form of a file: custom (JSON lines), sharegpt.",
+            "--dataset-name",
+            "--dataset",
+        ),
+    ] = "random"
+    dataset_path: Annotated[Path | None, _requests("FILE", "The file, if the dataset is custom or sharegpt.")] = None
+    num_prompts: Annotated[int, _requests("N", "How many requests are measured.", min=1)] = 100
+    num_warmups: Annotated[
+        int, _requests("N", "Requests to send first, all at once, without measuring them.", min=0)
+    ] = 0
+    input_len: Annotated[int, _requests("N", "Mean prompt tokens, without the prefix.", min=1)] = 512
+    output_len: Annotated[int, _requests("N", "Mean output tokens.", min=1)] = 128
+    range_ratio: Annotated[
+        float, _requests("R", "Lengths are uniform between the mean x (1 - R) and the mean x (1 + R).")
+    ] = 0.0
+    lognormal_sigma: Annotated[float, _requests("S", "Lengths are lognormal, with this sigma.")] = 0.0
+    prefix_len: Annotated[int, _requests("N", "Tokens of a prefix that several prompts share.", min=0)] = 0
+    num_prefixes: Annotated[int, _requests("N", "How many different prefixes there are.", min=1)] = 1
+    max_token_id: Annotated[
+        int | None, _requests("N", "Draw token ids below this. Default: the ids that /tokenize returns for a text.")
+    ] = None
+    seed: Annotated[int, _requests("N", "Seed of prompts, lengths and arrivals.", min=0)] = 0
 
     def __post_init__(self) -> None:
         name, path = self.dataset_name, self.dataset_path
@@ -122,18 +124,19 @@ class DatasetOptions:
 class TrafficOptions:
     """When requests are sent. With bursts, the rate is the rate within a burst, without the pauses."""
 
-    request_rate: float = _traffic(math.inf, "R", "Requests per second; inf sends all at once.")
-    burstiness: float = _traffic(
-        1.0, "B", "1 is a Poisson process. Below 1, requests come in clumps. Above 1, they come more regularly."
-    )
-    max_concurrency: int | None = _traffic(
-        None, "N", "Most requests that run at the same time. Further ones wait in the client.", min=1
-    )
-    ramp_up_strategy: str | None = _traffic(None, "HOW", "linear or exponential.")
-    ramp_up_start_rps: float | None = _traffic(None, "R", "The rate at the first request.")
-    ramp_up_end_rps: float | None = _traffic(None, "R", "The rate at the last request.")
-    burst_on: float | None = _traffic(None, "S", "Length of a burst: send for this many seconds.")
-    burst_off: float | None = _traffic(None, "S", "Length of the pause after a burst, in seconds.")
+    request_rate: Annotated[float, _traffic("R", "Requests per second; inf sends all at once.")] = math.inf
+    burstiness: Annotated[
+        float,
+        _traffic("B", "1 is a Poisson process. Below 1, requests come in clumps. Above 1, they come more regularly."),
+    ] = 1.0
+    max_concurrency: Annotated[
+        int | None, _traffic("N", "Most requests that run at the same time. Further ones wait in the client.", min=1)
+    ] = None
+    ramp_up_strategy: Annotated[str | None, _traffic("HOW", "linear or exponential.")] = None
+    ramp_up_start_rps: Annotated[float | None, _traffic("R", "The rate at the first request.")] = None
+    ramp_up_end_rps: Annotated[float | None, _traffic("R", "The rate at the last request.")] = None
+    burst_on: Annotated[float | None, _traffic("S", "Length of a burst: send for this many seconds.")] = None
+    burst_off: Annotated[float | None, _traffic("S", "Length of the pause after a burst, in seconds.")] = None
 
     def __post_init__(self) -> None:
         if not self.request_rate > 0:
@@ -167,14 +170,16 @@ class TrafficOptions:
 class BodyOptions:
     """Further fields that every request gets, in addition to the sampling parameters in `BODY_FIELDS`."""
 
-    ignore_eos: bool | None = _body(
-        None,
-        None,
-        "Do not stop at end tokens. This is the default for random prompts.",
-        "--ignore-eos/--no-ignore-eos",
-        show_default=False,
-    )
-    extra_body: str | None = _body(None, "JSON", "More fields of every request's body.")
+    ignore_eos: Annotated[
+        bool | None,
+        _body(
+            None,
+            "Do not stop at end tokens. This is the default for random prompts.",
+            "--ignore-eos/--no-ignore-eos",
+            show_default=False,
+        ),
+    ] = None
+    extra_body: Annotated[str | None, _body("JSON", "More fields of every request's body.")] = None
 
     def __post_init__(self) -> None:
         self._extra()
@@ -198,18 +203,25 @@ class BodyOptions:
 class ResultOptions:
     """Which figures are computed from the answers, and where they are written."""
 
-    percentile_metrics: str = _result("ttft,tpot,itl,e2el", "NAMES", "Latencies to report: ttft, tpot, itl, e2el.")
-    metric_percentiles: str = _result("50,90,99", "NUMBERS", "Percentiles of these latencies.")
-    goodput: list[str] | None = _result(
-        None, "GOALS", 'Count requests that meet these goals in milliseconds: "ttft:200 tpot:50"; also e2el.'
+    percentile_metrics: Annotated[str, _result("NAMES", "Latencies to report: ttft, tpot, itl, e2el.")] = (
+        "ttft,tpot,itl,e2el"
     )
-    save_result: bool = _result(False, None, "Write a JSON file.", "--save-result")
-    save_detailed: bool = _result(False, None, "Also write the figures of each single request.", "--save-detailed")
-    result_dir: Path = _result(Path(), "FOLDER", "The folder of the file.")
-    result_filename: str | None = _result(None, "NAME", "The name of the file.")
-    label: str | None = _result(None, "TEXT", "A label that is written into the file and its name.")
-    metadata: list[str] | None = _result(None, "NAME=VALUE", "A pair that is written into the file; may be repeated.")
-    plot: Path | None = _result(None, "FILE", "Draw the latency distributions into this PNG.")
+    metric_percentiles: Annotated[str, _result("NUMBERS", "Percentiles of these latencies.")] = "50,90,99"
+    goodput: Annotated[
+        list[str] | None,
+        _result("GOALS", 'Count requests that meet these goals in milliseconds: "ttft:200 tpot:50"; also e2el.'),
+    ] = None
+    save_result: Annotated[bool, _result(None, "Write a JSON file.", "--save-result")] = False
+    save_detailed: Annotated[
+        bool, _result(None, "Also write the figures of each single request.", "--save-detailed")
+    ] = False
+    result_dir: Annotated[Path, _result("FOLDER", "The folder of the file.")] = Path()
+    result_filename: Annotated[str | None, _result("NAME", "The name of the file.")] = None
+    label: Annotated[str | None, _result("TEXT", "A label that is written into the file and its name.")] = None
+    metadata: Annotated[
+        list[str] | None, _result("NAME=VALUE", "A pair that is written into the file; may be repeated.")
+    ] = None
+    plot: Annotated[Path | None, _result("FILE", "Draw the latency distributions into this PNG.")] = None
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.latencies if name not in LATENCIES]:

@@ -13,18 +13,11 @@ import numpy as np
 import uvloop
 from tqdm import tqdm
 
-from inflight.bench_serve.client import BenchClient
-from inflight.bench_serve.dataset import BenchRequest, custom_requests, random_requests, sharegpt_requests
-from inflight.bench_serve.load import Load, arrival_times, generate_load
-from inflight.bench_serve.options import (
-    CHAT,
-    FIRST_TOKEN_ID,
-    DatasetOptions,
-    ResultOptions,
-    ServerOptions,
-    TrafficOptions,
-)
-from inflight.bench_serve.report import figures
+from inflight_bench.client import BenchClient
+from inflight_bench.dataset import BenchRequest, custom_requests, random_requests, sharegpt_requests
+from inflight_bench.load import Load, arrival_times, generate_load
+from inflight_bench.options import CHAT, FIRST_TOKEN_ID, DatasetOptions, ResultOptions, ServerOptions, TrafficOptions
+from inflight_bench.report import figures
 
 MAX_CALLS = 16  # calls of /detokenize at the same time
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from inflight.bench_serve.dataset import BenchRequest
-from inflight.bench_serve.event_buffer import EventBuffer
-from inflight.bench_serve.options import CHAT, COMPLETIONS, ServerOptions
-from inflight.bench_serve.record import RequestRecord
 from inflight.errors import ConfigError
+from inflight.event_buffer import EventBuffer
+from inflight_bench.dataset import BenchRequest
+from inflight_bench.options import CHAT, COMPLETIONS, ServerOptions
+from inflight_bench.record import RequestRecord
 
 try:
     import aiohttp

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from inflight.bench_serve.options import DatasetOptions
 from inflight.errors import ConfigError
+from inflight_bench.options import DatasetOptions
 
 Messages = list[dict[str, Any]]  # Any: JSON
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from inflight.bench_serve.record import RequestRecord
 from inflight.errors import ConfigError
+from inflight_bench.record import RequestRecord
 
 try:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from inflight.entrypoints.cli.main import app
-from tests.unit.bench_serve.fake_server import FIRST_SECONDS, TOKEN_SECONDS, VOCABULARY, FakeServer
+from tests.inflight_bench.fake_server import FIRST_SECONDS, TOKEN_SECONDS, VOCABULARY, FakeServer
 
 # of a result of vLLM's `bench serve --save-result --save-detailed`
 VLLM_NAMES = """
@@ -200,7 +200,7 @@ def test_no_server_is_one_line() -> None:
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name in ("inflight.bench_serve.client", "inflight.bench_serve.run")]:
+    for name in [name for name in sys.modules if name in ("inflight_bench.client", "inflight_bench.run")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     result = run("http://127.0.0.1:9")

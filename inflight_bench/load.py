@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight.bench_serve.client import BenchClient
-from inflight.bench_serve.dataset import BenchRequest
-from inflight.bench_serve.options import TrafficOptions
-from inflight.bench_serve.record import RequestRecord
+from inflight_bench.client import BenchClient
+from inflight_bench.dataset import BenchRequest
+from inflight_bench.options import TrafficOptions
+from inflight_bench.record import RequestRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import math
 import time
@@ -12,16 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from inflight.bench_serve.dataset import BenchRequest, custom_requests, draw_lengths, random_requests, sharegpt_requests
-from inflight.bench_serve.event_buffer import EventBuffer
-from inflight.bench_serve.load import Load, arrival_times, generate_load
-from inflight.bench_serve.options import DatasetOptions, ResultOptions, TrafficOptions
-from inflight.bench_serve.record import RequestRecord
-from inflight.bench_serve.report import figures
 from inflight.errors import ConfigError
+from inflight_bench.dataset import BenchRequest, custom_requests, draw_lengths, random_requests, sharegpt_requests
+from inflight_bench.load import Load, arrival_times, generate_load
+from inflight_bench.options import DatasetOptions, ResultOptions, TrafficOptions
+from inflight_bench.record import RequestRecord
+from inflight_bench.report import figures
 
 
 def record(sent: float, ttft: float, gap: float, num_tokens: int, error: str = "") -> RequestRecord:
@@ -92,23 +88,6 @@ def test_tokens_of_a_piece_share_it() -> None:
     one = RequestRecord(sent=0.0, num_output_tokens=3, token_times=[0.5], ended=1.5)
     assert one.itls == []
     assert one.tpot == 0.5
-
-
-@given(
-    st.lists(st.text("ab:d at\n", max_size=8), max_size=5),
-    st.lists(st.integers(0, 60), max_size=4),
-    st.sampled_from([b"\n", b"\r\n"]),
-)
-def test_events_do_not_depend_on_how_they_are_cut(texts: list[str], cuts: list[int], newline: bytes) -> None:
-    events = [text.encode() for text in texts]
-    lines: list[bytes] = [b": a comment"]
-    for event in events:
-        lines += [b"data: " + line for line in event.split(b"\n")] + [b""]
-    stream = newline.join([*lines, b""])
-    bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    buffer = EventBuffer()
-    pieces = [stream[low:high] for low, high in itertools.pairwise(bounds)]
-    assert [event for piece in pieces for event in buffer.push(piece)] == events
 
 
 def test_arrivals_are_poisson_at_their_rate() -> None:
