@@ -1,7 +1,5 @@
 """`resolve`: the configuration of the engine from the arguments, the model and the machine, without side effects."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Mapping

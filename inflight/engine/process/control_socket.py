@@ -1,7 +1,5 @@
 """`ControlSocket`: the engine core's end of the control socket, which engine_process.py describes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

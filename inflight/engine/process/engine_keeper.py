@@ -7,8 +7,6 @@ The server with one front end, `AsyncLLM` and the supervisor of several front en
 gets a socket to each new process, and sends its unfinished requests again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -13,8 +13,6 @@ The two share a *control socket*. After the `StartEngine` frame its messages are
 When the owner closes the control socket, the core ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -5,8 +5,6 @@ msgpack. A subscriber that lacks messages sends the number of the first one to t
 with its number. Number -1 ends this answer.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

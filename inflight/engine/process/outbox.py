@@ -4,8 +4,6 @@ So a front end that reads slowly, or does not read, delays no step. The next mes
 sequence, with all tokens of this sequence that were not sent yet.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

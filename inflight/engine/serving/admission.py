@@ -10,8 +10,6 @@ A running sequence has one of the `max_num_seqs` slots. If no sequence waited wh
 the free slots at once, so they do not count as waiting.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

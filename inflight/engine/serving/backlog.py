@@ -5,8 +5,6 @@ log-probabilities is divided into pieces, because it would make a slice too long
 processed, the connection to the engine is paused: it reads nothing until all outputs have been processed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

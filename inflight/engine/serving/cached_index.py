@@ -5,8 +5,6 @@ kv_cache/block_hash.py, so a block with the same tokens but another `cache_salt`
 replica. If it is out of date, or full, another replica may compute the request, with the same result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from inflight.interface.serving import CachedBlocks

@@ -1,7 +1,5 @@
 """`EngineSockets`: gives one front end its sockets to the engine. For each new process of the engine there is a new socket."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 

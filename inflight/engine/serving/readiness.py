@@ -3,8 +3,6 @@
 After a failed step the engine is not ready until a step has succeeded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -5,8 +5,6 @@ the requests of a lost one go on at the others at once. But a request with which
 the cause. It waits until its engine is there again, and runs alone there (scheduler/suspects.py), so it ends no other replica.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -10,8 +10,6 @@ If scores are equal, a hash of the prompt's first block and the replica's number
 send prompts with the same first block to the same replica. Without the names of blocks, the request's id is hashed instead.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

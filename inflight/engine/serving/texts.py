@@ -1,7 +1,5 @@
 """`Texts`: the part of `AsyncLLM` that renders chat templates and tokenises. Threads do this work."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -4,8 +4,6 @@ docs/from-vllm.md is made from the tables of this file. In the tables `=` after 
 that it has one or more values. `*` matches any text. Each boolean flag --name also has the form --no-name.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 from collections.abc import Collection, Mapping, Sequence

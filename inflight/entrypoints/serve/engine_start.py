@@ -3,8 +3,6 @@
 Importing this module takes long. So it is imported only when the server answers health checks already.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import importlib

@@ -18,8 +18,6 @@ If the engine or a front end may not be started again (`FaultToleranceConfig`), 
 remaining front ends drain, and `inflight serve` fails. Then systemd or Kubernetes starts it again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib
