@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.shared.served_process import ServedProcess
-from inflight.processes import fork_server
 
 END_SECONDS = 60.0
 POLL_SECONDS = 0.005
@@ -149,7 +148,7 @@ def descendants(pid: int) -> list[int]:
 
 def _is_fork_server(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return f"-m\0{fork_server.MODULE}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"-m\0tests.support.fork_server\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

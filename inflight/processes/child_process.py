@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 from inflight import envs
 from inflight.config.openmp import without_placement
-from inflight.processes.fork_server import ForkedProcess, current_fork_server
 from inflight.processes.working_folder import working_folder
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,23 @@ def name_process(title: str, short_name: str | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
+class ForkedProcess(Protocol):
+    """A process that `ChildProcess.fork` has started. `wait` and `returncode` are as in `subprocess.Popen`.
+
+    Attributes:
+        pidfd: readable when the process has ended. `ChildProcess` closes it.
+    """
+
+    pid: int
+    pidfd: int
+    returncode: int | None
+
+    def wait(self) -> int: ...
+
+
+Fork = Callable[[Sequence[str], Sequence[int], Mapping[str, str], bool], ForkedProcess | None]
+
+
 class ChildProcess:
     """
     Args:
@@ -50,9 +67,15 @@ class ChildProcess:
         stream_fds: the descriptors of the program's byte streams, passed as arguments. The caller closes its copies.
         keeps_secrets: whether the process gets the cluster's token (INFLIGHT_CLUSTER_TOKEN).
         variables: further environment variables of the process.
-        starts_processes: whether the process will start Python processes. If it comes from a fork server, it then gets a fork
-            server of its own.
+        starts_processes: whether the process will start Python processes.
+
+    Attributes:
+        fork: starts a program in another way than by a new interpreter. Its arguments are the program and its arguments, the
+            descriptors of its streams, its environment, and `starts_processes`. It returns None if it cannot start this
+            program. It is None but in tests, where processes share their imports (tests/support/fork_server.py).
     """
+
+    fork: ClassVar[Fork | None] = None
 
     def __init__(
         self,
@@ -69,7 +92,8 @@ class ChildProcess:
         self.title = title
         self._popen: subprocess.Popen[bytes] | ForkedProcess
         self._num_stopped = 0  # how many calls of `stays_stopped` in a row found the process stopped
-        forked = _fork(arguments, stream_fds, environment, starts_processes)
+        fork = ChildProcess.fork
+        forked = None if fork is None else fork(arguments, stream_fds, environment, starts_processes)
         if forked is not None:
             self._popen, self.pid, self.pidfd = forked, forked.pid, forked.pidfd
             return
@@ -157,24 +181,6 @@ class ChildProcess:
 def child_command(parent: int, arguments: Sequence[str]) -> list[str]:
     """Returns the interpreter's arguments for a child of the process `parent`. 0: see child.py."""
     return ["-P", "-m", "inflight.processes.child", str(parent), *arguments]
-
-
-def _fork(
-    arguments: Sequence[str], stream_fds: Sequence[int], environment: Mapping[str, str], has_server: bool
-) -> ForkedProcess | None:
-    """Start the program by the fork server of this process. Returns None if this process has no fork server, or if it
-    cannot start the program."""
-    server = current_fork_server()
-    if server is None or not server.can_start(environment):
-        return None
-    try:
-        with open(os.devnull, "rb") as nothing:
-            descriptors = {0: nothing.fileno(), 1: 1, 2: 2, **{fd: fd for fd in stream_fds}}
-            command = child_command(server.pid, arguments)
-            return server.start(command, descriptors, environment, has_server=has_server)
-    except OSError as error:
-        logger.warning("the fork server failed, so a new interpreter is started: %s", error)
-        return None
 
 
 def pause_seconds(num_failed: int) -> float:

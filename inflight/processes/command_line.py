@@ -2,29 +2,25 @@
 
 import ctypes
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 
 def show_title(title: str) -> None:
     """Replace this process's arguments from `sys.argv[1]` on by `title`."""
-    start, end = _addresses()
+    start, end = address_range()
     arguments = ctypes.string_at(start, end - start)
     offset = arguments.find(sys.argv[1].encode())
     if offset >= 0:
-        _write(title.encode(), start + offset, end)
+        overwrite(title.encode(), start + offset, end)
 
 
-def show_command(command: Sequence[str]) -> None:
-    """Replace the whole command line. What does not fit is cut off."""
-    _write("\0".join(command).encode(), *_addresses())
-
-
-def _addresses() -> tuple[int, int]:
+def address_range() -> tuple[int, int]:
+    """The addresses `[start, end)` of the command line."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(fields[45]), int(fields[46])  # arg_start and arg_end, see proc(5)
 
 
-def _write(text: bytes, start: int, end: int) -> None:
+def overwrite(text: bytes, start: int, end: int) -> None:
+    """What does not fit is cut off."""
     room = end - start
     ctypes.memmove(start, text[: room - 1].ljust(room, b"\0"), room)

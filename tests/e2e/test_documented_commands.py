@@ -23,7 +23,6 @@ from pathlib import Path
 
 import pytest
 
-from inflight.processes.fork_server import current_fork_server
 from tests.support.documented_commands import (
     LANGUAGES,
     PAGES,
@@ -38,6 +37,7 @@ from tests.support.documented_commands import (
     serves,
     write_embedded_gguf,
 )
+from tests.support.fork_server import current_fork_server
 from tests.support.python_commands import python_commands
 from tests.support.python_process import shared_imports
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inflight.processes.fork_server import ForkedProcess, ForkServer, current_fork_server, use_fork_server
+from tests.support.fork_server import ForkedProcess, ForkServer, current_fork_server, use_fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the processes of the tests import. The programs themselves (`python -m`) are not here: they run as __main__.

@@ -87,7 +87,7 @@ class Started:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     Started.calls = []
-    monkeypatch.setattr(process_module, "current_fork_server", lambda: None)
+    monkeypatch.setattr(ChildProcess, "fork", None)
     monkeypatch.setattr(subprocess, "Popen", Started)
     return Started.calls
 

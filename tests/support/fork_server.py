@@ -16,6 +16,8 @@ the server. Side effects:
 3. `use_fork_server` sets the server of this process, which `ChildProcess` then uses. It is global state, like `os.environ`: a
    process has at most one fork server.
 
+Only the tests use it: users start few processes.
+
 Some variables of the environment are read while libraries are imported (`READ_BY_IMPORTS`). If a command needs other values
 of these variables, the server cannot start it (`ForkServer.can_start`).
 """
@@ -30,6 +32,7 @@ import gc
 import importlib
 import io
 import json
+import logging
 import os
 import runpy
 import select
@@ -46,11 +49,14 @@ from multiprocessing.connection import wait
 from typing import NoReturn
 
 from inflight.config.openmp import without_placement
-from inflight.processes.command_line import show_command
+from inflight.processes.child_process import ChildProcess, child_command
+from inflight.processes.command_line import address_range, overwrite
 from inflight.processes.parent import PR_SET_PDEATHSIG, die_with_parent
 from inflight.processes.working_folder import working_folder
 
-MODULE = "inflight.processes.fork_server"
+logger = logging.getLogger(__name__)
+
+MODULE = "tests.support.fork_server"
 MAX_REQUEST_BYTES = 128 << 10  # a packet of a Unix socket has at least this room
 MAX_DESCRIPTORS = 32
 MAX_ANSWER_SECONDS = 60.0
@@ -267,6 +273,25 @@ def current_fork_server() -> ForkServer | None:
 def use_fork_server(server: ForkServer | None) -> None:
     """Let this process start its `ChildProcess`es by `server`; None: by new interpreters."""
     _Current.server = server
+    ChildProcess.fork = None if server is None else fork
+
+
+def fork(
+    arguments: Sequence[str], stream_fds: Sequence[int], environment: Mapping[str, str], has_server: bool
+) -> ForkedProcess | None:
+    """Start the program by the fork server of this process. Returns None if this process has no fork server, or if it
+    cannot start the program."""
+    server = current_fork_server()
+    if server is None or not server.can_start(environment):
+        return None
+    try:
+        with open(os.devnull, "rb") as nothing:
+            descriptors = {0: nothing.fileno(), 1: 1, 2: 2, **{fd: fd for fd in stream_fds}}
+            command = child_command(server.pid, arguments)
+            return server.start(command, descriptors, environment, has_server=has_server)
+    except OSError as error:
+        logger.warning("the fork server failed, so a new interpreter is started: %s", error)
+        return None
 
 
 def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
@@ -388,7 +413,7 @@ def _become(request: ForkRequest, descriptors: Sequence[int]) -> None:
     sys.stderr = io.TextIOWrapper(
         io.BufferedWriter(io.FileIO(2, "wb", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
     )
-    show_command([sys.executable, *request.arguments])
+    overwrite("\0".join([sys.executable, *request.arguments]).encode(), *address_range())
 
 
 def _run(request: ForkRequest) -> int:
@@ -435,6 +460,6 @@ def _end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     # this file runs as `__main__`; other modules see the `_Current` of this name
-    from inflight.processes import fork_server
+    from tests.support import fork_server
 
     fork_server.main()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from inflight.processes.child_process import ChildProcess
-from inflight.processes.fork_server import ForkedProcess, ForkServer, current_fork_server
+from tests.support.fork_server import ForkedProcess, ForkServer, current_fork_server
 from tests.unit.executor.processes import exists, have_ended
 
 SECONDS = 300.0
@@ -149,7 +149,7 @@ def test_a_process_has_a_server_of_its_own_which_ends_with_it(server: ForkServer
         server,
         """
         import os, time
-        from inflight.processes.fork_server import current_fork_server
+        from tests.support.fork_server import current_fork_server
         server = current_fork_server()
         child = server.start(["-c", "raise SystemExit(3)"], {0: 0, 1: 1, 2: 2}, os.environ)
         print(server.pid, child.wait(), flush=True)
