@@ -67,9 +67,7 @@ class SamplingParams:
         "Makes draws repeatable: they depend only on the seed and the position. Default: derived from the input's row number.",
         bounds=(-MAX_SEED - 1, MAX_SEED),
     )
-    n: int = _sampling(
-        1, "Completions per prompt; they share the prompt's KV blocks.", flags=("--n", "-n"), bounds=(1, MAX_N)
-    )
+    n: int = _sampling(1, "Completions per prompt; they share the prompt's KV blocks.", short="-n", bounds=(1, MAX_N))
     stop: str | Sequence[str] | None = _sampling((), "End before this text. May be repeated.")
     stop_token_ids: Sequence[int] | None = _sampling(
         (), "End at this token, in addition to the model's own end tokens. May be repeated.", flags=("--stop-token-id",)

@@ -28,6 +28,7 @@ class Setting:
         choices: all values that are allowed.
         metavar: what `--help` shows in place of the value.
         flags: how the option is written. By default it is written as --name.
+        short: a further way to write it, such as -n, if there are no `flags`.
         option: name of the option, if it differs from the field's name: the field `served_model_names` has the option
             --served-model-name.
         parse: makes the value from the text of a command line. Raises ValueError.
@@ -45,6 +46,7 @@ class Setting:
     choices: tuple[object, ...] = ()
     metavar: str = ""
     flags: tuple[str, ...] = ()
+    short: str = ""
     option: str = ""
     parse: Callable[[str], object] | None = None
     variables: tuple[str, ...] = ()

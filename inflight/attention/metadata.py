@@ -1,7 +1,5 @@
 """What the layers of a KV group need to know of a step: `AttentionInputs`, `AttentionMetadata`, `StateMetadata`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +40,7 @@ class StateMetadata(AttentionMetadata):
     block_size: int
     num_states: int
 
-    def pieces(self) -> Iterator[StatePiece]:
+    def pieces(self) -> "Iterator[StatePiece]":
         """The pieces of the step's rows, in order. A row is cut after each block that keeps a state, and after each token if a
         block has room for the states after all tokens of the row: they may be drafts."""
         inputs, size = self.inputs, self.block_size
@@ -62,7 +60,7 @@ class StateMetadata(AttentionMetadata):
                     first, start, source = first + position - start, position, target
 
 
-def _state_place(table: Int32Array, block_size: int, num_states: int, num_tokens: int) -> StatePlace:
+def _state_place(table: Int32Array, block_size: int, num_states: int, num_tokens: int) -> "StatePlace":
     """Where the state after the tokens [0, num_tokens) of a row is."""
     last = num_tokens - 1
     return StatePlace(int(table[last // block_size]), last % num_states)

@@ -1,7 +1,5 @@
 """`EngineArgs`: the engine's arguments as the user gave them, and their bounds. `resolve.py` makes `EngineConfig` of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -59,7 +57,7 @@ class EngineArgs:
         None,
         "Folder in the Hugging Face layout, GGUF file, hub id, or a GGUF file of the hub: ORG/NAME:FILE.gguf, ORG/NAME:Q4_K_M. "
         "Without it: the small embedded model.",
-        flags=("--model", "-m"),
+        short="-m",
     )
     tokenizer: str | None = _model(None, "Take the tokenizer from this folder or hub id.")
     revision: str | None = _model(None, "Branch, tag or commit of a hub id.")
@@ -211,62 +209,52 @@ class EngineArgs:
     reasoning_end: str = _engine(
         "", "Text that ends a model's thinking, such as </think>. Grammars do not apply to it."
     )
-    tensor_parallel_size: int = _parallel(
-        1, "Ranks that share each layer.", flags=("--tensor-parallel-size", "-tp"), **_COUNT
-    )
-    pipeline_parallel_size: int = _parallel(
-        1, "Stages that share the layers.", flags=("--pipeline-parallel-size", "-pp"), **_COUNT
-    )
+    tensor_parallel_size: int = _parallel(1, "Ranks that share each layer.", short="-tp", **_COUNT)
+    pipeline_parallel_size: int = _parallel(1, "Stages that share the layers.", short="-pp", **_COUNT)
     data_parallel_size: int = _parallel(
         1,
         "Replicas of the engine, each with its own ranks. `inflight serve`, `AsyncLLM` and `LLM` divide the requests "
         "among them.",
-        flags=("--data-parallel-size", "-dp"),
+        short="-dp",
         bounds=(1, 4096),
     )
     data_parallel_rank: int | None = _parallel(
         None,
         "This server has one replica, which has this number. The others are at other servers, behind one load balancer.",
-        flags=("--data-parallel-rank", "-dpn"),
+        short="-dpn",
         bounds=(0, 4095),
     )
     data_parallel_external_lb: bool = _parallel(
         False,
         "Each server has one replica. --data-parallel-rank says so already: this flag adds nothing.",
-        flags=("--data-parallel-external-lb", "-dpe"),
+        short="-dpe",
     )
     data_parallel_hybrid_lb: bool = _parallel(
         False,
         "There are several servers behind one load balancer. Each has --data-parallel-size-local replicas, with the numbers "
         "from --data-parallel-start-rank on.",
-        flags=("--data-parallel-hybrid-lb", "-dph"),
+        short="-dph",
     )
     data_parallel_size_local: int | None = _parallel(
         None,
         "How many of the replicas run on this machine. Default: all.",
-        flags=("--data-parallel-size-local", "-dpl"),
+        short="-dpl",
         bounds=(1, MAX_LOCAL_REPLICAS),
     )
     data_parallel_start_rank: int = _parallel(
-        0,
-        "The number of the first replica on this machine.",
-        flags=("--data-parallel-start-rank", "-dpr"),
-        bounds=(0, 4095),
+        0, "The number of the first replica on this machine.", short="-dpr", bounds=(0, 4095)
     )
     data_parallel_backend: str = _parallel(
-        "mp",
-        "How replicas are started: as processes on this machine.",
-        flags=("--data-parallel-backend", "-dpb"),
-        choices=("mp",),
+        "mp", "How replicas are started: as processes on this machine.", short="-dpb", choices=("mp",)
     )
     data_parallel_address: str | None = _parallel(
         None,
         "Address of the machine with the front ends (the head). Replicas on other machines join there.",
-        flags=("--data-parallel-address", "-dpa"),
+        short="-dpa",
         metavar="HOST",
     )
     data_parallel_rpc_port: int = _parallel(
-        29550, "Port of the head for replicas on other machines.", flags=("--data-parallel-rpc-port", "-dpp"), **_PORT
+        29550, "Port of the head for replicas on other machines.", short="-dpp", **_PORT
     )
     data_parallel_routing: str = _parallel(
         "prefix",
@@ -313,7 +301,7 @@ class EngineArgs:
     )
 
     @classmethod
-    def from_kwargs(cls, kwargs: dict[str, Any]) -> EngineArgs:  # Any: values are checked below
+    def from_kwargs(cls, kwargs: dict[str, Any]) -> "EngineArgs":  # Any: values are checked below
         """Like the constructor, but an unknown name is a `ConfigError` that proposes the nearest known one."""
         if unknown := unknown_name(cls, kwargs):
             raise ConfigError(f"unknown argument {unknown}")

@@ -1,7 +1,5 @@
 """`JsonFields`: reads the fields of a model's config.json and checks their types. Errors name the wrong field."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -88,7 +86,7 @@ class JsonFields:
             raise self.refusal(f"{name}={value!r} is not a list of positive numbers")
         return tuple(float(x) for x in entries)
 
-    def mapping(self, name: str) -> JsonFields:
+    def mapping(self, name: str) -> "JsonFields":
         """A nested object; empty if absent."""
         value = self._value(name, {})
         if not isinstance(value, Mapping):

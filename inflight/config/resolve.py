@@ -214,9 +214,7 @@ def _check_mixers(args: EngineArgs, architecture: ModelArchitecture, machine: Ma
             f"{architecture.name} has latent attention, which runs on CPUs only so far; use device='cpu', or "
             "model_impl='transformers'"
         )
-    if not architecture.recurrences:
-        return
-    if machine.device == "cuda":
+    if machine.device == "cuda" and architecture.recurrences:
         raise ConfigError(f"{architecture.name} has recurrent layers, which run on CPUs only so far; use device='cpu'")
 
 

@@ -3,8 +3,6 @@
 The engine core runs in the caller's process. Ranks may be processes of their own.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -117,7 +115,7 @@ class LLMEngine(OfflineEngine):
         self._is_closed = False
 
     @classmethod
-    def from_args(cls, args: EngineArgs) -> LLMEngine:
+    def from_args(cls, args: EngineArgs) -> "LLMEngine":
         """Read the model's folder, load the model and allocate the KV cache.
 
         Raises:

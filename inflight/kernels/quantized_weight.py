@@ -1,7 +1,5 @@
 """`QuantizedWeight`: a weight of 4 or 8 bits. Every quantized checkpoint format is read into this one form."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 
@@ -59,7 +57,7 @@ class QuantizedWeight:
         """(bits, group size, whether it is symmetric). Weights with equal formats can be concatenated as they are."""
         return self.bits, self.group_size, self.offsets is None
 
-    def to(self, device: torch.device) -> QuantizedWeight:
+    def to(self, device: torch.device) -> "QuantizedWeight":
         return QuantizedWeight(
             values=self.values.to(device),
             scales=self.scales.to(device),

@@ -1,7 +1,5 @@
 """`Attention`: the attention of one layer. It holds the layer's KV cache and calls the attention backend."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +24,7 @@ class Attention(nn.Module):
         head_dim: int,
         params: AttentionParams,
         backend: AttentionBackend,
-        owner: Attention | None = None,
+        owner: "Attention | None" = None,
     ) -> None:
         super().__init__()
         self.layer_name = layer_name

@@ -4,8 +4,6 @@ At start-up, the library behind torch and the Triton kernels with several tile s
 is done for each kind and shape of weight, with 1, 2, 4, ... 64 rows. Later calls use the one that was the fastest.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from abc import ABC, abstractmethod
@@ -137,7 +135,7 @@ def tune(
 
 
 def _times(
-    layers: Sequence[TunedLinear], x: Tensor, out: Tensor, tiles: Sequence[TileConfig], clock: GraphClock
+    layers: Sequence[TunedLinear], x: Tensor, out: Tensor, tiles: Sequence[TileConfig], clock: "GraphClock"
 ) -> dict[TileConfig | None, float]:
     """Measures one multiplication, in microseconds, by the library (key None) and with each tile size that runs on this GPU."""
     layers = [*layers] * -(-_MIN_CALLS // len(layers))

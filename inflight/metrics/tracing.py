@@ -5,8 +5,6 @@ It needs the extra "tracing". A span has the attributes of the GenAI semantic co
 Prompts, texts and stop strings are never sent.
 """
 
-from __future__ import annotations
-
 import time
 from typing import TYPE_CHECKING
 
@@ -28,7 +26,7 @@ class RequestTracing(EngineObserver):
     sampled, and those without a parent.
     """
 
-    def __init__(self, model_name: str, endpoint: str, *, exporter: SpanExporter | None = None) -> None:
+    def __init__(self, model_name: str, endpoint: str, *, exporter: "SpanExporter | None" = None) -> None:
         """`endpoint` is the URL that spans are posted to, such as http://localhost:4318/v1/traces. If `exporter` is given, it
         gets the spans instead.
 
@@ -76,7 +74,7 @@ class RequestTracing(EngineObserver):
         self._provider.shutdown()
 
 
-def _attributes(request: FinishedRequest, model_name: str) -> dict[str, AttributeValue]:
+def _attributes(request: FinishedRequest, model_name: str) -> "dict[str, AttributeValue]":
     params = request.params
     attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": OPERATION,

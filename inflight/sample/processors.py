@@ -20,8 +20,6 @@ launched, the host may not know the tokens of the steps before it yet, so `apply
 If no row of a step needs a change or log-probabilities (`SamplingRows.is_plain`), no processors are made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +68,7 @@ class TokenLists:
     bad_words: tuple[tuple[tuple[int, ...], int], ...]  # (the word's first tokens, its last token)
 
     @staticmethod
-    def of(sampling: ResolvedSampling, vocab_size: int) -> TokenLists:
+    def of(sampling: ResolvedSampling, vocab_size: int) -> "TokenLists":
         params = sampling.params
         bias = {i: value for i, value in (params.logit_bias or {}).items() if i < vocab_size and value}
         return TokenLists(
@@ -103,7 +101,7 @@ class LogitsProcessors:
         num_prompt_tokens: IntArray,
         masks: GrammarMasks | None,
         upload: Callable[[AnyArray], Tensor],
-    ) -> LogitsProcessors | None:
+    ) -> "LogitsProcessors | None":
         """Make the processors of a step; None if no row needs any.
 
         Args:

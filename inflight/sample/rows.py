@@ -5,8 +5,6 @@ thread. By then the plan of a later step may have given the slots (places in the
 `SamplingState.take` copies the parameters when the step is prepared, and the copy is read when the rows are known.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +139,7 @@ class SamplingRows:
     def _union(self) -> int:
         return int(np.bitwise_or.reduce(self.features, initial=0))
 
-    def take(self, indices: IntArray) -> SamplingRows:
+    def take(self, indices: IntArray) -> "SamplingRows":
         """A copy of the rows `indices`, in this order; a row may occur several times."""
         features = self.features[indices]
         union = int(np.bitwise_or.reduce(features, initial=0))

@@ -1,8 +1,6 @@
 """`GrammarSpec`: what a request's output must match. `SchemaPart`: a part of a schema with its own name. `ArgumentTags`: the
 text around the properties of an object."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,7 +36,7 @@ class GrammarSpec:
     is_lenient: bool = False
 
     @classmethod
-    def from_params(cls, params: StructuredOutputsParams) -> GrammarSpec:
+    def from_params(cls, params: StructuredOutputsParams) -> "GrammarSpec":
         kind = params.constraint
         if kind == "choice":
             text = json.dumps(list(dict.fromkeys(params.choice or ())), ensure_ascii=False)

@@ -4,8 +4,6 @@ A template comes with the model and is not trusted. It runs in jinja2's immutabl
 size of its output and of repeated values is limited. See https://huggingface.co/docs/transformers/chat_templating.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +55,7 @@ class ChatTemplate:
                 raise TokenizerError(f"the chat template {name!r} is not valid{line}: {error}") from error
 
     @classmethod
-    def from_folder(cls, folder: Path, given: str | None = None) -> ChatTemplate:
+    def from_folder(cls, folder: Path, given: str | None = None) -> "ChatTemplate":
         """Uses the template `given` (the name of one of the folder's templates, Jinja text, or a file). If it is None, uses the
         folder's chat_template.jinja and additional_chat_templates/NAME.jinja. If there is no such file, uses the templates in
         tokenizer_config.json.

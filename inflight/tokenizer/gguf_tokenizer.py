@@ -81,10 +81,7 @@ def _byte_level(file: GgufFile, vocabulary: dict[str, int], split: Split) -> tok
 
 def _sentencepiece(file: GgufFile, tokens: list[str], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
     """Two neighbours are merged if they are a token together, first those whose token has the highest score."""
-    scores = file.metadata.get(f"{_PREFIX}scores")
-    if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
-        raise _unusable(file, f"{_PREFIX}scores does not have one entry for each of {len(tokens)} tokens")
-    types = _token_types(file, tokens)
+    scores, types = (_numbers(file, name, tokens) for name in ("scores", "token_type"))
     mergeable = [token_id for token_id in np.argsort(-scores, kind="stable") if types[token_id] == _NORMAL]
     pairs = [
         (token[:cut], token[cut:])
@@ -92,12 +89,8 @@ def _sentencepiece(file: GgufFile, tokens: list[str], vocabulary: dict[str, int]
         for cut in range(1, len(token))
         if token[:cut] in vocabulary and token[cut:] in vocabulary
     ]
-    unknown = file.metadata.get(f"{_PREFIX}unknown_token_id", 0)
-    if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
-        raise _unusable(file, f"{_PREFIX}unknown_token_id={unknown!r} is not one of {len(tokens)} token ids")
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocabulary, pairs, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
-    )
+    unknown = _token(file, "unknown_token_id", tokens, default=0)
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces = [normalizers.Replace(" ", "\u2581")]
     words = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     if _flag(file, "add_space_prefix", True):
@@ -135,30 +128,34 @@ def _strings(file: GgufFile, name: str) -> list[str]:
 
 def _add_tokens(file: GgufFile, backend: tokenizers.Tokenizer, tokens: list[str]) -> None:
     """Add the control tokens and the user-defined tokens. `encode` finds them in a text before it splits the text."""
-    types = _token_types(file, tokens)
+    types = _numbers(file, "token_type", tokens)
     for kind, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
         found = [tokens[token_id] for token_id in np.flatnonzero(types == kind)]
         added = [AddedToken(text, special=is_special, normalized=False) for text in found if text]
         (backend.add_special_tokens if is_special else backend.add_tokens)(added)
 
 
-def _token_types(file: GgufFile, tokens: list[str]) -> np.ndarray:
-    types = file.metadata.get(f"{_PREFIX}token_type")
-    if not isinstance(types, np.ndarray) or len(types) != len(tokens):
-        raise _unusable(file, f"{_PREFIX}token_type does not have one entry for each of {len(tokens)} tokens")
-    return types
+def _numbers(file: GgufFile, name: str, tokens: list[str]) -> np.ndarray:
+    """An array with a number for each token."""
+    numbers = file.metadata.get(f"{_PREFIX}{name}")
+    if not isinstance(numbers, np.ndarray) or len(numbers) != len(tokens):
+        raise _unusable(file, f"{_PREFIX}{name} does not have one entry for each of {len(tokens)} tokens")
+    return numbers
 
 
 def _special_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
-    found = {}
-    for name, key in _SPECIAL_TOKENS.items():
-        token_id = file.metadata.get(f"{_PREFIX}{key}")
-        if token_id is None:
-            continue
-        if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
-            raise _unusable(file, f"{_PREFIX}{key}={token_id!r} is not one of {len(tokens)} token ids")
-        found[name] = tokens[token_id]
-    return found
+    found = {name: _token(file, key, tokens) for name, key in _SPECIAL_TOKENS.items()}
+    return {name: token for name, token in found.items() if token is not None}
+
+
+def _token(file: GgufFile, key: str, tokens: list[str], default: int | None = None) -> str | None:
+    """The token whose id the file has under this key. `default`: the id if it has none."""
+    token_id = file.metadata.get(f"{_PREFIX}{key}", default)
+    if token_id is None:
+        return None
+    if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
+        raise _unusable(file, f"{_PREFIX}{key}={token_id!r} is not one of {len(tokens)} token ids")
+    return tokens[token_id]
 
 
 def _surround(file: GgufFile, backend: tokenizers.Tokenizer, special: dict[str, str], *, has_bos: bool) -> None:

@@ -1,7 +1,5 @@
 """`WindowDecoder`: turns tokens into text for vocabularies whose tokens are not bytes. incremental.py says what its text is."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -33,7 +31,7 @@ class WindowDecoder(IncrementalDecoder):
                           decode(context + pending) = context_text + the new text
     """
 
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], context: Sequence[int]) -> None:
+    def __init__(self, tokenizer: "Tokenizer", skipped: frozenset[int], context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._skipped = skipped
         self._context = list(context)

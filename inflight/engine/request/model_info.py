@@ -1,7 +1,5 @@
 """`ModelInfo`: what callers may know of the model. `make_input_processor`: what turns their prompts into requests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from inflight.config.architecture import ModelArchitecture
@@ -35,7 +33,7 @@ class ModelInfo:
     block_size: int
 
     @classmethod
-    def of(cls, config: EngineConfig, num_kv_cache_tokens: int) -> ModelInfo:
+    def of(cls, config: EngineConfig, num_kv_cache_tokens: int) -> "ModelInfo":
         folder = config.model.folder
         files = [folder] if folder.is_file() else folder.glob("*.safetensors")
         return cls(

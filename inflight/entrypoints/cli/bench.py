@@ -1,7 +1,5 @@
 """`inflight bench offline` measures how fast a model runs on this machine."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import time
@@ -68,7 +66,7 @@ class WorkloadOptions:
 
 def start_for(
     context: typer.Context, engine: EngineArgs, verbose: bool, workloads: list[Workload]
-) -> tuple[LLMEngine, int]:
+) -> "tuple[LLMEngine, int]":
     """Start an engine that can run these workloads and the warm-up. Returns the engine, and the `max_token_id` for `run`."""
     longest = max(each.input_len + each.output_len for each in (*workloads, WARM_UP))
     args = replace(

@@ -1,7 +1,5 @@
 """`Conversation`: the messages of `inflight chat` so far, and what answers the next one: an engine or a running server."""
 
-from __future__ import annotations
-
 import http.client
 import itertools
 import json
@@ -56,7 +54,7 @@ class Conversation(ABC):
 
 
 class EngineConversation(Conversation):
-    def __init__(self, engine: LLMEngine, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, engine: "LLMEngine", params: "SamplingParams", system: str | None) -> None:
         """
         Raises:
             TokenizerError: the model has no chat template.

@@ -67,11 +67,11 @@ class Options:
         hint: Any = setting.type or str  # Any: a type
         default = None if setting.element is not None or self.only_given else setting.default
         takes_none = setting.is_optional and default is not None
-        flags, parse = setting.flags, setting.parse
+        dashed, parse = (setting.option or setting.name).replace("_", "-"), setting.parse
+        flags = (f"--{dashed}", setting.short) if setting.short else setting.flags
         if setting.element is not None:
             hint = list[setting.element]  # type: ignore[name-defined]  # a type that is known at run time only
         elif setting.type is bool and not flags:
-            dashed = setting.name.replace("_", "-")
             flags = (f"--{dashed}/--no-{dashed}",)
         elif get_origin(setting.type) is Mapping:
             hint, parse = dict[str, Any], parse or parse_json_object

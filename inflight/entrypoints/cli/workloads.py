@@ -5,8 +5,6 @@ per second, and that of a workload `prefill*` in prompt tokens per second. The m
 long in the workloads `decode*` of `LONG`. So compare their results between engines, not with those of other workloads.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from dataclasses import dataclass
@@ -77,7 +75,7 @@ def select(names: str) -> list[Workload]:
     return list(chosen.values())
 
 
-def run(engine: LLMEngine, workload: Workload, max_token_id: int = MAX_TOKEN_ID) -> float:
+def run(engine: "LLMEngine", workload: Workload, max_token_id: int = MAX_TOKEN_ID) -> float:
     """Run the workload. Returns the seconds from the first request to the last token."""
     prompts = workload.prompts(max_token_id=max_token_id)
     params = SamplingParams(temperature=0.0, max_tokens=workload.output_len, ignore_eos=True, detokenize=False)

@@ -44,10 +44,7 @@ class ServerSettings:
     root_path: str = _server("", "Prefix of every path that a proxy forwards without removing it.", **_PATH)
     backlog: int = _server(2048, "Connections that the kernel holds until the server accepts them.", bounds=(1, 65535))
     api_server_count: int = _server(
-        1,
-        "Processes for HTTP and tokenisation, which share one engine.",
-        bounds=(1, 64),
-        flags=("--api-server-count", "-asc"),
+        1, "Processes for HTTP and tokenisation, which share one engine.", bounds=(1, 64), short="-asc"
     )
     headless: bool = _server(False, "Serve no HTTP: run replicas for the server at --data-parallel-address.")
     shutdown_timeout: float = _server(

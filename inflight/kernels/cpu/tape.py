@@ -11,15 +11,13 @@ A recorder never disturbs the step that it watches. If the step does something t
 besides allocations and views, a pointer of unknown meaning), the recorder remembers the reason, and there is no tape.
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -153,7 +151,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self._pointers: list[tuple[TapePatch, _Buffer]] = []
         self._kept: list[Any] = []  # Any: structs of all kinds
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
         self._kernels.recording.recorder = self
         return self

@@ -6,8 +6,6 @@ or if the batch is large and the row is not very long. If a row has several spli
 counter. It combines in the order of the splits, so the result does not depend on which program is the last.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -211,7 +209,7 @@ class DecodeScratch:
         return 4 * max_partials(num_multiprocessors) * (per_head * (head_dim + 2) + 1)
 
     @staticmethod
-    def allocate(num_multiprocessors: int, per_head: int, head_dim: int, device: torch.device) -> DecodeScratch:
+    def allocate(num_multiprocessors: int, per_head: int, head_dim: int, device: torch.device) -> "DecodeScratch":
         """Allocates memory for any number of rows and `per_head` query heads per key head. It takes 9 MB with 132
         multiprocessors, 4 query heads per key head and head_dim 128."""
         size = max_partials(num_multiprocessors)

@@ -5,8 +5,6 @@ says for each tensor of the checkpoint which weights it becomes. `FallbackUnit` 
 decoder layer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
@@ -38,7 +36,7 @@ class Checkpoint:
     differ: Callable[[str, str], bool]
     load: Callable[[Loadable, str], None]
 
-    def plan(self, model: PreTrainedModel) -> WeightPlan | None:
+    def plan(self, model: PreTrainedModel) -> "WeightPlan | None":
         """Returns where the tensors go in this model; None if it gets random weights."""
         return None if self.stored is None else WeightPlan(model, self.stored, self.differ)
 
