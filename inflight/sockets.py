@@ -23,6 +23,11 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
 
 
+def shown(host: str, port: int) -> str:
+    """Returns the address as people write it. An IPv6 address has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def listen_locally(name: str) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"\0{name}")

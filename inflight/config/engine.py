@@ -128,7 +128,8 @@ class ParallelConfig:
     `replicas` are the numbers of the engine's replicas on this machine: `inflight serve` on another machine may have others.
     Each has a configuration with its own `replica_index`. They share the machine's cores, its memory and its GPUs.
     `served` are the numbers of all replicas that the same front ends have. If the front ends are on another machine, `head`
-    is its address, and `terms` is what must be the same on both machines, as name -> value.
+    is its address, `terms` is what must be the same on both machines, as name -> value, and `headless` is a random name of
+    the process that runs the replicas there.
     `routes_by_prefix`: requests go to replicas that have cached their prompt, unless these have too much to do.
     """
 
@@ -144,6 +145,7 @@ class ParallelConfig:
     served: tuple[int, ...] = (0,)
     head: tuple[str, int] | None = None
     terms: dict[str, str] = field(default_factory=dict)
+    headless: str = ""
     routes_by_prefix: bool = False
 
     @property

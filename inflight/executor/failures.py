@@ -17,6 +17,11 @@ def failure_of(error: BaseException) -> WorkerFailure:
     )
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of the error's message. The rest is the worker's traceback, which is in the log."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def _lost_ranks(error: BaseException | None) -> tuple[int, ...]:
     """The ranks of the `PeerError` that is `error`, or from which `error` was raised."""
     while error is not None and not isinstance(error, PeerError):

@@ -22,7 +22,7 @@ from inflight.interface.framing import MAX_FRAME_BYTES
 from inflight.interface.start_up import Hello, Refused, ReplicaHello, Welcome
 from inflight.processes.io_thread import IoThread
 from inflight.processes.streams import BlockingStream, IoStream, use_heartbeats
-from inflight.sockets import connect_locally, listen, listen_locally
+from inflight.sockets import connect_locally, listen, listen_locally, shown
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,8 @@ class RankAcceptor:
 
     hello: type[Hello] = Hello  # the class of the first message
     max_hello_bytes = MAX_HELLO_BYTES
-    place, options = (
-        "node 0",
-        "master_addr, master_port",
-    )  # how messages call this process, and the options of `address`
+    # how messages call this process, and the options of `address`
+    place, options = "node 0", "master_addr, master_port"
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class RankAcceptor:
             self._sockets = [listen(*address)]
         except OSError as error:
             raise ConfigError(
-                f"{self.place} cannot listen on {address[0]}:{address[1]} ({self.options}): {error.strerror or error}; choose "
+                f"{self.place} cannot listen on {shown(*address)} ({self.options}): {error.strerror or error}; choose "
                 "an address of this machine and a free port"
             ) from error
         if local_name:
@@ -186,7 +184,7 @@ def connect(
         EngineError: `place` did not answer within `max_seconds`.
     """
     who = f"{'replica' if isinstance(hello, ReplicaHello) else 'rank'} {hello.rank}"
-    name = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
+    name = address if isinstance(address, str) else shown(*address)
     end = time.monotonic() + max_seconds
     while True:
         try:

@@ -63,24 +63,42 @@ def completion(server: ServeProcess, replica: int) -> str:
     return str(json.loads(text)["choices"][0]["text"])
 
 
+class Losses:
+    """Checks that the lost replica had streams that were running, because otherwise its loss would show nothing. Another
+    replica counts each sequence that it goes on with."""
+
+    def __init__(self, server: ServeProcess) -> None:
+        self._server, self._num_resumed = server, 0
+
+    def check(self) -> None:
+        end = time.monotonic() + SECONDS
+        while (num_resumed := int(status_of(self._server)["num_resumed_requests"])) <= self._num_resumed:
+            assert time.monotonic() < end, "no stream was at the lost replica"
+            time.sleep(0.05)
+        self._num_resumed = num_resumed
+
+
 def test_a_replica_on_another_machine_is_lost_and_comes_back() -> None:
     port = free_port()
     with head(port) as server, contextlib.ExitStack() as nodes:
         node = nodes.enter_context(headless(port))
         wait_for_replicas(server, both)
         assert completion(server, 0) == completion(server, 1)
+        losses = Losses(server)
         with streams(server, NUM_STREAMS) as futures:
             expected = [future.result() for future in futures]
 
         with streams(server, NUM_STREAMS) as futures:
             os.kill(node.children()["engine"], signal.SIGKILL)
         check_same([future.result() for future in futures], expected)
+        losses.check()
         wait_for_replicas(server, both)  # its keeper has started it again
         assert "front_end_died" not in status_of(server)["num_recoveries"]
 
         with streams(server, NUM_STREAMS) as futures:
             node.popen.kill()
         check_same([future.result() for future in futures], expected)
+        losses.check()
         wait_for_replicas(server, without_one)
         assert server.request("GET", "/health")[0] == 200
         # a chosen replica that is away is replaced
@@ -94,6 +112,7 @@ def test_a_replica_on_another_machine_is_lost_and_comes_back() -> None:
         with streams(server, NUM_STREAMS) as futures:
             node.popen.terminate()
         check_same([future.result() for future in futures], expected)
+        losses.check()
         assert node.end() == 0, node.text_of_log()
         server.popen.terminate()
         assert server.end() == 0, server.text_of_log()
@@ -123,6 +142,9 @@ def test_who_may_not_join_and_who_may_not_listen() -> None:
         with head(port) as second:
             assert second.end() == 2
             assert f"the head cannot listen on 127.0.0.1:{port} (data_parallel_address" in second.text_of_log()
+        node = start(1, "--kv-cache-memory-bytes", "1000")  # it fits to the head, but cannot start
+        assert node.end() == 1, node.text_of_log()
+        assert "engine 1 could not start: " in server.text_of_log()
         assert server.popen.poll() is None
         start(1)
         wait_for_replicas(server, both)
@@ -144,12 +166,14 @@ def test_several_front_ends_use_a_replica_on_another_machine() -> None:
         texts = {completion(server, replica) for replica in (0, 1) for _ in range(3)}
         assert len(texts) == 1
         replace_front_end(server, 1)
+        losses = Losses(server)
         assert {completion(server, replica) for replica in (0, 1) for _ in range(6)} == texts
         with streams(server, NUM_STREAMS) as futures:
             expected = [future.result() for future in futures]
         with streams(server, NUM_STREAMS) as futures:
             node.popen.kill()
         check_same([future.result() for future in futures], expected)
+        losses.check()
         replace_front_end(server, 0)  # it does not wait for the lost replica
         wait_for_replicas(server, without_one)
         nodes.enter_context(headless(port))

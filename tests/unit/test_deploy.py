@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from inflight.config.engine_args import EngineArgs
+from inflight.engine.process.engine_process import MAX_END_SECONDS
 from inflight.entrypoints.serve.asgi import PROBES
 from tests.support.documented_commands import ROOT
+from tests.unit.entrypoints.runner import invoke
 
 DEPLOY = ROOT / "deploy"
 COMMANDS = Path(sys.executable).parent
@@ -23,8 +26,62 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=60)
 
 
-def manifests() -> dict[str, Any]:
-    return {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())}
+MANIFESTS = {  # file -> its objects, as (kind, name)
+    "kubernetes.yaml": {
+        ("PersistentVolumeClaim", "inflight-models"),
+        ("Deployment", "inflight"),
+        ("Service", "inflight"),
+    },
+    "kubernetes-replicas.yaml": {
+        ("StatefulSet", "inflight"),
+        ("Service", "inflight"),
+        ("PodDisruptionBudget", "inflight"),
+    },
+    "kubernetes-headless.yaml": {
+        ("PersistentVolumeClaim", "inflight-models"),
+        ("Deployment", "inflight-head"),
+        ("StatefulSet", "inflight-node"),
+        ("Service", "inflight-cluster"),
+        ("Service", "inflight"),
+    },
+    "kuberay.yaml": {
+        ("PersistentVolumeClaim", "inflight-models"),
+        ("RayCluster", "inflight-ray"),
+        ("Deployment", "inflight"),
+        ("Service", "inflight"),
+    },
+}
+SERVERS = {  # file -> the workload that serves HTTP
+    "kubernetes.yaml": ("Deployment", "inflight"),
+    "kubernetes-replicas.yaml": ("StatefulSet", "inflight"),
+    "kubernetes-headless.yaml": ("Deployment", "inflight-head"),
+    "kuberay.yaml": ("Deployment", "inflight"),
+}
+NODES = "kubernetes-headless.yaml", ("StatefulSet", "inflight-node")
+# what a RayCluster of ray.io/v1 has, as far as the manifest uses it
+RAY_FIELDS = {
+    "cluster": {"rayVersion", "headGroupSpec", "workerGroupSpecs"},
+    "head": {"rayStartParams", "template"},
+    "workers": {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+}
+
+
+def objects(file: str) -> dict[tuple[str, str], Any]:  # Any: what YAML has
+    documents = list(yaml.safe_load_all((DEPLOY / file).read_text()))
+    found = {(each["kind"], each["metadata"]["name"]): each for each in documents}
+    assert len(found) == len(documents)
+    return found
+
+
+def pod_of(file: str, workload: tuple[str, str]) -> Any:
+    return objects(file)[workload]["spec"]["template"]["spec"]
+
+
+def values_of(pod: Any) -> dict[str, str]:
+    """The arguments of the pod's container as option -> value; "" if it has none."""
+    (container,) = pod["containers"]
+    joined = " ".join(container["args"]).replace("=", " ")
+    return dict(re.findall(r"(--[a-z-]+) ?((?!--)\S+)?", joined))
 
 
 def test_the_dockerfile() -> None:
@@ -55,33 +112,116 @@ def test_the_stages_that_compose_builds() -> None:
     assert {service["build"]["target"] for service in services.values()} == {"cpu", "cuda"} <= stages
 
 
-def test_the_kubernetes_manifest() -> None:
-    done = run(COMMANDS / "kubernetes-validate", "--strict", DEPLOY / "kubernetes.yaml")
+def test_the_kubernetes_manifests(tmp_path: Path) -> None:
+    """The tool does not know a RayCluster, so the objects beside it are checked, and the templates of its pods."""
+    count = 0
+    for file, expected in MANIFESTS.items():
+        found = objects(file)
+        assert set(found) == expected
+        ray = found.pop(("RayCluster", "inflight-ray"), None)
+        groups = [] if ray is None else [ray["spec"]["headGroupSpec"], *ray["spec"]["workerGroupSpecs"]]
+        for number, group in enumerate(groups):
+            template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": f"{number}"}}
+            found["PodTemplate", f"{number}"] = {**template, "template": group["template"]}
+        (tmp_path / file).write_text(yaml.safe_dump_all(found.values()))
+        count += len(found)
+    done = run(COMMANDS / "kubernetes-validate", "--strict", *tmp_path.iterdir())
     assert done.returncode == 0, done.stdout + done.stderr
-    assert set(manifests()) == {"PersistentVolumeClaim", "Deployment", "Service"}
+    assert (done.stdout + done.stderr).count("passed for resource") == count
 
 
-def test_the_probes_are_paths_of_the_server() -> None:
-    (container,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
+@pytest.mark.parametrize("file", MANIFESTS)
+def test_the_objects_name_each_other(file: str) -> None:
+    found = objects(file)
+    workloads = {key: each for key, each in found.items() if key[0] in ("Deployment", "StatefulSet")}
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in workloads.values()]
+    for (kind, name), each in found.items():
+        selector = each["spec"].get("selector")
+        if kind == "Service":
+            assert selector in labels, name
+        elif selector is not None:
+            assert selector["matchLabels"] in labels, name
+    for (kind, name), each in workloads.items():
+        assert each["spec"]["selector"]["matchLabels"] == each["spec"]["template"]["metadata"]["labels"], name
+        assert kind == "Deployment" or ("Service", each["spec"]["serviceName"]) in found
+        pod = each["spec"]["template"]["spec"]
+        claims = each["spec"].get("volumeClaimTemplates", [])
+        volumes = {volume["name"] for volume in [*pod["volumes"], *(claim["metadata"] for claim in claims)]}
+        assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == volumes, name
+        for volume in pod["volumes"]:
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            assert claim is None or ("PersistentVolumeClaim", claim) in found
+
+
+@pytest.mark.parametrize("file", SERVERS)
+def test_the_probes_are_paths_of_the_server(file: str) -> None:
+    (container,) = pod_of(file, SERVERS[file])["containers"]
     probes = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
     assert probes == {"startup": "/ready", "liveness": "/live", "readiness": "/ready"}
     assert set(probes.values()) <= PROBES
     assert container["lifecycle"]["preStop"]
 
 
-def test_a_pod_has_time_to_drain() -> None:
-    pod = manifests()["Deployment"]["spec"]["template"]["spec"]
+@pytest.mark.parametrize("file", SERVERS)
+def test_a_pod_has_time_to_drain(file: str) -> None:
+    pod = pod_of(file, SERVERS[file])
     (container,) = pod["containers"]
-    drain = float(container["args"][container["args"].index("--shutdown-timeout") + 1])
+    drain = float(values_of(pod)["--shutdown-timeout"])
     wait = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] >= wait + drain + 70, "docs/serving.md: what the server needs at most"
 
 
-def test_the_arguments_of_the_pod_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    (container,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
+@pytest.mark.parametrize(("file", "workload"), [*SERVERS.items(), NODES])
+def test_the_arguments_of_a_pod_are_options(file: str, workload: tuple[str, str]) -> None:
+    (container,) = pod_of(file, workload)["containers"]
     arguments = [each for each in container["args"] if "/" not in each]  # without the model: the embedded one
-    done = run(COMMANDS / "inflight", "serve", *arguments, "--port", "0", "--check")
-    assert done.returncode == 0, done.stderr
+    joined = "\n".join(arguments).replace("$(POD_IP)", "127.0.0.1").replace("$(ORDINAL)", "1")
+    done = invoke(["serve", *joined.split("\n"), "--port", "0", "--check"])
+    assert done.exit_code == 0, done.output
+
+
+def test_the_head_waits_for_the_nodes() -> None:
+    """And the nodes find it before it is ready, and have the other numbers."""
+    found = objects(NODES[0])
+    head, nodes = (values_of(pod_of(NODES[0], each)) for each in (SERVERS[NODES[0]], NODES[1]))
+    spec = found[NODES[1]]["spec"]
+    size, local = int(head["--data-parallel-size"]), int(head["--data-parallel-size-local"])
+    assert size == local + spec["replicas"] == int(nodes["--data-parallel-size"])
+    assert (spec["ordinals"]["start"], nodes["--data-parallel-size-local"]) == (local, "1")
+    service = found["Service", nodes["--data-parallel-address"]]["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    assert service["ports"][0]["port"] == EngineArgs().data_parallel_rpc_port
+    token = [
+        [
+            each
+            for each in pod_of(NODES[0], workload)["containers"][0]["env"]
+            if each["name"] == "INFLIGHT_CLUSTER_TOKEN"
+        ]
+        for workload in (SERVERS[NODES[0]], NODES[1])
+    ]
+    assert token[0] == token[1] and "secretKeyRef" in token[0][0]["valueFrom"]
+    assert pod_of(*NODES)["terminationGracePeriodSeconds"] > 2 * MAX_END_SECONDS
+
+
+def test_the_ray_cluster() -> None:
+    found = objects("kuberay.yaml")
+    cluster = found["RayCluster", "inflight-ray"]
+    assert cluster["apiVersion"] == "ray.io/v1"
+    spec, (workers,) = cluster["spec"], cluster["spec"]["workerGroupSpecs"]
+    fields = {"cluster": set(spec), "head": set(spec["headGroupSpec"]), "workers": set(workers)}
+    assert fields == RAY_FIELDS
+    (pinned,) = re.findall(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    text = (DEPLOY / "kuberay.yaml").read_text()
+    assert spec["rayVersion"] == pinned and f'"ray[default]=={pinned}"' in text
+    pod = pod_of("kuberay.yaml", SERVERS["kuberay.yaml"])
+    (server,) = pod["containers"]
+    head = f"{cluster['metadata']['name']}-head-svc:6379"
+    assert f"--address={head} " in server["command"][2] and {"name": "RAY_ADDRESS", "value": head} in server["env"]
+    values, ranks = values_of(pod), workers["template"]["spec"]["containers"][0]
+    assert int(values["--pipeline-parallel-size"]) == workers["replicas"] == workers["maxReplicas"]
+    assert values["--num-threads"] == ranks["resources"]["limits"]["cpu"]
+    images = {spec["headGroupSpec"]["template"]["spec"]["containers"][0]["image"], ranks["image"], server["image"]}
+    assert images == {"inflight:ray"}
 
 
 def test_the_settings_file(tmp_path: Path) -> None:
@@ -89,8 +229,8 @@ def test_the_settings_file(tmp_path: Path) -> None:
     del settings["model"]  # the embedded one
     settings["port"] = 0  # another test may listen on the port
     (tmp_path / "serve.yaml").write_text(yaml.safe_dump(settings))
-    done = run(COMMANDS / "inflight", "serve", "--config", tmp_path / "serve.yaml", "--check")
-    assert done.returncode == 0, done.stderr
+    done = invoke(["serve", "--config", str(tmp_path / "serve.yaml"), "--check"])
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

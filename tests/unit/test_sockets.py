@@ -6,7 +6,19 @@ import socket
 import time
 from contextlib import ExitStack
 
-from inflight.sockets import listen, unreachable
+import pytest
+
+from inflight.errors import EngineError
+from inflight.executor.join import connect
+from inflight.interface.start_up import Hello
+from inflight.sockets import listen, shown, unreachable
+
+
+def test_an_ipv6_address_is_shown_with_brackets() -> None:
+    assert (shown("::1", 80), shown("10.0.0.1", 80), shown("head", 80)) == ("[::1]:80", "10.0.0.1:80", "head:80")
+    hello = Hello(token="", schema="", rank=1, world_size=2, nnodes=2)
+    with pytest.raises(EngineError, match=r"node 0 did not answer on \[::1\]:9 within 0 s"):
+        connect(("::1", 9), hello, max_seconds=0.0)
 
 
 def test_an_address_is_unreachable_if_nobody_listens_there_or_no_route_leads_there() -> None:

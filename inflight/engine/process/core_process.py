@@ -48,7 +48,7 @@ from inflight.engine.start.make_core import make_core
 from inflight.engine.start.model_files import make_grammars
 from inflight.errors import CodecError, ConfigError, EngineDeadError, EngineError, ErrorKind, InflightError, RankError
 from inflight.executor.executor import Executor
-from inflight.executor.failures import failure_of
+from inflight.executor.failures import failure_of, first_line
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import (
@@ -149,6 +149,11 @@ class CoreServer:
     def tell_all(self, message: Message) -> None:
         for link in self._links:
             link.outbox.send(message)
+
+    def take_new_links(self) -> None:
+        """Let `tell_all` and `say_goodbye` know the front ends that have come while the engine started."""
+        came = [self._arrivals.get() for _ in range(self._arrivals.qsize())]
+        self._links += [each[0] for each in came if each is not None and isinstance(each[1], FrontEndCame)]
 
     def say_goodbye(self) -> None:
         for link in self._links:
@@ -299,9 +304,7 @@ class CoreServer:
         try:
             while (message := link.stream.receive(ALLOWED)) is not None:
                 if isinstance(message, EndDamagedEngine):
-                    logger.error(
-                        "front end %d got a damaged message, so this process ends: %s", link.index, message.reason
-                    )
+                    logger.error("front end %d got damaged bytes, so this process ends: %s", link.index, message.reason)
                     os._exit(EXIT_FAILED)
                 self._arrivals.put((link, message))
         except OSError as error:
@@ -358,11 +361,6 @@ class CoreServer:
 ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache, EndDamagedEngine)
 
 
-def first_line(error: BaseException) -> str:
-    """Returns the first line of the error's message. The rest is the worker's traceback, which is in the log."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def main() -> int:
     start = time.perf_counter()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -382,6 +380,7 @@ def main() -> int:
             logger.error("the engine could not start: %s", error, exc_info=not is_known)
         if not server.has_begun.is_set():  # a spare process has no front ends
             return EXIT_FAILED
+        server.take_new_links()
         server.tell_all(EngineStartFailed(failure=failure_of(error)))
         server.say_goodbye()
         return EXIT_FAILED

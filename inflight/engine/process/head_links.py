@@ -92,6 +92,7 @@ def join_head(
         rank=parallel.replicas[parallel.replica_index],
         linked=tuple(linked),
         terms=parallel.terms,
+        process=parallel.headless,
         is_trial=is_trial,
     )
     end = time.monotonic() + max_seconds

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
@@ -21,11 +22,12 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.safetensors_file import digests, find_files
 from inflight.engine.process.engine_keeper import EngineKeeper, FrontEnd
 from inflight.errors import EngineDeadError
-from inflight.executor.join import RankAcceptor
+from inflight.executor.join import RETRY_SECONDS, RankAcceptor
 from inflight.hub import resolve_tokenizer_folder
 from inflight.interface.start_up import Hello, ReplicaHello
 from inflight.processes.io_thread import IoThread
 from inflight.processes.streams import REPLACED_LINK_SILENCE_SECONDS, IoStream
+from inflight.sockets import shown
 from inflight.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,8 @@ class RemoteReplica:
         self._num_front_ends = 0
         self._waiting: set[int] = set()  # front ends that have never had a connection
         self._gone: set[int] = set()  # front ends that can use none any more, because their processes have ended
+        # the headless process that had the newest connection; until when no other one may take its place
+        self._owner, self._owned_until = "", 0.0
         self._away: asyncio.TimerHandle | None = None  # runs while there is no spare connection
 
     def add(self, front_end: FrontEnd) -> int:
@@ -91,10 +95,15 @@ class RemoteReplica:
         if self.spare is not None:
             self.spare.close()
 
-    def take(self, spare: IoStream, linked: tuple[int, ...]) -> None:
+    def has_other(self, process: str) -> bool:
+        """Whether another headless process had this number just now. If it lives, it will connect again."""
+        return self._owner != process and time.monotonic() < self._owned_until
+
+    def take(self, spare: IoStream, linked: tuple[int, ...], process: str) -> None:
         """Give a new connection to a front end that is not one of `linked`. If there is none, it is spare."""
         spare.allowed, spare.on_end = (), self._lose
         self._stop_timer()
+        self._owner = process
         self.spare, self.state = spare, "here"
         for number in [each for each in self._front_ends if each not in {*linked, *self._gone}][:1]:
             self._give(spare, number)
@@ -114,7 +123,7 @@ class RemoteReplica:
 
     def _lose(self, _: str) -> None:
         """There is no spare connection. The engine core makes another one at once, if it lives."""
-        self.spare = None
+        self.spare, self._owned_until = None, time.monotonic() + 2 * RETRY_SECONDS
         self._stop_timer()
         self._away = asyncio.get_running_loop().call_later(AWAY_SECONDS, self._note_away)
 
@@ -151,7 +160,7 @@ class RemoteReplicas(RankAcceptor):
         super().__init__(ThisLoop(), address, "", config.parallel, token, silence, lambda _rank, _stream: None)
         self._terms = terms
         self.replicas = {each: RemoteReplica(each, self) for each in args.served_replicas if each not in args.replicas}
-        logger.info("%s:%d waits for replicas of other machines: %s", *address, self.describe())
+        logger.info("%s waits for replicas of other machines: %s", shown(*address), self.describe())
 
     def describe(self) -> str:
         return ", ".join(f"{number} is {replica.state}" for number, replica in self.replicas.items())
@@ -162,7 +171,7 @@ class RemoteReplicas(RankAcceptor):
         if differing := sorted({name for name, _ in ours.items() ^ theirs.items()}):
             told = [f"{name} is {theirs.get(name)} there, and {ours.get(name)} at {self.place}" for name in differing]
             return f"{'; '.join(told)}; use the same model and options on all machines"
-        if replica is None or replica.spare is not None:
+        if replica is None or replica.spare is not None or replica.has_other(hello.process):
             expected = f"{self.place} does not wait for it ({self.describe()})"
             return f"{expected}; give each machine a --data-parallel-start-rank of its own"
         return ""
@@ -173,7 +182,7 @@ class RemoteReplicas(RankAcceptor):
             stream.close()
             return
         before = self.describe()
-        self.replicas[hello.rank].take(stream, hello.linked)
+        self.replicas[hello.rank].take(stream, hello.linked, hello.process)
         if self.describe() != before:
             logger.info("replica %d has come from %s: %s", hello.rank, host, self.describe())
 

@@ -42,7 +42,7 @@ class RequestState:
     Attributes:
         engine: the index of the engine that has the request; -1 before it is given to one.
         was_sent: whether the request was sent to the present process of this engine.
-        given_time: when the request was given to its engine, as a time of `time.monotonic()`.
+        given_time: when the request was given to its engine, or lost with it, as a time of `time.monotonic()`.
         num_unfinished: the number of completions that have not ended.
         error: why a completion failed; "" if none has failed. If several have failed, why the last one failed.
         error_kind: what the cause of `error` was.

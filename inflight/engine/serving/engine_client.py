@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -71,6 +70,7 @@ class EngineClient:
     Attributes:
         index: the place of the replica among those of this front end, from 0 on.
         number: its number among the replicas of all servers. Default: `index`.
+        is_remote: whether it runs on another machine, which may be away for any time, and come back.
         state: see the drawing.
         summary: why the engine has failed, as clients may see it; "" if there is no such text.
         admission: which requests the engine's queue has room for. It counts from zero again for each process of the engine.
@@ -94,6 +94,7 @@ class EngineClient:
         *,
         index: int = 0,
         number: int | None = None,
+        is_remote: bool = False,
         limits: QueueLimits | None = None,
         max_num_seqs: int = 1,
         step_budget: float = 60.0,
@@ -105,7 +106,7 @@ class EngineClient:
         self.on_lost: Callable[[str], None] = lambda _: None
         self.on_restored: Callable[[], None] = lambda: None
         self.on_end: Callable[[str], None] = lambda _: None
-        self.index, self.number = index, index if number is None else number
+        self.index, self.number, self.is_remote = index, index if number is None else number, is_remote
         self.state = EngineState.STARTING
         self.summary = ""
         self.admission = Admission(limits or QueueLimits(), max_num_seqs)
@@ -132,7 +133,7 @@ class EngineClient:
         try:
             self._client = await self._connect()
         except EngineDeadError as error:
-            if self._config.engine_recovery_timeout_sec == math.inf:  # its machine is away, and may come back
+            if self.is_remote:
                 self._lose(str(error))
                 self._reconnecting = asyncio.create_task(self._reconnect())
             elif not self.has_seen_process:
@@ -236,7 +237,7 @@ class EngineClient:
             except EngineDeadError:  # the owner of the process tells the reason
                 failure = None
             except InflightError as error:
-                logger.warning("the engine could not start: %s", error)
+                logger.warning("engine %d could not start: %s", self.number, error)
                 failure = error
             except BaseException:
                 client.close()
@@ -289,12 +290,11 @@ class EngineClient:
         self.on_end(reason)
 
     async def _reconnect(self) -> None:
-        begin = time.monotonic()
+        begin, seconds = time.monotonic(), self._config.engine_recovery_timeout_sec
         try:
-            async with asyncio.timeout(self._config.engine_recovery_timeout_sec + GRACE_SECONDS):
+            async with asyncio.timeout(None if self.is_remote else seconds + GRACE_SECONDS):
                 client = await self._connect()
         except TimeoutError:
-            seconds = self._config.engine_recovery_timeout_sec
             self._finish(f"{self._reason}; the engine did not start again within {seconds:g} s")
         except InflightError as error:
             self._finish(str(error))

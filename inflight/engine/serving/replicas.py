@@ -3,11 +3,12 @@
 Usually there is one engine. If it is lost, requests wait until another process takes its place. If there are several replicas,
 the requests of a lost one go on at the others at once. But a request with which MAX_FAULTS engines in a row were lost may be
 the cause. It waits until its engine is there again, and runs alone there (scheduler/suspects.py), so it ends no other replica.
+If this engine is not there again after the time of a recovery, the request goes to another one, and runs alone there.
 """
 
 import asyncio
 import logging
-import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from inflight.config.engine import EngineConfig
 from inflight.engine.request.output_processor import OutputProcessor, Update
 from inflight.engine.request.request_state import RequestState
 from inflight.engine.serving.admission import QueueLimits
-from inflight.engine.serving.engine_client import EngineClient, EngineState
+from inflight.engine.serving.engine_client import GRACE_SECONDS, EngineClient, EngineState
 from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.engine.serving.routing import Router
 from inflight.errors import EngineDeadError, EngineError, EngineRecoveringError, InflightError
@@ -137,6 +138,8 @@ class Replicas:
             error = EngineRecoveringError("the engine was lost during this request; send the request again")
             self.on_failed([state.request.request_id for state in lost], error)
         self._resume()
+        # requests that have waited for this engine alone
+        asyncio.get_running_loop().call_later(self._limits.engine_recovery_timeout_sec + GRACE_SECONDS, self._resume)
 
     def _note_end(self, engine: EngineClient, reason: str) -> None:
         if all(each.state is EngineState.ENDED for each in self.engines):
@@ -163,7 +166,7 @@ class Replicas:
         """Returns the requests that were at this engine, and counts the loss for each of them."""
         lost = [state for state in self._outputs.unfinished() if state.was_sent and state.engine == engine.index]
         for state in lost:
-            state.was_sent = False
+            state.was_sent, state.given_time = False, time.monotonic()
             state.count_loss()
         return lost
 
@@ -174,7 +177,8 @@ class Replicas:
                 continue
             own = self.engines[state.engine]
             is_suspect = state.num_losses >= MAX_FAULTS and own.state is not EngineState.ENDED
-            engine = own if is_suspect else self.router.best(state.request)
+            is_late = time.monotonic() > state.given_time + self._limits.engine_recovery_timeout_sec
+            engine = own if is_suspect and not is_late else self.router.best(state.request)
             if engine is not None and engine.is_connected:
                 self.give(state, engine)
 
@@ -197,13 +201,13 @@ async def connect(
     Raises:
         InflightError: an engine could not start. Nothing is left open but `sockets`.
     """
-    faults = config.fault_tolerance
-    engines = [  # a replica on another machine may be away for any time
+    engines = [
         EngineClient(
             each,
-            faults if number in config.parallel.replicas else replace(faults, engine_recovery_timeout_sec=math.inf),
+            config.fault_tolerance,
             index=index,
             number=number,
+            is_remote=number not in config.parallel.replicas,
             limits=limits,
             max_num_seqs=config.scheduler.max_num_seqs,
             step_budget=config.execute_model_timeout_seconds,
@@ -222,6 +226,8 @@ async def connect(
         await asyncio.gather(*(each.close() for each in engines if each.state is not EngineState.STARTING))
         raise
     number = max(each.front_end for each in ready)  # all engines know this front end by the same number
+    if number < 0:  # none is connected: use a number that no other front end has
+        number = 2**31 + secrets.randbits(31)
     return engines, [replace(each, front_end=number) for each in ready]
 
 

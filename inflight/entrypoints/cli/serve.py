@@ -71,6 +71,8 @@ def serve(
         if args.served_replicas == args.replicas:
             which = "data_parallel_address, data_parallel_size, data_parallel_size_local and data_parallel_start_rank"
             problems.append(f"headless=True: give {which}, but neither data_parallel_hybrid_lb nor data_parallel_rank")
+        elif args.data_parallel_address in ("0.0.0.0", "::"):
+            problems.append(f"data_parallel_address={args.data_parallel_address!r} with headless=True: give the head's")
     if check:
         _report(problems, settings, args)
     if problems or settings is None or args is None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
 
 # The orders. After OPEN, requests are answered. With ENGINE + i comes a socket to replica i of the engine. GONE + i says that
-# replica i is given up.
+# replica i is given up, or away if it is on another machine.
 OPEN, DRAIN, CUT, ENGINE, GONE = 1, 2, 3, 64, 128
 EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
 
@@ -105,7 +105,7 @@ class Control:
             self.engine_sockets[orders[-1] - ENGINE].put(socket.socket(fileno=fd))
         for order in orders:
             if order >= GONE:
-                gone = EngineDeadError("the engine's process is gone, and it is not started again")
+                gone = EngineDeadError("the engine was given up, or its machine is away")
                 self.engine_sockets[order - GONE].fail(gone)
         if OPEN in orders:
             self.opened.set()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import signal
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from inflight.engine.process.head_links import join_head
 from inflight.engine.process.remote_replica import terms_of
 from inflight.engine.start.model_files import resolve_config
 from inflight.executor.node import MAX_CONNECT_SECONDS
+from inflight.sockets import shown
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +30,9 @@ def run_headless(args: EngineArgs) -> None:
     envs.cluster_token()  # raises if there is none, before all weights are read
     config = resolve_config(args)
     head = args.data_parallel_address or "", args.data_parallel_rpc_port
-    config = replace(config, parallel=replace(config.parallel, head=head, terms=terms_of(args, config)))
-    logger.info("replicas %s join the head at %s:%d", ", ".join(map(str, args.replicas)), *head)
+    parallel = replace(config.parallel, head=head, terms=terms_of(args, config), headless=secrets.token_hex(8))
+    config = replace(config, parallel=parallel)
+    logger.info("replicas %s join the head at %s", ", ".join(map(str, args.replicas)), shown(*head))
     for replica in config.replicas():
         join_head(replica.parallel, frozenset(), MAX_CONNECT_SECONDS, is_trial=True).close()
     asyncio.run(_run(args, config))

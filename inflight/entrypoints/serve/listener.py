@@ -11,6 +11,7 @@ from pathlib import Path
 
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ConfigError
+from inflight.sockets import shown
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Listener:
                 self.socket = _bind_tcp(settings.host, settings.port)
             self.socket.listen(settings.backlog)
         except OSError as error:
-            where = f"uds={settings.uds!r}" if settings.uds is not None else f"{settings.host}:{settings.port}"
+            where = f"uds={settings.uds!r}" if settings.uds is not None else shown(settings.host, settings.port)
             hint = (
                 "; stop the program that uses it, or choose another --port" if error.errno == errno.EADDRINUSE else ""
             )

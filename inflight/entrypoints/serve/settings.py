@@ -12,6 +12,7 @@ from inflight.entrypoints.serve.api_keys import key_problems
 from inflight.errors import ConfigError
 from inflight.setting import check_values, setting
 from inflight.setting_text import parse_bytes
+from inflight.sockets import shown
 
 _server = partial(setting, group="Server")
 _access = partial(setting, group="Access")
@@ -192,8 +193,7 @@ class ServerSettings:
         scheme = "http" if self.ssl_certfile is None else "https"
         if self.uds is not None:
             return f"{scheme}+unix://{self.uds}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{self.port}"
+        return f"{scheme}://{shown(self.host, self.port)}"
 
     @property
     def trusted_proxies(self) -> list[str]:

@@ -111,9 +111,8 @@ class FrontEndProcess:
                 case {"ready": description}:
                     self.ready.set_result(description)
                 case {"failed": [name, message]}:
-                    self.failure = error_by_name(name, message) or EngineError(
-                        f"a front end could not start: {name}: {message}"
-                    )
+                    unknown = EngineError(f"a front end could not start: {name}: {message}")
+                    self.failure = error_by_name(name, message) or unknown
         if not received:
             asyncio.get_running_loop().remove_reader(self._socket)
             if self.failure is None and not self._is_asked_to_end:

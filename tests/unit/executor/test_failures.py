@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inflight.errors import LostPeerError, SilentPeerError
-from inflight.executor.failures import failure_of
+from inflight.executor.failures import failure_of, first_line
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,8 @@ def test_a_failure_names_the_ranks_that_were_lost(kind: type[LostPeerError | Sil
     wrapped.__cause__ = error
     assert failure_of(wrapped).lost_ranks == (2, 3)
     assert failure_of(ConnectionError("this rank has stopped its communication")).lost_ranks == ()
+
+
+def test_the_first_line_of_an_error_is_its_message_or_its_name() -> None:
+    found = [first_line(ValueError(text)) for text in ("", "one", "one\n\nOn rank 1:\nTraceback")]
+    assert found == ["ValueError", "one", "one"]

@@ -25,10 +25,11 @@ def head_of(port: int) -> tuple[RemoteReplicas, RemoteReplica]:
 
 
 def config_of_replica(
-    port: int, number: int = 1, terms: dict[str, str] | None = None, seconds: float = 60.0
+    port: int, number: int = 1, terms: dict[str, str] | None = None, seconds: float = 60.0, headless: str = "one"
 ) -> EngineConfig:
-    """`seconds`: how long it looks for a lost head."""
+    """`seconds`: how long it looks for a lost head. `headless`: the name of its process."""
     config = engine_config()
-    parallel = replace(config.parallel, replicas=(number,), head=("127.0.0.1", port), terms=terms or TERMS)
+    head = "127.0.0.1", port
+    parallel = replace(config.parallel, replicas=(number,), head=head, terms=terms or TERMS, headless=headless)
     faults = FaultToleranceConfig(engine_recovery_timeout_sec=seconds)
     return replace(config, parallel=parallel, fault_tolerance=faults)

@@ -104,6 +104,23 @@ def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
     theirs.close()
 
 
+def test_a_front_end_that_comes_while_the_engine_starts_hears_why_it_could_not() -> None:
+    """Those of a replica on another machine do."""
+    ours, theirs = socket.socketpair()
+    server = CoreServer()
+    server.has_begun.set()
+    server._arrivals.put(None)
+    server.connect(FrontEndLink(3, BlockingStream(ours)), 0)
+    failed = EngineStartFailed(failure=failure_of(OutOfMemoryError("it does not fit")))
+    server.take_new_links()
+    server.tell_all(failed)
+    server.say_goodbye()
+    assert BlockingStream(theirs).receive((EngineStartFailed,)) == failed
+    theirs.close()
+    assert server._arrivals.get(timeout=60) is not None  # the thread that reads has ended
+    ours.close()
+
+
 def test_nothing_of_a_front_end_that_is_gone_stays() -> None:
     """Also if there was nothing to send to it, as in a replica without requests."""
     ours, theirs = socket.socketpair()

@@ -228,6 +228,40 @@ def test_a_second_machine_with_the_same_number_is_refused() -> None:
     run(test)
 
 
+def test_a_second_process_does_not_slip_in_while_the_first_one_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a front end dies, the engine core ends its spare connection, and makes another one."""
+    monkeypatch.setattr(remote_replica, "RETRY_SECONDS", 1000.0)
+
+    async def test() -> None:
+        port = free_port()
+        _, replica = head_of(port)
+        first = front_end()
+        replica.add(first)
+        replica.start()
+        made = [await joined(port)]  # the front end takes it
+        await until(lambda: bool(first.sockets))
+        for _ in range(2):
+            assert replica.spare is None
+            for is_trial in (True, False):
+                parallel = config_of_replica(port, headless="two").parallel
+                with pytest.raises(ConfigError, match=r"does not wait for it \(1 is here\); give each machine a"):
+                    await asyncio.to_thread(join_head, parallel, frozenset(), 0.1, is_trial=is_trial)
+            made.append(await joined(port, 0))  # the first process may
+            await until(lambda: replica.spare is not None)
+            made[-1].close()
+            await until(lambda: replica.spare is None)
+        replica._owned_until = 0.0  # its time is over
+        made.append(await joined(port, 0, headless="two"))
+        await until(lambda: replica.spare is not None)
+        with pytest.raises(ConfigError, match="does not wait for it"):
+            await joined(port, 0, is_trial=True)
+        await replica.close()
+        for each in (*made, *first.sockets):
+            each.close()
+
+    run(test)
+
+
 @pytest.mark.parametrize("kind", ["token", "garbage", "hello of a rank", "silence", "too much"])
 def test_strangers_harm_nothing(kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(join, "MAX_HELLO_SECONDS", 0.3 if kind == "silence" else 300.0)

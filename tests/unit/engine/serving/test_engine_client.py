@@ -6,7 +6,6 @@ The test plays the engine, at the other end of a socket. So nothing here waits f
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,9 +43,10 @@ def lost_because(client: EngineClient) -> str:
 class Played:
     """A connection, the sockets that it gets, and what it has told. `events`: (name of the callback, argument)."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, *, is_remote: bool = False, **changes: Any) -> None:
         self.sockets = EngineSockets()
-        self.connection = EngineClient(self.sockets, replace(FaultToleranceConfig(), **changes))
+        faults = replace(FaultToleranceConfig(), **changes)
+        self.connection = EngineClient(self.sockets, faults, is_remote=is_remote)
         self.events: list[tuple[str, object]] = []
         self.streams: list[BlockingStream] = []
 
@@ -124,11 +124,12 @@ def test_a_lost_process_is_told_and_the_next_one_is_used_when_it_is_ready() -> N
     run(test)
 
 
-def test_a_replica_on_another_machine_may_be_away_for_any_time() -> None:
+def test_a_replica_on_another_machine_may_be_away_for_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its machine may be away when this front end starts. Its sockets are TCP."""
 
     async def test() -> None:
-        played = Played(engine_recovery_timeout_sec=math.inf)
+        monkeypatch.setattr(engine_client, "GRACE_SECONDS", 0.0)
+        played = Played(is_remote=True, engine_recovery_timeout_sec=0.01)
         connection = played.connection
         connection.on_end = played.note("end")
         connection.on_restored = lambda: played.events.append(("restored", ""))
@@ -136,6 +137,8 @@ def test_a_replica_on_another_machine_may_be_away_for_any_time() -> None:
         with pytest.raises(EngineDeadError, match="is away"):
             await connection.open()
         assert (connection.state, connection.fault_status.state) == (EngineState.LOST, "recovering")
+        await asyncio.sleep(0.1)  # it has been away for longer than a recovery may take
+        assert connection.state is EngineState.LOST
         for number in range(2):
             with socket.create_server(("127.0.0.1", 0)) as listening:
                 ours = socket.create_connection(listening.getsockname())

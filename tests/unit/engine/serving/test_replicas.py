@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.engine.request.input_processor import ProcessedRequest
-from inflight.engine.serving import cached_index
+from inflight.engine.serving import cached_index, replicas
 from inflight.engine.serving.admission import SEQUENCE_WORK as W
 from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.async_llm import AsyncLLM
@@ -335,6 +336,39 @@ def test_a_request_that_loses_engine_after_engine_stays_at_its_last_one() -> Non
     run(test)
 
 
+def test_a_request_waits_for_its_last_engine_no_longer_than_a_recovery_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replica on another machine may be away for any time."""
+    monkeypatch.setattr(replicas, "GRACE_SECONDS", 0.05)
+
+    async def test() -> None:
+        engine, clients = front_end_of(2)
+        engine._replicas._limits = FaultToleranceConfig(engine_recovery_timeout_sec=0.05)
+        engine.submit_all([request("bad")], data_parallel_rank=0)
+        for number in range(MAX_FAULTS):
+            at = clients[number % 2]
+            assert names(at) == ["bad"]
+            at._lose("gone")
+            clients[1 - at.index].state = EngineState.CONNECTED
+            if number < MAX_FAULTS - 1:
+                engine._replicas._resume()
+        other = clients[1 - at.index]
+        engine._replicas._limits = FaultToleranceConfig()
+        engine._replicas._resume()
+        assert names(other) == []
+        engine._replicas._limits = FaultToleranceConfig(engine_recovery_timeout_sec=0.05)
+        await until(lambda: bool(other.sent), 20)
+        [sequence] = taken(other)
+        assert sequence.num_losses == MAX_FAULTS, "it runs alone there"
+        at._restore()
+        assert names(at) == []
+        for client in clients:
+            client._finish("gone")
+
+    run(test)
+
+
 def test_the_engine_has_ended_when_the_last_replica_has() -> None:
     async def test() -> None:
         engine, (first, second) = front_end_of(2)
@@ -410,6 +444,26 @@ def test_a_front_end_that_comes_when_a_replica_was_given_up_uses_the_others(num_
         await asyncio.wait_for(engine.close(), 300)
         for stream in streams:
             stream.close()
+
+    run(test)
+
+
+def test_front_ends_that_come_while_no_engine_is_connected_have_different_numbers() -> None:
+    """The local replica was given up, and the other machine is away. When it is back, it has requests of both."""
+
+    async def test() -> None:
+        args = mock_args(data_parallel_size=2, data_parallel_size_local=1, data_parallel_address="127.0.0.1")
+        prefixes = set()
+        for _ in range(2):
+            arriving = [EngineSockets(), EngineSockets()]
+            for each in arriving:
+                each.fail(EngineDeadError("given up, or away"))
+            engine = await asyncio.wait_for(AsyncLLM.attach(args, *arriving), 300)
+            states = [each.state for each in engine._replicas.engines]
+            assert states == [EngineState.ENDED, EngineState.LOST]
+            prefixes.add(engine._id_prefix)
+            await asyncio.wait_for(engine.close(), 300)
+        assert len(prefixes) == 2 and all(float(each) >= 2**31 for each in prefixes)
 
     run(test)
 

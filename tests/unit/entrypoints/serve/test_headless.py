@@ -36,6 +36,8 @@ PROBLEMS: dict[str, list[str]] = {
     "headless=True: give .*but neither data_parallel_hybrid_lb nor": [*NODE, "-dph"],
     "headless=True: .*nor data_parallel_rank": ["-dp", "2", "-dpn", "1", "-dpa", "h"],
     "data_parallel_start_rank=2: .*data_parallel_size=2 allows 0 to 1": [*NODE, "-dpr", "2"],
+    "data_parallel_address='0.0.0.0' with headless=True: give the head's": [*NODE[:-1], "0.0.0.0"],
+    "data_parallel_address='::' with headless=True: give the head's": [*NODE[:-1], "::"],
     "data_parallel_rpc_port=0 is not an integer in": [*NODE, "-dpp", "0"],
 }
 
