@@ -1,7 +1,5 @@
 """`parse_rope`: reads the rotary embedding from a config.json of transformers 4 or 5, and makes a `RopeConfig` of it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -128,10 +126,10 @@ def _yarn_attention_factor(rope: JsonFields, factor: float) -> float:
     `mscale_all_dim`."""
     if rope.has("attention_factor"):
         return rope.number("attention_factor")
-
-    def mscale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
     if rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
-        return mscale(rope.number("mscale")) / mscale(rope.number("mscale_all_dim"))
-    return mscale(1.0)
+        return yarn_mscale(factor, rope.number("mscale")) / yarn_mscale(factor, rope.number("mscale_all_dim"))
+    return yarn_mscale(factor)
+
+
+def yarn_mscale(factor: float, weight: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -1,11 +1,9 @@
 """`GatedDeltaMixer`: a recurrent layer with the gated delta rule (kernels/gated_delta.py), with its projections."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from inflight.config.architecture import GatedDeltaSpec
 from inflight.distributed.tensor_parallel import TensorParallelGroup
@@ -14,7 +12,7 @@ from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights, gated_delta
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
-from inflight.layers.recurrent_mixer import RecurrentMixer
+from inflight.layers.recurrent_mixer import RecurrentMixer, float_weight
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.sharding import OutputShard, fused, head_shard
 from inflight.layers.weights import WeightSlot, WeightSlots
@@ -54,12 +52,9 @@ class GatedDeltaMixer(RecurrentMixer):
             context.backend,
         )
         self.head, self.eps, self.ops = head, eps, context.ops
-
-        def floats(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=context.device), False)
-
-        self.conv, self.norm = floats(self.shape.num_channels, 1, spec.kernel_size), floats(spec.value_dim)
-        self.log_rates, self.step_bias = floats(head.size), floats(head.size)
+        self.conv = float_weight(context, self.shape.num_channels, 1, spec.kernel_size)
+        self.norm = float_weight(context, spec.value_dim)
+        self.log_rates, self.step_bias = float_weight(context, head.size), float_weight(context, head.size)
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         yield from super().weight_slots(prefix)

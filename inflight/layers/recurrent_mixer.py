@@ -5,13 +5,14 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inflight.attention.backend import LayerStep
 from inflight.attention.cpu_paged import CpuStateMetadata
 from inflight.attention.metadata import StateMetadata
 from inflight.kernels.cpu.functions import AttentionStep
 from inflight.kernels.layer_ops import LayerOps
+from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.weights import Loadable
@@ -69,3 +70,8 @@ class RecurrentMixer(Loadable):
             for kept, new in zip(self.state.tensors(target), after, strict=True):
                 kept.copy_(new)
         return out
+
+
+def float_weight(context: LayerContext, *shape: int) -> nn.Parameter:
+    """A weight that is kept in float32, whatever the model's dtype is."""
+    return nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=context.device), False)

@@ -1,16 +1,13 @@
 """`ShortConvMixer`: a recurrent layer that is a short convolution between two gates (kernels/short_conv.py)."""
 
-from __future__ import annotations
-
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from inflight.config.architecture import ShortConvSpec
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.short_conv import CpuShortConv, short_conv
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
-from inflight.layers.recurrent_mixer import RecurrentMixer
+from inflight.layers.recurrent_mixer import RecurrentMixer, float_weight
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.sharding import even_shard, fused
 from inflight.layers.weights import WeightSlot, WeightSlots
@@ -30,12 +27,8 @@ class ShortConvMixer(RecurrentMixer):
         shape = spec.kernel_size - 1, self.part.size
         name = f"model.layers.{layer}.{self.name}"
         self.state = RecurrentState(name, [shape], [context.dtype], context.backend)
-
-        def floats(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=context.device), False)
-
-        self.weight = floats(self.part.size, 1, spec.kernel_size)
-        self.bias = floats(self.part.size) if spec.bias else None
+        self.weight = float_weight(context, self.part.size, 1, spec.kernel_size)
+        self.bias = float_weight(context, self.part.size) if spec.bias else None
         self.dtype, self.ops = context.dtype, context.ops
 
     def weight_slots(self, prefix: str) -> WeightSlots:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,9 +195,7 @@ class StructuredOutputManager:
         Row i is the mask after the request's emitted tokens (without the `known` tokens) and its first i drafts. If the request
         was dropped or has failed, its rows allow all tokens. Python's GIL is released for most of the work.
         """
-        row_starts = [0]
-        for wanted in rows:
-            row_starts.append(row_starts[-1] + len(wanted.draft_token_ids) + 1)
+        row_starts = list(accumulate((len(wanted.draft_token_ids) + 1 for wanted in rows), initial=0))
         masks = self._next_buffer(row_starts[-1])
         jobs: dict[str, MaskJob] = {}
         errors: dict[str, str] = {}

@@ -1,12 +1,11 @@
 """DeepSeek-V2 with dense layers: multi-head latent attention. (Layers with experts are computed by transformers.)"""
 
-import math
 from dataclasses import replace
 
 from inflight.config.architecture import AttentionSpec, LatentSpec, LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
-from inflight.config.parse_rope import parse_rope
+from inflight.config.parse_rope import parse_rope, yarn_mscale
 
 
 def read_latent_attention(fields: FamilyFields, *, interleaved: bool, value_dim: int | None = None) -> AttentionSpec:
@@ -30,13 +29,12 @@ def read_latent_attention(fields: FamilyFields, *, interleaved: bool, value_dim:
     rope = replace(parse_rope(fields, latent.rope_dim), interleaved=interleaved)
     scaling = fields.mapping("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
     weight = scaling.number("mscale_all_dim") if scaling.values.get("mscale_all_dim") else 0.0
-    scaled = 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
     return AttentionSpec(
         num_heads=fields.integer("num_attention_heads"),
         num_kv_heads=1,
         head_dim=latent.rank + latent.rope_dim,
         rope=rope,
-        scale=(latent.nope_dim + latent.rope_dim) ** -0.5 * scaled**2,
+        scale=(latent.nope_dim + latent.rope_dim) ** -0.5 * yarn_mscale(rope.factor, weight) ** 2,
         qkv_bias=bias,
         output_bias=bias,
         latent=latent,

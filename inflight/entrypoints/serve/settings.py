@@ -20,6 +20,7 @@ _limit = partial(setting, group="Limits")
 _answer = partial(setting, group="Answers")
 _LONGEST = 7 * 24 * 3600.0
 _SECONDS = {"bounds": (0.001, _LONGEST), "metavar": "SECONDS"}
+_SECONDS_OR_0 = {**_SECONDS, "bounds": (0, _LONGEST)}
 # A request's id is written to logs, traces and the response's header. So it is short, and has no characters that are special
 # there.
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
@@ -48,9 +49,7 @@ class ServerSettings:
         1, "Processes for HTTP and tokenisation, which share one engine.", bounds=(1, 64), short="-asc"
     )
     headless: bool = _server(False, "Serve no HTTP: run replicas for the server at --data-parallel-address.")
-    shutdown_timeout: float = _server(
-        30.0, "Time that running requests have after SIGTERM.", bounds=(0, _LONGEST), metavar="SECONDS"
-    )
+    shutdown_timeout: float = _server(30.0, "Time that running requests have after SIGTERM.", **_SECONDS_OR_0)
     keep_alive_timeout: float = _server(
         75.0,
         "How long an idle connection stays open. A load balancer must close its idle connections earlier.",
@@ -58,10 +57,7 @@ class ServerSettings:
     )
     access_log: str = _server("text", "A line on stdout for every request.", choices=("text", "json", "off"))
     log_stats_interval: float = _server(
-        10.0,
-        "Time between two log lines about the engine while it has requests; 0 for none.",
-        bounds=(0, _LONGEST),
-        metavar="SECONDS",
+        10.0, "Time between two log lines about the engine while it has requests; 0 for none.", **_SECONDS_OR_0
     )
     log_requests: bool = _server(False, "Log a line when a request begins, and one when it ends, without its texts.")
     otlp_traces_endpoint: str | None = _server(

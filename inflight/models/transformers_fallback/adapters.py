@@ -4,7 +4,7 @@ Adapters are called a few hundred times in a step. So they are called directly, 
 hooks.
 """
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,11 +37,8 @@ class FusedAdapter(Adapter):
 
     def __init__(self, inner: ColumnParallelLinear) -> None:
         super().__init__(inner)
-        ends = [0]
-        for part in inner.parts.values():
-            ends.append(ends[-1] + part.size)
-        self._own, *others = (slice(start, stop) for start, stop in pairwise(ends))
-        self._others = others
+        ends = accumulate((part.size for part in inner.parts.values()), initial=0)
+        self._own, *self._others = (slice(start, stop) for start, stop in pairwise(ends))
         self._last: tuple[Tensor, Tensor] | None = None  # input and result, until the last part has been read
 
     def with_parts(self) -> list[nn.Module]:

@@ -134,15 +134,7 @@ def build(model_config: ModelConfig, context: LayerContext, attention: str = NAM
         options = {"dtype": None, "attn_implementation": attention, "trust_remote_code": model_config.trust_remote_code}
         try:
             model = AutoModelForCausalLM.from_config(config, **options)
-        except (
-            ValueError,
-            TypeError,
-            AttributeError,
-            NotImplementedError,
-            ImportError,
-            RuntimeError,
-            KeyError,
-        ) as error:
+        except (ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError) as error:
             raise UnsupportedModelError(
                 f"transformers cannot build {model_config.architecture.name} as a causal LM with another attention: "
                 f"{_cause(error)}{native_refusal(model_config.architecture)}"

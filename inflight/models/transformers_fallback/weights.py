@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -171,7 +172,7 @@ class FallbackUnit(Loadable):
                 for _, source in self.plan.converted[name][1]:
                     shape = self.plan.shape(source)
                     kept = torch.empty(shape, dtype=torch.float32, device="meta")
-                    yield source, WeightSlot(shape=shape, destination=kept, accept=_Keep(self.parts, source))
+                    yield source, WeightSlot(shape=shape, destination=kept, accept=partial(_keep, self.parts, source))
 
     def finish_loading(self) -> None:
         if self.plan is not None:
@@ -209,15 +210,10 @@ class FallbackUnit(Loadable):
             setattr(self.modules_of_unit[prefix], leaf, made[id(weight)])
 
 
-class _Keep:
+def _keep(parts: dict[str, Tensor], source: str, part: Tensor | QuantizedWeight) -> bool:
     """Keeps a part of the checkpoint until its conversion."""
-
-    def __init__(self, parts: dict[str, Tensor], source: str) -> None:
-        self._parts, self._source = parts, source
-
-    def __call__(self, part: Tensor | QuantizedWeight) -> bool:
-        self._parts[self._source] = part.dequantize() if isinstance(part, QuantizedWeight) else part
-        return True
+    parts[source] = part.dequantize() if isinstance(part, QuantizedWeight) else part
+    return True
 
 
 def _fill(name: str, slot: WeightSlot, values: Tensor) -> None:
