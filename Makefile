@@ -68,7 +68,7 @@ clean:
 
 # Set-up, run again only when pyproject.toml, constraints.txt or the kernels change. Its output is in .venv/setup.log. torch comes
 # first, alone, and from pip: together with the rest the resolver may take a CUDA build of it where a CPU build is offered, and uv
-# does not see every place where pip finds one. xgrammar is tested without triton, which it asks for and only imports on a GPU.
+# does not see every place where pip finds one.
 
 LOGGED := scripts/quietly .venv/setup.log
 PIP := $(LOGGED) $(BIN)/pip install --disable-pip-version-check -c constraints.txt
@@ -88,7 +88,6 @@ INSTALL := $(LOGGED) scripts/install -c constraints.txt
 .venv/.stamp-dev: .venv/.stamp-torch pyproject.toml constraints.txt $(KERNELS)
 	@echo "Set-up of .venv: Inflight, with its C++ kernels, and the packages of the tests (about a minute)"
 	@$(INSTALL) -e '.[dev]'
-	@$(INSTALL) --no-deps xgrammar apache-tvm-ffi
 	@touch .venv/.stamp-runtime $@
 
 # The environments of the clients. They are made again when their list of packages changes. The lists are complete, hence

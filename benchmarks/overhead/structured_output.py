@@ -1,6 +1,6 @@
 """What a grammar costs: time to compile it, and time per row to fill a mask, alone and as part of a batch.
 
-    python -m benchmarks.structured_output [--backend llguidance xgrammar] [--tokenizer FOLDER] [--vocab-size N] [--rows 32 256]
+    python -m benchmarks.structured_output [--tokenizer FOLDER] [--vocab-size N] [--rows 32 256]
 
 The masks are those along texts drawn from them at random. `batch` is one call for all rows of a step, divided by the rows.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.shared.report import emit, percentile, print_table
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.backend import CompiledGrammar, GrammarBackend, GrammarMatcher, MaskJob, num_mask_words
-from inflight.structured_output.selector import BACKENDS, create_backend
+from inflight.structured_output.llguidance_backend import LLGuidanceBackend
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
@@ -75,20 +75,18 @@ def batch_time(backend: GrammarBackend, compiled: CompiledGrammar, num_rows: int
     return min(times) / num_rows
 
 
-def measure(name: str, tokenizer: Tokenizer, vocab_size: int, num_rows: list[int]) -> list[list[object]]:
+def measure(tokenizer: Tokenizer, vocab_size: int, num_rows: list[int]) -> list[list[object]]:
     start = time.perf_counter()
     eos = tokenizer.eos_token_id
-    backend = create_backend(name, tokenizer, vocab_size, [] if eos is None else [eos])
-    emit(
-        benchmark="structured_output", backend=name, vocab_size=vocab_size, start_ms=(time.perf_counter() - start) * 1e3
-    )
+    backend = LLGuidanceBackend(tokenizer, vocab_size, [] if eos is None else [eos])
+    emit(benchmark="structured_output", vocab_size=vocab_size, start_ms=(time.perf_counter() - start) * 1e3)
     table: list[list[object]] = []
     for label, params in GRAMMARS.items():
         start = time.perf_counter()
         try:
             compiled = backend.compile(GrammarSpec.from_params(params))
         except InvalidRequestError as error:
-            table.append([f"{name}: {label}", f"refused: {error}", *[""] * (2 + len(num_rows))])
+            table.append([label, f"refused: {error}", *[""] * (2 + len(num_rows))])
             continue
         compile_ms = (time.perf_counter() - start) * 1e3
         rng = random.Random(0)
@@ -98,26 +96,24 @@ def measure(name: str, tokenizer: Tokenizer, vocab_size: int, num_rows: list[int
         p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
         batch = {rows: batch_time(backend, compiled, rows) for rows in num_rows}
         emit(
-            benchmark="structured_output", backend=name, grammar=label, compile_ms=compile_ms, p50_us=p50, p99_us=p99,
+            benchmark="structured_output", grammar=label, compile_ms=compile_ms, p50_us=p50, p99_us=p99,
             batch_us_per_row=batch,
         )  # fmt: skip
         cells = [f"{compile_ms:.1f}", f"{p50:.1f}", f"{p99:.1f}", *(f"{value:.1f}" for value in batch.values())]
-        table.append([f"{name}: {label}", *cells])
+        table.append([label, *cells])
     return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compile and mask times of structured outputs.")
-    parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=["llguidance"], help="[%(default)s]")
     parser.add_argument("--tokenizer", type=Path, default=MODEL, help="folder of a tokenizer.json [the embedded model]")
     parser.add_argument("--vocab-size", type=int, help="of the model [the tokenizer's]")
     parser.add_argument("--rows", type=int, nargs="+", default=[32, 256], help="requests in a step [32 256]")
     args = parser.parse_args()
     tokenizer = folder_tokenizer(args.tokenizer)
     vocab_size = args.vocab_size or tokenizer.vocab_size
-    table = [row for name in args.backend for row in measure(name, tokenizer, vocab_size, args.rows)]
     header = ["grammar", "compile ms", "mask p50 us", "p99 us", *(f"batch {rows} us/row" for rows in args.rows)]
-    print_table(header, table)
+    print_table(header, measure(tokenizer, vocab_size, args.rows))
 
 
 if __name__ == "__main__":

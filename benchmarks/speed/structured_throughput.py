@@ -18,7 +18,6 @@ from pathlib import Path
 from benchmarks.shared.models import SHAPES, add_model_arguments, model_folder
 from benchmarks.shared.report import emit, print_table, verdict
 from inflight import LLM, SamplingParams
-from inflight.structured_output.selector import BACKENDS
 from inflight.structured_outputs_params import StructuredOutputsParams
 
 EMBEDDED_MODEL = Path(__file__).resolve().parents[2] / "inflight" / "demo" / "model"
@@ -59,14 +58,12 @@ def main() -> None:
     parser.add_argument(
         "--grammars", nargs="+", choices=list(CONSTRAINTS)[1:], default=["strings"], help="[%(default)s]"
     )
-    parser.add_argument("--backend", choices=BACKENDS, default="llguidance", help="[%(default)s]")
     options = parser.parse_args()
     llm = LLM(
         str(model_folder(options.model, options.models)),
         enable_prefix_caching=False,
         max_model_len=1024,
         kv_cache_memory_bytes=1 << 30,
-        structured_outputs_backend=options.backend,
     )
     rng = random.Random(0)
     prompts = [[rng.randrange(300, 1500) for _ in range(PROMPT_TOKENS)] for _ in range(options.batch)]

@@ -179,15 +179,6 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StructuredOutputsConfig:
-    """`backend` is "llguidance" or "xgrammar". A request's grammar applies to the text without the reasoning that ends with
-    `reasoning_end`. If `reasoning_end` is "", the grammar applies to the whole output."""
-
-    backend: str
-    reasoning_end: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
     """What ranks run on: `kind` is "cpu" or "cuda".
 
@@ -209,14 +200,18 @@ class DeviceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """The whole configuration. Each folder of the package gets only the parts that it needs."""
+    """The whole configuration. Each folder of the package gets only the parts that it needs.
+
+    A request's grammar applies to the text after the reasoning, which ends with `reasoning_end`. If `reasoning_end` is "", the
+    grammar applies to the whole output.
+    """
 
     model: ModelConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
     parallel: ParallelConfig
     device: DeviceConfig
-    structured_outputs: StructuredOutputsConfig
+    reasoning_end: str
     speculative: SpeculativeConfig | None
     execute_model_timeout_seconds: float
     fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)

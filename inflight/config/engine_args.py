@@ -17,6 +17,7 @@ _NO_NODES = {  # executor -> why it does not take `nnodes`
     "ray": "Ray chooses the machines; leave nnodes out",
     "external_launcher": "the launcher knows the nodes; give --nnodes to torchrun and leave it out here",
 }
+LLGUIDANCE = ("llguidance", "guidance", "auto")  # what vLLM and SGLang call llguidance, or the choice of a library
 MAX_MILLISECONDS = 3_600_000
 _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)*:\w+")
 
@@ -204,7 +205,10 @@ class EngineArgs:
         None, 'Propose tokens, and verify several in a step: \'{"method": "ngram", "num_speculative_tokens": 4}\'.'
     )
     structured_outputs_backend: str = _engine(
-        "llguidance", "Library that enforces structured outputs.", choices=("llguidance", "xgrammar")
+        LLGUIDANCE[0],
+        "Library that enforces structured outputs. It is always llguidance: the names of other libraries have no effect.",
+        choices=(*LLGUIDANCE, "xgrammar", "outlines", "lm-format-enforcer"),
+        metavar="llguidance",
     )
     reasoning_end: str = _engine(
         "", "Text that ends a model's thinking, such as </think>. Grammars do not apply to it."

@@ -23,7 +23,6 @@ from inflight.config.engine import (
     QuantizationConfig,
     SchedulerConfig,
     SpeculativeConfig,
-    StructuredOutputsConfig,
 )
 from inflight.config.engine_args import EngineArgs
 from inflight.config.fault_tolerance import resolve_fault_tolerance
@@ -118,9 +117,7 @@ def resolve(
         device=resolve_device(
             args, parallel.places[0].num_local_ranks, machine, max_num_batched_tokens=scheduler.max_num_batched_tokens
         ),
-        structured_outputs=StructuredOutputsConfig(
-            backend=args.structured_outputs_backend, reasoning_end=args.reasoning_end
-        ),
+        reasoning_end=args.reasoning_end,
         speculative=speculative,
         execute_model_timeout_seconds=timeout_seconds,
         fault_tolerance=resolve_fault_tolerance(args.enable_fault_tolerance, args.fault_tolerance_config),

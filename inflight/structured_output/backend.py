@@ -1,4 +1,4 @@
-"""The interface to grammar libraries: `GrammarBackend` compiles grammars, and `GrammarMatcher` follows one request's tokens.
+"""The interface to a grammar library: `GrammarBackend` compiles grammars, and `GrammarMatcher` follows one request's tokens.
 
 A mask is a row of `ceil(vocab_size / 32)` int32 words: bit i % 32 of word i // 32 is 1 if token i may come next. A text ends
 with an EOS token. If the text so far is complete, all EOS ids are allowed, otherwise none.
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from inflight.errors import InvalidRequestError
+from inflight.errors import ConfigError, InvalidRequestError
 from inflight.structured_output.json_schema import SchemaSupport, find_part, name_place, relax_schema
 from inflight.structured_output.references import with_local_references
 from inflight.structured_output.schema_trial import find_refused, leave_out_refused, never_ends
@@ -185,13 +185,19 @@ class GrammarBackend(ABC):
         vocab_size: the vocabulary size of the model. Ids without a token are never allowed.
         eos_token_ids: the tokens that end a text.
         schema_support: which parts of JSON Schema the backend enforces.
+
+    Raises:
+        ConfigError: the model has no EOS token.
     """
 
     schema_support: SchemaSupport
 
     @abstractmethod
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        assert eos_token_ids, "a grammar needs an EOS token, which ends the text"
+        if not eos_token_ids:
+            raise ConfigError(
+                "structured outputs need a model with an EOS token, which ends the text of a grammar; leave them out"
+            )
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self._read_texts = tokenizer.vocabulary_bytes

@@ -1,6 +1,6 @@
 """`CompileLane`: a bounded queue of grammar compilations. A few of them run at a time, each on its own thread.
 
-A running compilation cannot be interrupted, because the libraries offer no way to do so. But it can be written off: it goes on,
+A running compilation cannot be interrupted, because the library offers no way to do so. But it can be written off: it goes on,
 but no longer counts as running, so the next compilation may start.
 
 1. If nobody waits for a queued compilation any more, it is cancelled. If nobody waits for a running compilation any more, it is

@@ -18,7 +18,7 @@ without a reference to it is not read.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from inflight.errors import InvalidRequestError
@@ -27,9 +27,9 @@ from inflight.structured_output.spec import SchemaPart
 
 MAX_DEPTH = 100  # how deep subschemas may be nested; there is a limit because the compilers recurse
 MAX_NODES = 50_000
-# Per object. The compile time grows with the square of this number: for 2000 it is 1 s with llguidance, 2 s with xgrammar.
+# Per object. The compile time grows with the square of this number: for 2000 it is 1 s.
 MAX_PROPERTIES = 2000
-MAX_PATTERN_PROPERTIES = 100  # per object; the compile time with llguidance is 0.1 s for 100, and 3.5 s for 200
+MAX_PATTERN_PROPERTIES = 100  # per object; the compile time is 0.1 s for 100, and 3.5 s for 200
 MAX_COUNT = 2**31 - 1
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
@@ -55,13 +55,11 @@ class SchemaSupport:
     Attributes:
         keywords: the keywords of `ASSERTIONS` that the backend enforces.
         formats: the values of `format` that the backend enforces.
-        exclusive: keyword -> other keywords that the backend does not enforce if they are in the same schema as this keyword.
         find_unenforced: a schema -> (keyword, problem) for its keywords that the backend does not enforce with their values.
     """
 
     keywords: frozenset[str]
     formats: frozenset[str] = frozenset()
-    exclusive: Mapping[str, frozenset[str]] = field(default_factory=dict)
     find_unenforced: Callable[[Mapping[str, Any]], list[tuple[str, str]]] = lambda _: []  # Any: JSON
 
 
@@ -171,9 +169,6 @@ class _Walk:
             self._leave_out(node, "$ref", path)
         for keyword, _ in self._support.find_unenforced(node):
             self._leave_out_with_dependents(node, keyword, path)
-        for keyword in self._support.exclusive:
-            for clash in sorted(self._support.exclusive[keyword].intersection(node)) if keyword in node else ():
-                self._leave_out(node, clash, path)
 
     def _leave_out_with_dependents(self, node: dict[str, Any], keyword: str, path: str) -> None:  # Any: JSON
         self._leave_out(node, keyword, path)
@@ -189,11 +184,10 @@ class _Walk:
         return keyword == "format" and isinstance(value, str) and value not in self._support.formats
 
     def _check_keywords(self, node: Mapping[str, Any], path: str) -> None:  # Any: JSON
-        asserted = ASSERTIONS.intersection(node)
         for keyword in node:
             if keyword == "x-guidance":
                 raise self._refusal(f"{path}/{keyword}", "is not supported: use whitespace_pattern or leave it out")
-            if keyword in asserted:
+            if keyword in ASSERTIONS:
                 if keyword not in self._support.keywords:
                     part = find_part(path, self._parts)
                     hint = "" if part is None else "; leave it out, or set strict to false: then it is not enforced"
@@ -202,8 +196,6 @@ class _Walk:
                     raise self._refusal(f"{path}/{keyword}", problem)
                 if problem := dict(self._support.find_unenforced(node)).get(keyword, ""):
                     raise self._refusal(f"{path}/{keyword}", problem)
-                if clash := self._support.exclusive.get(keyword, frozenset()) & asserted:
-                    raise self._refusal(f"{path}/{keyword}", f"is not supported beside {', '.join(sorted(clash))}")
 
     def _children(self, node: Mapping[str, Any], path: str) -> Iterator[tuple[object, str]]:  # Any: JSON
         for keyword, value in node.items():
@@ -284,7 +276,7 @@ def _types(node: Mapping[str, Any]) -> set[str] | None:
 
 
 def _modernize(node: dict[str, Any]) -> None:  # Any: JSON
-    """Bring older spellings into the one that the libraries read: the flags of draft 4 (and OpenAPI 3.0), counts like 2.0."""
+    """Bring older spellings into the one that the library reads: the flags of draft 4 (and OpenAPI 3.0), counts like 2.0."""
     for keyword, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(flag := node.get(keyword), bool):
             del node[keyword]

@@ -105,7 +105,7 @@ def _find_unenforced(schema: Mapping[str, Any]) -> list[tuple[str, str]]:  # Any
 
 
 class LLGuidanceBackend(GrammarBackend):
-    """The default backend. It releases Python's GIL while it fills the masks of a step.
+    """It releases Python's GIL while it fills the masks of a step.
 
     Raises:
         ConfigError: the tokenizer is neither byte-level nor sentencepiece-like with byte fallback.

@@ -1,4 +1,4 @@
-"""Reads a structural tag: a JSON document, defined by vLLM and xgrammar, that describes free text with tags in it.
+"""Reads a structural tag: a JSON document, defined by vLLM, that describes free text with tags in it.
 
 msgspec checks the fields. Offline generation also works where msgspec is not installed, so this module is imported only when a
 structural tag is read.
@@ -65,7 +65,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_structural_tag(text: str) -> StructuralTag:
-    """Read `{"type": "structural_tag", "structures": [...], "triggers": [...]}`, which vLLM and xgrammar also accept.
+    """Read `{"type": "structural_tag", "structures": [...], "triggers": [...]}`, which vLLM also accepts.
 
     The document may also have our own keys `separator`, `at_least_one`, `stop_after_first` and `otherwise` (a structure); see
     `StructuralTag`. A structure may also have the key `parts`; see `SchemaPart`.

@@ -13,7 +13,6 @@ _APIS = tuple(f"entrypoints/{api}/" for api in ("anthropic", "ollama", "openai",
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "msgspec": ("interface/codec.py", "engine/process/kv_event_publisher.py", "structured_output/structural_tag.py"),
     "llguidance": ("structured_output/llguidance_backend.py",),
-    "xgrammar": ("structured_output/xgrammar_backend.py",),
     "triton": ("kernels/triton/",),
     "transformers": ("models/transformers_fallback/",),
     "tokenizers": ("tokenizer/", "tokenizer.py"),
@@ -37,7 +36,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
 }
 
 # of these at most one file imports them, wherever it stands
-ONE_FILE_ONLY = frozenset({"llguidance", "xgrammar", "jinja2", "huggingface_hub"})
+ONE_FILE_ONLY = frozenset({"llguidance", "jinja2", "huggingface_hub"})
 
 
 def _is_allowed(path: str, allowed: tuple[str, ...]) -> bool:
@@ -70,7 +69,7 @@ def test_each_dependency_stays_in_its_place() -> None:
     [
         ("interface/step.py", "import msgspec", "msgspec"),
         ("structured_output/manager.py", "import llguidance", "llguidance"),
-        ("structured_output/manager.py", "def f():\n    import xgrammar", "xgrammar"),
+        ("structured_output/manager.py", "def f():\n    import llguidance.numpy", "llguidance"),
         ("models/decoder.py", "def f():\n    from transformers import AutoModel", "transformers"),
         ("engine/core/engine_core.py", "from tokenizers import Tokenizer", "tokenizers"),
         ("entrypoints/openai/chat.py", "from jinja2.sandbox import ImmutableSandboxedEnvironment", "jinja2"),

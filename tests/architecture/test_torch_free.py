@@ -11,11 +11,7 @@ from tests.architecture.rooms import CONTROL_PLANE_RANKS, ROOMS
 from tests.architecture.source import PACKAGE, ROOT, Package, write_package
 from tests.architecture.test_optional_dependencies import OPTIONAL
 
-TORCH = frozenset({"torch", "torchvision", "transformers", "triton", "xgrammar"})
-
-# The one way out of the rule: an extra that imports torch itself, in a file that is imported only where it is chosen, and that
-# imports the extra only when its backend is made. So the control plane still loads no torch; `loads_heavy_modules` sees to it.
-SANCTIONED = {"inflight.structured_output.xgrammar_backend": "xgrammar"}
+TORCH = frozenset({"torch", "torchvision", "transformers", "triton"})
 
 _PROBE = """
 import importlib, json, sys
@@ -58,7 +54,7 @@ def _chain_to_torch(package: Package, start: str) -> list[str]:
         imports = package.imports(package.by_module[module])
         targets = [i.module for i in imports if i.at_run_time or module != PACKAGE]
         for target in targets:
-            if target.split(".")[0] in TORCH and SANCTIONED.get(module) != target:
+            if target.split(".")[0] in TORCH:
                 chain = [target]
                 while module:
                     chain.append(module)
@@ -116,17 +112,6 @@ def test_direct_and_hidden_imports_are_found(tmp_path: Path) -> None:
         "inflight.interface -> torch.nn",
         "inflight.config.c -> inflight.interface -> torch.nn",
     }
-
-
-def test_only_the_sanctioned_file_may_name_its_extra_and_no_other_torch(tmp_path: Path) -> None:
-    files = {
-        "structured_output/xgrammar_backend.py": "def f():\n    import xgrammar",
-        "structured_output/manager.py": "def f():\n    import xgrammar",
-    }
-    assert torch_chains(write_package(tmp_path, files)) == ["inflight.structured_output.manager -> xgrammar"]
-    files = {"structured_output/xgrammar_backend.py": "def f():\n    import xgrammar\n    import torch"}
-    found = torch_chains(write_package(tmp_path / "b", files))
-    assert found == ["inflight.structured_output.xgrammar_backend -> torch"]
 
 
 def test_the_root_may_name_torch_rooms_but_not_load_them(tmp_path: Path) -> None:

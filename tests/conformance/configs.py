@@ -7,15 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
-from inflight.config.engine import (
-    CacheConfig,
-    DeviceConfig,
-    EngineConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    StructuredOutputsConfig,
-)
+from inflight.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.step import SchedulerOutput
 
@@ -64,7 +56,7 @@ def engine_config(
             distributed_executor_backend=backend,
         ),
         device=DeviceConfig(kind="cpu", num_threads=1, threads_bind="off"),
-        structured_outputs=StructuredOutputsConfig(backend="llguidance", reasoning_end=""),
+        reasoning_end="",
         speculative=None,
         execute_model_timeout_seconds=budget,
     )

@@ -22,7 +22,7 @@ from inflight.interface.kv_cache import KVCacheSpec
 from inflight.sample.noise import log_exponential, noise_words, token_hashes
 from inflight.sample.seeds import derive_seed, draw_keys
 from inflight.structured_output.backend import num_mask_words
-from inflight.structured_output.selector import create_backend
+from inflight.structured_output.llguidance_backend import LLGuidanceBackend
 from inflight.structured_output.spec import GrammarSpec
 from tests.support.erratic_times import ErraticTimes, limit_times
 from tests.support.model_zoo import reference_model
@@ -279,7 +279,7 @@ def process_logits(
     if params.structured_outputs is not None:
         tokenizer = engines.llm(PLAIN).llm_engine.tokenizer
         assert tokenizer is not None and tokenizer.eos_token_id is not None
-        grammar = create_backend("llguidance", tokenizer, len(logits), [tokenizer.eos_token_id])
+        grammar = LLGuidanceBackend(tokenizer, len(logits), [tokenizer.eos_token_id])
         matcher = grammar.compile(GrammarSpec.from_params(params.structured_outputs)).matcher()
         assert matcher.accept_tokens(emitted) == len(emitted)
         row = np.zeros(num_mask_words(len(logits)), dtype=np.int32)

@@ -20,13 +20,12 @@ import pytest
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.llguidance_backend import LLGuidanceBackend
-from inflight.structured_output.selector import create_backend
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.e2e.text_model import EOS_ID, text_config, with_tokenizer
 from tests.support.model_zoo import write_model
 from tests.support.schema_generator import generate_schemas
-from tests.unit.structured_output.grammar_case import BACKENDS, PERSON, cases_for, follows, tokenizer
+from tests.unit.structured_output.grammar_case import CASES, PERSON, follows, tokenizer
 
 NUM_SCHEMAS = 500 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 40
 HOT = 1.5
@@ -48,19 +47,8 @@ def make(folder: Path, **arguments: Any) -> LLM:
     return LLM(str(folder), dtype="float32", generation_config="none", num_threads=1, **{**defaults, **arguments})
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def llm(backend: str, folder: Path) -> Iterator[LLM]:
-    with make(folder, structured_outputs_backend=backend) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def guidance(folder: Path) -> Iterator[LLM]:
+def llm(folder: Path) -> Iterator[LLM]:
     with make(folder) as made:
         yield made
 
@@ -73,11 +61,11 @@ def generate(llm: LLM, params: list[SamplingParams]) -> list[RequestOutput]:
     return llm.generate([PROMPT] * len(params), params, use_tqdm=False)
 
 
-def is_accepted(name: str, constraint: StructuredOutputsParams, token_ids: list[int]) -> bool:
+def is_accepted(constraint: StructuredOutputsParams, token_ids: list[int]) -> bool:
     """By a matcher that has seen nothing else."""
     ids = tokenizer("embedded")
     matcher = (
-        create_backend(name, ids, ids.vocab_size + 20, [EOS_ID]).compile(GrammarSpec.from_params(constraint)).matcher()
+        LLGuidanceBackend(ids, ids.vocab_size + 20, [EOS_ID]).compile(GrammarSpec.from_params(constraint)).matcher()
     )
     return matcher.accept_tokens(token_ids) == len(token_ids)
 
@@ -85,8 +73,8 @@ def is_accepted(name: str, constraint: StructuredOutputsParams, token_ids: list[
 # -- what comes out ---------------------------------------------------------------------------------------------------------
 
 
-def test_bounded_schemas_end_and_validate(llm: LLM, backend: str) -> None:
-    schemas = generate_schemas(NUM_SCHEMAS, seed=4, portable=backend == "xgrammar")
+def test_bounded_schemas_end_and_validate(llm: LLM) -> None:
+    schemas = generate_schemas(NUM_SCHEMAS, seed=4)
     constraints = [StructuredOutputsParams(json=schema) for schema in schemas]
     outputs = generate(llm, [params_for(each, max_tokens=1500, seed=i) for i, each in enumerate(constraints)])
     texts = [output.outputs[0].text for output in outputs if output.outputs[0].finish_reason == "stop"]
@@ -94,7 +82,7 @@ def test_bounded_schemas_end_and_validate(llm: LLM, backend: str) -> None:
         assert not output.error
         if output.outputs[0].finish_reason == "stop":
             jsonschema.Draft202012Validator(schema).validate(json.loads(output.outputs[0].text))
-    print(f"{backend}: {len(texts)} of {len(schemas)} end, {sum(map(len, texts))} characters")
+    print(f"{len(texts)} of {len(schemas)} end, {sum(map(len, texts))} characters")
     assert len(texts) >= 0.95 * len(schemas)
 
 
@@ -108,25 +96,25 @@ UNBOUNDED: list[dict[str, Any]] = [
 ]
 
 
-def test_what_unbounded_schemas_begin_with_is_accepted_by_a_fresh_matcher(llm: LLM, backend: str) -> None:
+def test_what_unbounded_schemas_begin_with_is_accepted_by_a_fresh_matcher(llm: LLM) -> None:
     constraints = [StructuredOutputsParams(json=schema) for schema in UNBOUNDED for _ in range(3)]
     outputs = generate(llm, [params_for(each, max_tokens=40, seed=i) for i, each in enumerate(constraints)])
     for constraint, output in zip(constraints, outputs, strict=True):
         completion = output.outputs[0]
         assert completion.finish_reason in ("stop", "length")
-        assert is_accepted(backend, constraint, completion.token_ids), completion.text
+        assert is_accepted(constraint, completion.token_ids), completion.text
         if completion.finish_reason == "stop":
             jsonschema.validate(json.loads(completion.text), json.loads(str(constraint.json)))
     assert any(output.outputs[0].finish_reason == "length" for output in outputs)
 
 
-def test_every_kind_of_constraint(llm: LLM, backend: str) -> None:
-    cases = [case for case in cases_for(backend) for _ in range(4)]
+def test_every_kind_of_constraint(llm: LLM) -> None:
+    cases = [case for case in CASES for _ in range(4)]
     outputs = generate(llm, [params_for(case.params, max_tokens=120, seed=i) for i, case in enumerate(cases)])
     ended: set[str] = set()
     for case, output in zip(cases, outputs, strict=True):
         completion = output.outputs[0]
-        assert is_accepted(backend, case.params, completion.token_ids), (case.name, completion.text)
+        assert is_accepted(case.params, completion.token_ids), (case.name, completion.text)
         if completion.finish_reason == "stop":
             assert case.check(completion.text), (case.name, completion.text)
             ended.add(case.name)
@@ -187,7 +175,7 @@ def test_stop_strings(llm: LLM) -> None:
     assert '"age"' not in completion.text
 
 
-def test_a_cache_that_is_too_small_and_shared_beginnings_change_nothing(llm: LLM, backend: str, folder: Path) -> None:
+def test_a_cache_that_is_too_small_and_shared_beginnings_change_nothing(llm: LLM, folder: Path) -> None:
     words = StructuredOutputsParams(json={"type": "array", "items": {"enum": ["a", "bc", "def"]}, "minItems": 12})
     params = [params_for(words, seed=i, max_tokens=80, n=2) for i in range(6)]
     expected = [[each.token_ids for each in output.outputs] for output in generate(llm, params)]
@@ -196,7 +184,7 @@ def test_a_cache_that_is_too_small_and_shared_beginnings_change_nothing(llm: LLM
         "block_size": 4,
         "kv_cache_memory_bytes": 33 * 2**12,
     }  # room for one of the longest
-    with make(folder, **arguments, structured_outputs_backend=backend) as small:
+    with make(folder, **arguments) as small:
         outputs = [*generate(small, params[:3]), *generate(small, params[3:])]
         stats = small.llm_engine.core.scheduler.stats
         assert min(stats.num_preemptions, stats.num_hit_tokens) > 0
@@ -244,18 +232,18 @@ BLOW_UPS = {
 
 
 @pytest.mark.parametrize("regex", BLOW_UPS.values(), ids=BLOW_UPS)
-def test_a_regex_that_blows_up_fails_alone(guidance: LLM, regex: str) -> None:
+def test_a_regex_that_blows_up_fails_alone(llm: LLM, regex: str) -> None:
     others = [params_for(COMPACT, seed=i) for i in range(3)] + [SamplingParams(max_tokens=20, temperature=0.0)]
-    expected = [output.outputs[0].token_ids for output in generate(guidance, others)]
-    blown, *outputs = generate(guidance, [params_for(StructuredOutputsParams(regex=regex), seed=1), *others])
+    expected = [output.outputs[0].token_ids for output in generate(llm, others)]
+    blown, *outputs = generate(llm, [params_for(StructuredOutputsParams(regex=regex), seed=1), *others])
     assert blown.outputs[0].finish_reason == "error"
     assert "too" in blown.error
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert not any(output.error for output in outputs)
-    guidance.llm_engine.core.scheduler.check_integrity()
+    llm.llm_engine.core.scheduler.check_integrity()
 
 
-def test_a_grammar_that_comes_to_a_dead_end_fails_alone(guidance: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_comes_to_a_dead_end_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_masks = LLGuidanceBackend.fill_masks
 
     def fill_then_close(self: LLGuidanceBackend, jobs: Any, rows: np.ndarray) -> None:
@@ -266,7 +254,7 @@ def test_a_grammar_that_comes_to_a_dead_end_fails_alone(guidance: LLM, monkeypat
 
     monkeypatch.setattr(LLGuidanceBackend, "fill_masks", fill_then_close)
     digits = params_for(StructuredOutputsParams(regex="[0-9]{40}"), seed=1)
-    dead, *outputs = generate(guidance, [digits, *[params_for(YES_NO, seed=i) for i in range(4)]])
+    dead, *outputs = generate(llm, [digits, *[params_for(YES_NO, seed=i) for i in range(4)]])
     assert dead.outputs[0].finish_reason == "error"
     assert "admits no token here" in dead.error
     assert len(dead.outputs[0].token_ids) >= 5
@@ -290,7 +278,7 @@ def test_a_failed_commit_leaves_no_rank_waiting_for_masks(folder: Path, monkeypa
     llm.close()
 
 
-def test_every_completion_that_fails_says_why(guidance: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_completion_that_fails_says_why(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where others of the same request go on for longer."""
     fill_masks, closed = LLGuidanceBackend.fill_masks, []
 
@@ -301,6 +289,6 @@ def test_every_completion_that_fails_says_why(guidance: LLM, monkeypatch: pytest
             rows[jobs[0].first_row] = 0
 
     monkeypatch.setattr(LLGuidanceBackend, "fill_masks", close_one)
-    (output,) = generate(guidance, [params_for(StructuredOutputsParams(regex="[0-9]{30}"), seed=1, n=2)])
+    (output,) = generate(llm, [params_for(StructuredOutputsParams(regex="[0-9]{30}"), seed=1, n=2)])
     assert sorted(completion.finish_reason or "" for completion in output.outputs) == ["error", "stop"]
     assert "admits no token here" in output.error

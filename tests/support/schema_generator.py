@@ -14,11 +14,8 @@ FORMATS = ["date", "time", "ipv4", "uuid"]
 
 
 class SchemaGenerator:
-    """`portable` keeps to keywords that every grammar backend enforces."""
-
-    def __init__(self, rng: random.Random, portable: bool = False) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._portable = portable
 
     def schema(self, depth: int) -> Schema:
         """An object, with values nested at most `depth` deep."""
@@ -26,13 +23,10 @@ class SchemaGenerator:
 
     def _value(self, depth: int) -> Schema:
         scalars = [self._integer, self._enum, self._const, self._boolean, self._null]
-        if not self._portable:
-            scalars += [self._string, self._string, self._pattern, self._format, self._multiple]
+        scalars += [self._string, self._string, self._pattern, self._format, self._multiple]
         if depth <= 0 or self._rng.random() < 0.4:
             return self._rng.choice(scalars)()
-        nested = [self._object, self._object, self._array, self._array, self._any_of]
-        if not self._portable:
-            nested += [self._tuple, self._one_of]
+        nested = [self._object, self._object, self._array, self._array, self._any_of, self._tuple, self._one_of]
         return self._rng.choice(nested)(depth - 1)
 
     def _object(self, depth: int) -> Schema:
@@ -104,7 +98,7 @@ class SchemaGenerator:
         return {"type": "string", "format": self._rng.choice(FORMATS)}
 
 
-def generate_schemas(count: int, seed: int = 0, max_depth: int = 4, portable: bool = False) -> list[Schema]:
+def generate_schemas(count: int, seed: int = 0, max_depth: int = 4) -> list[Schema]:
     """`count` schemas, the depth growing from 0 to `max_depth`. The same for the same arguments."""
-    generator = SchemaGenerator(random.Random(seed), portable)
+    generator = SchemaGenerator(random.Random(seed))
     return [generator.schema(depth=i * (max_depth + 1) // count) for i in range(count)]

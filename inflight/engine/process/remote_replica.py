@@ -219,7 +219,7 @@ def terms_of(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
         "max_num_seqs": config.scheduler.max_num_seqs,
         "block_size": config.cache.block_size,
         "speculative_config": config.speculative,
-        "structured_outputs": config.structured_outputs,
+        "reasoning_end": config.reasoning_end,
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "data_parallel_routing": parallel.routes_by_prefix,
         "device": config.device.kind,

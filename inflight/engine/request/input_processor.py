@@ -145,7 +145,7 @@ class InputProcessor:
         self.default_params = default_sampling_params(defaults)
         self.default_max_tokens = None if defaults.get("max_new_tokens") is None else self.default_params.max_tokens
         self.eos_token_ids = model_eos_token_ids(config.model.architecture, tokenizer, generation_config)
-        end = config.structured_outputs.reasoning_end
+        end = config.reasoning_end
         self._hasher = None
         if config.parallel.routes_by_prefix:
             self._hasher = BlockHasher(config.model.fingerprint, config.cache.block_size)
@@ -184,7 +184,7 @@ class InputProcessor:
         # a copy, because the caller may change its object later
         params = dataclasses.replace(self.default_params if params is None else params)
         check_text_parameters(params, self.tokenizer, self.eos_token_ids)
-        unenforced = unenforced_places(params, self.config.structured_outputs.backend)
+        unenforced = unenforced_places(params)
         check_num_logprobs(params, self._vocab_size)
         # Requests with a seed of their own count, too. So the derived seeds of later requests do not depend on this seed.
         seed = derive_seed(self._seed, next(self._numbers)) if default_seed is None else default_seed

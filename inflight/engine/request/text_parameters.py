@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from inflight.errors import InvalidRequestError
 from inflight.sampling_params import SamplingParams
-from inflight.structured_output.selector import backend_class
+from inflight.structured_output.loader import load_backend
 from inflight.structured_output.spec import GrammarSpec
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -34,10 +34,10 @@ def check_text_parameters(params: SamplingParams, tokenizer: Tokenizer | None, e
         )
 
 
-def unenforced_places(params: SamplingParams, backend: str) -> tuple[str, ...]:
+def unenforced_places(params: SamplingParams) -> tuple[str, ...]:
     """Returns the places in the JSON schemas of `params` that the grammar backend will not enforce."""
     wanted = params.structured_outputs
-    return () if wanted is None else tuple(backend_class(backend).relax(GrammarSpec.from_params(wanted))[1])
+    return () if wanted is None else tuple(load_backend().relax(GrammarSpec.from_params(wanted))[1])
 
 
 def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:

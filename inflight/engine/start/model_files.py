@@ -15,7 +15,7 @@ from pathlib import Path
 from inflight import envs
 from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
 from inflight.config.engine import EngineConfig
-from inflight.config.engine_args import EngineArgs
+from inflight.config.engine_args import LLGUIDANCE, EngineArgs
 from inflight.config.gguf_config import read_model_config
 from inflight.config.machine import detect_machine
 from inflight.config.overrides import ineffective_overrides, merge_overrides
@@ -25,8 +25,8 @@ from inflight.config.unknown_family import describe_model
 from inflight.engine.start.generation_defaults import model_eos_token_ids, warn_of_unknown_fields
 from inflight.hub import read_generation_config, resolve_model_folder
 from inflight.structured_output.backend import GrammarBackend
+from inflight.structured_output.loader import load_backend
 from inflight.structured_output.manager import StructuredOutputManager
-from inflight.structured_output.selector import create_backend
 from inflight.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
     """
     folder = resolve_model_folder(args.model, args.revision, with_code=args.trust_remote_code)
     warn_of_unknown_fields(args.override_generation_config or {})
+    if args.structured_outputs_backend not in LLGUIDANCE:
+        logger.warning("structured_outputs_backend=%r: llguidance serves instead", args.structured_outputs_backend)
     return resolve(
         args,
         folder=folder,
@@ -74,6 +76,6 @@ def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> Struct
         tokenizer = read()
         generation_config = {**(read_generation_config(config.model.folder) or {}), **config.model.generation_overrides}
         eos = model_eos_token_ids(architecture, tokenizer, generation_config)
-        return create_backend(config.structured_outputs.backend, tokenizer, architecture.vocab_size, sorted(eos))
+        return load_backend()(tokenizer, architecture.vocab_size, sorted(eos))
 
     return StructuredOutputManager(create, architecture.vocab_size, num_buffers=2 * config.scheduler.max_depth)

@@ -73,7 +73,7 @@ NO_EFFECT = {
     "nothing is compiled at run time; --cuda-graph-max-tokens bounds what is captured": """
         --compilation-config= -cc= --optimization-level= --performance-mode= --max-seq-len-to-capture=
         --cudagraph-capture-sizes+ --jit-monitor-mode= --jit-monitor-verbose""",
-    "--structured-outputs-backend chooses the library": "--guided-decoding-backend=",
+    "llguidance enforces structured outputs": "--guided-decoding-backend=",
     "the server finds the format in the template": "--chat-template-content-format=",
     "the role of answers is always assistant": "--response-role=",
     "--api-server-count is the number of front ends": "--disable-frontend-multiprocessing --renderer-num-workers=",
@@ -140,7 +140,7 @@ REFUSED = {
     "only texts are generated; there are no embeddings or scores": "--runner --convert --pooler-config --task",
     "use --speculative-config": """
         --spec-method --spec-model --spec-tokens --speculative-model --num-speculative-tokens""",
-    "use --structured-outputs-backend": "--structured-outputs-config",
+    "llguidance enforces structured outputs; a request sets the white space": "--structured-outputs-config",
     "use --kv-cache-memory-bytes": "--num-gpu-blocks-override",
     "use --hf-overrides": "--hf-config-path --config-format --rope-scaling --rope-theta",
     "use --quantization, or a checkpoint that is quantized": "--quantization-config",

@@ -112,7 +112,7 @@ class FormatTag(StrictModel):
 
 
 class TriggeredTags(StrictModel):
-    """The only format of xgrammar's newer structural tags that is supported."""
+    """The only format of the newer structural tags (of xgrammar) that is supported."""
 
     type: Literal["triggered_tags"]
     triggers: list[str]

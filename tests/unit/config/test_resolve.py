@@ -218,6 +218,10 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"data_parallel_size": 65}, "data_parallel_size=65: one server has at most 64 replicas; lower it"),
         ({"data_parallel_backend": "ray"}, "data_parallel_backend='ray' is not one of 'mp'"),
         (
+            {"structured_outputs_backend": "lark"},
+            "structured_outputs_backend='lark' is not one of 'llguidance', .*; give one",
+        ),
+        (
             {"data_parallel_size": 2, "data_parallel_rank": 0, "data_parallel_start_rank": 1},
             "data_parallel_rank=0 with data_parallel_start_rank=1: a server with a rank has one replica; leave",
         ),

@@ -21,7 +21,7 @@ from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_output.structural_tag import StructuralTag, parse_structural_tag
 from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.unit.parsers.parser_cases import parse
-from tests.unit.structured_output.grammar_case import BACKENDS, POINT, backend, text_of, tokenizer, walk
+from tests.unit.structured_output.grammar_case import POINT, backend, text_of, tokenizer, walk
 
 HERMES = MARKUPS[0]
 NOTE = {"type": "object", "properties": {"text": {"enum": ["a", "b"]}}, "required": ["text"]}
@@ -133,8 +133,7 @@ def test_malformed_tools_are_refused_by_their_index(second: Any, message: str) -
         constraint([tool(strict=True), second])
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_keyword_that_is_not_supported_is_named_with_its_tool(name: str) -> None:
+def test_a_keyword_that_is_not_supported_is_named_with_its_tool() -> None:
     schema = {"type": "object", "properties": {"a": {"not": {}}}}
     for markup in (HERMES, MARKUPS[2]):  # a tag for each tool, and one list for all
         for choice in ("auto", "required"):
@@ -143,24 +142,20 @@ def test_a_keyword_that_is_not_supported_is_named_with_its_tool(name: str) -> No
                 r"^tools\[1\] \('bad'\): #/properties/a/not is not supported; leave it out, or set strict to false"
             )
             with pytest.raises(InvalidRequestError, match=message):
-                backend(name, "embedded").relax(spec)
+                backend("embedded").relax(spec)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_of_a_tool_that_is_not_strict_it_is_left_out_and_told(name: str) -> None:
+def test_of_a_tool_that_is_not_strict_it_is_left_out_and_told() -> None:
     schema = {"type": "object", "properties": {"a": {"not": {}, "type": "integer"}, "b": {"$ref": "#/properties/a"}}}
     for markup in (HERMES, MARKUPS[2]):
-        relaxed, told = backend(name, "embedded").relax(
-            spec_of([tool(), tool("odd", schema)], "required", markup=markup)
-        )
+        relaxed, told = backend("embedded").relax(spec_of([tool(), tool("odd", schema)], "required", markup=markup))
         assert told == ["tools[1] ('odd'): #/properties/a/not"]
         if markup is HERMES:
-            backend(name, "embedded").compile(relaxed)
+            backend("embedded").compile(relaxed)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_zod_and_pydantic_write_is_taken(name: str, strict: bool) -> None:
+def test_what_zod_and_pydantic_write_is_taken(strict: bool) -> None:
     properties = {
         "record": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "number"}},
         "set": {"type": "array", "items": {"type": "integer", "format": "int32"}, "uniqueItems": True},
@@ -169,14 +164,14 @@ def test_what_zod_and_pydantic_write_is_taken(name: str, strict: bool) -> None:
     schema = {"type": "object", "properties": properties, "required": ["file"], "additionalProperties": False}
     for choice in ("auto", "required") if strict else ("required",):
         spec = spec_of([tool("f", schema, strict=strict)], choice)
-        told = backend(name, "embedded").relax(spec)[1]
+        told = backend("embedded").relax(spec)[1]
         assert sorted(told) == [
             "tools[0] ('f'): #/properties/file/format",
             "tools[0] ('f'): #/properties/set/items/format",
             "tools[0] ('f'): #/properties/set/uniqueItems",
         ]
-        assert admits(name, "embedded", spec, call("f", {"file": "a"}))
-        assert not admits(name, "embedded", spec, call("f", {"file": 1}))
+        assert admits("embedded", spec, call("f", {"file": "a"}))
+        assert not admits("embedded", spec, call("f", {"file": 1}))
 
 
 def test_a_one_of_that_may_overlap_is_named() -> None:
@@ -184,7 +179,7 @@ def test_a_one_of_that_may_overlap_is_named() -> None:
     with pytest.raises(
         InvalidRequestError, match=r"^tools: .* a oneOf \(tools\[0\] \('plot'\): #/properties/a/oneOf\)"
     ):
-        backend("llguidance", "embedded").compile(spec_of([tool(parameters=schema, strict=True)]))
+        backend("embedded").compile(spec_of([tool(parameters=schema, strict=True)]))
 
 
 GOOD = [
@@ -229,22 +224,21 @@ CHOICES: list[tuple[ToolChoice, bool, list[str], list[str]]] = [
 ]
 
 
-def admits(name: str, kind: str, spec: GrammarSpec, text: str) -> bool:
+def admits(kind: str, spec: GrammarSpec, text: str) -> bool:
     token_ids = tokenizer(kind).encode(text, add_special_tokens=False)
-    matcher = backend(name, kind).compile(spec).matcher()
+    matcher = backend(kind).compile(spec).matcher()
     return matcher.accept_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
-@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("kind", ["embedded", "byte_level"])
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: f"{choice[0]}-{choice[1]}")
 def test_only_whole_calls_of_the_tools_are_admitted(
-    name: str, kind: str, choice: tuple[ToolChoice, bool, list[str], list[str]]
+    kind: str, choice: tuple[ToolChoice, bool, list[str], list[str]]
 ) -> None:
     wanted, parallel, good, bad = choice
     spec = spec_of(TOOLS, wanted, parallel=parallel)
-    assert [text for text in good if not admits(name, kind, spec, text)] == []
-    assert [text for text in bad if admits(name, kind, spec, text)] == []
+    assert [text for text in good if not admits(kind, spec, text)] == []
+    assert [text for text in bad if admits(kind, spec, text)] == []
 
 
 def test_a_message_of_llamas_is_calls_or_does_not_begin_like_one() -> None:
@@ -258,10 +252,10 @@ def test_a_message_of_llamas_is_calls_or_does_not_begin_like_one() -> None:
         '{ "name": "plot", "parameters": {"x": 1}}',
         f"{good[-1]} text",
     ]
-    assert [text for text in good if not admits("llguidance", "embedded", spec, text)] == []
-    assert [text for text in bad if admits("llguidance", "embedded", spec, text)] == []
+    assert [text for text in good if not admits("embedded", spec, text)] == []
+    assert [text for text in bad if admits("embedded", spec, text)] == []
     required = spec_of(TOOLS, "required", markup=MARKUPS[1])
-    assert not any(admits("llguidance", "embedded", required, text) for text in good[:3])
+    assert not any(admits("embedded", required, text) for text in good[:3])
 
 
 TREE = {
@@ -282,7 +276,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {"plot": POINT, "note": {**NOTE, "additiona
 @pytest.mark.parametrize("markup", MARKUPS, ids=lambda markup: markup.begin("f"))
 def test_what_the_masks_allow_is_what_the_parser_reads(kind: str, markup: ToolMarkup) -> None:
     """The model is a die here: the constraint alone makes the calls."""
-    grammar = backend("llguidance", kind)
+    grammar = backend(kind)
     tools = [tool(name, schema) for name, schema in SCHEMAS.items()]
     called: set[str] = set()
     num_calls = []
@@ -308,10 +302,9 @@ def test_what_the_masks_allow_is_what_the_parser_reads(kind: str, markup: ToolMa
     assert max(num_calls) > 1
 
 
-@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("kind", ["embedded", "byte_level"])
-def test_what_the_masks_allow_behind_a_trigger_is_a_call(name: str, kind: str) -> None:
-    grammar = backend(name, kind)
+def test_what_the_masks_allow_behind_a_trigger_is_a_call(kind: str) -> None:
+    grammar = backend(kind)
     schemas = {"plot": POINT, "note": NOTE | {"additionalProperties": False}}
     compiled = grammar.compile(spec_of([tool(each, schema, strict=True) for each, schema in schemas.items()]))
     start = tokenizer(kind).encode("<tool_call>", add_special_tokens=False)
@@ -352,16 +345,14 @@ def with_answer(answer: StructuredOutputsParams, tools: Any, choice: ToolChoice 
     return GrammarSpec.from_params(constrained)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("answer", [ANSWER, ANY_ANSWER])
-def test_a_call_or_the_json_may_come(name: str, strict: bool, answer: StructuredOutputsParams) -> None:
-    """The same texts with both libraries."""
+def test_a_call_or_the_json_may_come(strict: bool, answer: StructuredOutputsParams) -> None:
     tools = [tool(strict=strict), tool("note", NOTE)]
     spec = with_answer(answer, tools)
     plot, note = call("plot", {"x": 1}), call("note", {"any": "b"})
     for text in ('{"a": 12}', '{"a":  12}', plot, note, f"{plot}\n{note}"):
-        assert admits(name, "embedded", spec, text), text
+        assert admits("embedded", spec, text), text
     for text in (
         "",
         "text",
@@ -371,10 +362,10 @@ def test_a_call_or_the_json_may_come(name: str, strict: bool, answer: Structured
         call("other", {}),
         "<tool_call>",
     ):
-        assert not admits(name, "embedded", spec, text), text
-    assert admits(name, "embedded", spec, '{"b": 1}') == (answer is ANY_ANSWER)
-    assert admits(name, "embedded", spec, call("plot", {"x": 10})) == (not strict)
-    assert not admits(name, "embedded", with_answer(answer, tools, parallel_tool_calls=False), f"{plot}\n{note}")
+        assert not admits("embedded", spec, text), text
+    assert admits("embedded", spec, '{"b": 1}') == (answer is ANY_ANSWER)
+    assert admits("embedded", spec, call("plot", {"x": 10})) == (not strict)
+    assert not admits("embedded", with_answer(answer, tools, parallel_tool_calls=False), f"{plot}\n{note}")
 
 
 def test_a_call_that_must_come_comes_whatever_else_is_wanted() -> None:
@@ -413,7 +404,7 @@ TAGGED_MARKUPS = [markup for markup in MARKUPS if markup.arguments is not None]
 
 @pytest.mark.parametrize("markup", TAGGED_MARKUPS, ids=[each.parser for each in TAGGED_MARKUPS])
 def test_values_between_tags_are_what_the_parser_reads(markup: ToolMarkup) -> None:
-    grammar = backend("llguidance", "byte_level")
+    grammar = backend("byte_level")
     tools = [tool("f", MIXED, strict=True)]
     compiled = grammar.compile(spec_of(tools, {"name": "f"}, markup=markup))
     num_whole = 0
@@ -435,8 +426,8 @@ def test_values_between_tags_of_a_strict_tool_are_what_its_schema_says_or_refuse
     spec = spec_of([tool("f", parameters, strict=True)], "required", markup=markup)
     good = [{}, {"s": "a </b>\n c"}, {"n": 3}, {"s": "ab", "n": 3}]
     bad = [{"s": "a"}, {"n": 3, "s": "ab"}, {"n": "x"}, {"x": 1}, {"s": "a</parameter>b"}]
-    assert [each for each in good if not admits("llguidance", "embedded", spec, markup.call("f", each))] == []
-    assert [each for each in bad if admits("llguidance", "embedded", spec, markup.call("f", each))] == []
+    assert [each for each in good if not admits("embedded", spec, markup.call("f", each))] == []
+    assert [each for each in bad if admits("embedded", spec, markup.call("f", each))] == []
     for schema in ({"type": "string", "pattern": "a"}, {"type": "string", "format": "date"}):
         for strict in (True, False):
             tools = [tool("f", {"type": "object", "properties": {"s": schema}}, strict=strict)]
@@ -445,9 +436,9 @@ def test_values_between_tags_of_a_strict_tool_are_what_its_schema_says_or_refuse
                 with pytest.raises(
                     InvalidRequestError, match=r"tools\[0\] \('f'\): #/properties/s/.* is not supported"
                 ):
-                    backend("llguidance", "embedded").compile(spec)
+                    backend("embedded").compile(spec)
             else:
-                assert admits("llguidance", "embedded", spec, markup.call("f", {"s": "text"}))
+                assert admits("embedded", spec, markup.call("f", {"s": "text"}))
 
 
 FREE_MARKUPS = [markup for markup in MARKUPS if not markup.only_forced]
@@ -456,26 +447,26 @@ FREE_MARKUPS = [markup for markup in MARKUPS if not markup.only_forced]
 @pytest.mark.parametrize("markup", FREE_MARKUPS, ids=[f"{each.parser}-{i}" for i, each in enumerate(FREE_MARKUPS)])
 def test_a_call_or_the_json_in_every_markup(markup: ToolMarkup) -> None:
     spec = with_answer(ANSWER, TOOLS, markup=markup)
-    assert admits("llguidance", "embedded", spec, '{"a": 12}')
-    assert not admits("llguidance", "embedded", spec, "text")
+    assert admits("embedded", spec, '{"a": 12}')
+    assert not admits("embedded", spec, "text")
     end = "}]" if markup.is_list else ""
     one = markup.call("plot", {"x": 1}) + end
-    assert admits("llguidance", "embedded", spec, one), one
-    assert not admits("llguidance", "embedded", spec, markup.call("plot", {"x": 10}) + end)
+    assert admits("embedded", spec, one), one
+    assert not admits("embedded", spec, markup.call("plot", {"x": 10}) + end)
     if not markup.is_list:
-        assert admits("llguidance", "embedded", spec, one + markup.separator + one)
+        assert admits("embedded", spec, one + markup.separator + one)
     single = with_answer(ANSWER, TOOLS, markup=markup, parallel_tool_calls=False)
-    assert admits("llguidance", "embedded", single, one)
-    assert not admits("llguidance", "embedded", single, one + markup.separator + one)
+    assert admits("embedded", single, one)
+    assert not admits("embedded", single, one + markup.separator + one)
 
 
 def test_white_space_and_leniency_of_the_json_are_kept() -> None:
     answer = StructuredOutputsParams(json={"type": "object", "not": {}}, separators=(", ", ": "), lenient=True)
     spec = with_answer(answer, TOOLS)
     assert spec.separators == (", ", ": ")
-    assert backend("llguidance", "embedded").relax(spec)[1] == ["response_format: #/not"]
+    assert backend("embedded").relax(spec)[1] == ["response_format: #/not"]
     with pytest.raises(InvalidRequestError, match=r"^response_format: #/not is not supported"):
-        backend("llguidance", "embedded").relax(with_answer(replace(answer, lenient=False), TOOLS))
+        backend("embedded").relax(with_answer(replace(answer, lenient=False), TOOLS))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import random
 import re
@@ -13,11 +12,9 @@ from pathlib import Path
 
 import jsonschema
 import numpy as np
-import pytest
 
 from inflight.structured_output.backend import GrammarBackend, GrammarMatcher, num_mask_words
 from inflight.structured_output.llguidance_backend import LLGuidanceBackend
-from inflight.structured_output.selector import create_backend
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
@@ -26,10 +23,6 @@ from tests.support.fakes_tokenizer import BOS, EOS, USER, trained
 
 MODEL = Path(__file__).resolve().parents[3] / "inflight" / "demo" / "model"
 TOKENIZERS = ("embedded", "byte_level", "byte_fallback")
-
-HAS_XGRAMMAR = all(importlib.util.find_spec(name) for name in ("xgrammar", "tvm_ffi"))
-XGRAMMAR = pytest.param("xgrammar", marks=pytest.mark.skipif(not HAS_XGRAMMAR, reason="xgrammar is not installed"))
-BACKENDS = ("llguidance", XGRAMMAR)
 
 
 @functools.cache
@@ -40,12 +33,12 @@ def tokenizer(kind: str) -> Tokenizer:
 
 
 @functools.cache
-def backend(name: str, kind: str) -> GrammarBackend:
+def backend(kind: str) -> GrammarBackend:
     """With two EOS ids, and a vocabulary padded beyond the tokenizer's."""
     ids = tokenizer(kind)
     eos = [2, 0] if kind == "embedded" else [ids.eos_token_id, ids.encode(USER, add_special_tokens=False)[0]]
     assert all(token_id is not None for token_id in eos)
-    return create_backend(name, ids, ids.vocab_size + 70, [token_id for token_id in eos if token_id is not None])
+    return LLGuidanceBackend(ids, ids.vocab_size + 70, [token_id for token_id in eos if token_id is not None])
 
 
 @functools.cache
@@ -54,20 +47,18 @@ def vocabulary(kind: str) -> list[bytes]:
 
 
 def text_of(kind: str, token_ids: list[int], grammar: GrammarBackend) -> str:
-    """The text of tokens, an EOS at the end left out. It must be whole characters (but xgrammar's free text is any bytes)."""
+    """The text of tokens, an EOS at the end left out. It must be whole characters."""
     content = [token_id for token_id in token_ids if token_id not in grammar.eos_token_ids]
-    errors = "strict" if isinstance(grammar, LLGuidanceBackend) else "replace"
-    return b"".join(vocabulary(kind)[token_id] for token_id in content).decode("utf-8", errors)
+    return b"".join(vocabulary(kind)[token_id] for token_id in content).decode()
 
 
 @dataclass(frozen=True)
 class Case:
-    """A constraint, and what every whole text of it must fulfil; the other backend may refuse it."""
+    """A constraint, and what every whole text of it must fulfil."""
 
     name: str
     params: StructuredOutputsParams
     check: Callable[[str], bool]
-    for_xgrammar: bool = True
 
     @property
     def spec(self) -> GrammarSpec:
@@ -162,13 +153,9 @@ CASES = (
     Case("regex", StructuredOutputsParams(regex=REGEX), lambda text: re.fullmatch(REGEX, text, re.ASCII) is not None),
     Case("choice", StructuredOutputsParams(choice=CHOICES), lambda text: text in CHOICES),
     Case("gbnf", StructuredOutputsParams(grammar=GBNF), is_sum),
-    Case("lark", StructuredOutputsParams(grammar=LARK), is_sum, for_xgrammar=False),
+    Case("lark", StructuredOutputsParams(grammar=LARK), is_sum),
     Case("structural tag", StructuredOutputsParams(structural_tag=TAGS), tags_are_whole),
 )
-
-
-def cases_for(name: str) -> list[Case]:
-    return [case for case in CASES if case.for_xgrammar or name != "xgrammar"]
 
 
 def num_admitted(matcher: GrammarMatcher, token_ids: Sequence[int]) -> int:

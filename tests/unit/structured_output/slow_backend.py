@@ -13,7 +13,7 @@ class SlowBackend:
     """`compile` waits for `gate`, counts, and does as the real one."""
 
     def __init__(self) -> None:
-        self._inner: GrammarBackend = backend("llguidance", "embedded")
+        self._inner: GrammarBackend = backend("embedded")
         self.gate = threading.Event()
         self.compiled: list[GrammarSpec] = []
 

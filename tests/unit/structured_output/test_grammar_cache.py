@@ -20,7 +20,7 @@ from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.unit.structured_output.grammar_case import backend, walk
 from tests.unit.structured_output.slow_backend import SlowBackend
 
-GRAMMAR = backend("llguidance", "embedded")
+GRAMMAR = backend("embedded")
 
 
 def cache(

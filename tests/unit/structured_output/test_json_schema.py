@@ -15,9 +15,7 @@ from inflight.structured_output.json_schema import ASSERTIONS, MAX_DEPTH, Schema
 from inflight.structured_output.spec import SchemaPart
 from tests.support.schema_generator import FORMATS, generate_schemas
 
-SUPPORT = SchemaSupport(
-    ASSERTIONS - {"not", "uniqueItems"}, frozenset({"date"}), {"pattern": frozenset({"minLength", "maxLength"})}
-)
+SUPPORT = SchemaSupport(ASSERTIONS - {"not", "uniqueItems"}, frozenset({"date"}))
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -43,7 +41,6 @@ REFUSED: list[tuple[object, str]] = [
     ({"$ref": "#/$defs/a"}, "#/$ref '#/$defs/a' does not exist"),
     ({"$ref": "http://example.com/schema"}, "#/$ref 'http://example.com/schema' is not supported"),
     ({"$ref": "other.json#/a"}, "must be a path in the schema"),
-    ({"pattern": "a", "maxLength": 3}, "#/pattern is not supported beside maxLength"),
     ({"x-guidance": {"lenient": True}}, "#/x-guidance is not supported"),
     ({"type": "strin"}, "#/type 'strin' is none of array"),
     ({"type": ["string", 3]}, "#/type 3 is none of"),
@@ -122,7 +119,6 @@ HARD: list[tuple[Any, Any, list[str]]] = [
     ({"not": {"uniqueItems": True}, "type": "string"}, {"type": "string"}, ["#/not"]),
     ({"oneOf": [{"not": {}}, {"type": "null"}]}, {"anyOf": [{}, {"type": "null"}]}, ["#/oneOf", "#/anyOf/0/not"]),
     ({"$ref": "http://a/b", "type": "null"}, {"type": "null"}, ["#/$ref"]),
-    ({"pattern": "a", "maxLength": 3, "minLength": 1}, {"pattern": "a"}, ["#/maxLength", "#/minLength"]),
     ({"$defs": {"a": {"not": {}}}, "$ref": "#/$defs/a"}, {"$defs": {"a": {}}, "$ref": "#/$defs/a"}, ["#/$defs/a/not"]),
 ]
 

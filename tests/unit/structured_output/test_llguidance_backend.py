@@ -6,6 +6,7 @@ import functools
 import json
 import random
 import re
+import sys
 import time
 from typing import Any
 
@@ -15,7 +16,8 @@ import tokenizers
 
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.structured_output.backend import GrammarBackend, GrammarMatcher, MaskJob, num_mask_words
-from inflight.structured_output.selector import create_backend
+from inflight.structured_output.llguidance_backend import LLGuidanceBackend
+from inflight.structured_output.loader import load_backend
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -30,7 +32,7 @@ from tests.unit.structured_output.grammar_case import (
     walk,
 )
 
-GRAMMAR = backend("llguidance", "embedded")
+GRAMMAR = backend("embedded")
 TOKENIZER = tokenizer("embedded")
 
 
@@ -192,7 +194,7 @@ def with_special_texts() -> tuple[Tokenizer, GrammarBackend, set[int]]:
     state.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in ("<think>", "<b>")])
     state.add_special_tokens([tokenizers.AddedToken("[THINK]", normalized=False)])
     ids = Tokenizer(state, {"eos_token": "<|im_end|>"})
-    return ids, create_backend("llguidance", ids, ids.vocab_size + 5, [2]), set(state.get_added_tokens_decoder())
+    return ids, LLGuidanceBackend(ids, ids.vocab_size + 5, [2]), set(state.get_added_tokens_decoder())
 
 
 @pytest.mark.parametrize(
@@ -355,11 +357,17 @@ def test_whitespace_pattern() -> None:
 
 def test_a_tokenizer_without_bytes_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot use this model's tokenizer"):
-        create_backend("llguidance", Tokenizer(trained("word_piece")), 400, [0])
+        LLGuidanceBackend(Tokenizer(trained("word_piece")), 400, [0])
 
 
-def test_the_selector() -> None:
-    with pytest.raises(ConfigError, match="is none of llguidance, xgrammar"):
-        create_backend("outlines", TOKENIZER, 1536, [2])
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_backend() is LLGuidanceBackend
+    monkeypatch.delitem(sys.modules, "inflight.structured_output.llguidance_backend")
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ConfigError, match="need the package 'llguidance': pip install 'llguidance'"):
+        load_backend()
+
+
+def test_a_model_without_an_eos_token_is_refused() -> None:
     with pytest.raises(ConfigError, match="need a model with an EOS token"):
-        create_backend("llguidance", TOKENIZER, 1536, [])
+        LLGuidanceBackend(TOKENIZER, 1536, [])

@@ -20,7 +20,7 @@ from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.unit.structured_output.grammar_case import allowed_ids, backend, mask_of, tokenizer
 from tests.unit.structured_output.slow_backend import SlowBackend
 
-GRAMMAR = backend("llguidance", "embedded")
+GRAMMAR = backend("embedded")
 TOKENIZER = tokenizer("embedded")
 YES_NO = StructuredOutputsParams(choice=["yes", "no"])
 DIGITS = StructuredOutputsParams(regex="[0-9]{4}-[0-9]{4}")

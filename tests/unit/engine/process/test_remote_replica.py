@@ -347,6 +347,7 @@ def test_the_terms_say_what_differs(tmp_path: Path) -> None:
     assert differing(max_model_len=512) == {"max_model_len"}
     assert "dtype" in differing(dtype="float32")
     assert differing(block_size=32) == {"block_size"}
+    assert differing(structured_outputs_backend="xgrammar", reasoning_end="</think>") == {"reasoning_end"}
     assert differing(kv_cache_dtype="int8") == {"config.json, quantization, kv_cache_dtype or seed"}
     # a copy in another folder is the same model, and one other byte of weights is another model
     source = resolve_config(EngineArgs()).model.folder

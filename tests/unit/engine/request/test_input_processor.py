@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
-from inflight.config.engine import EngineConfig, ModelConfig, StructuredOutputsConfig
+from inflight.config.engine import EngineConfig, ModelConfig
 from inflight.engine.request.input_processor import InputProcessor, ProcessedRequest
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.interface.request import AnswerFrame
@@ -40,7 +40,7 @@ def make(
     )  # fmt: skip
     parts = SimpleNamespace(
         model=config,
-        structured_outputs=kwargs.pop("structured_outputs", StructuredOutputsConfig(backend="auto", reasoning_end="")),
+        reasoning_end=kwargs.pop("reasoning_end", ""),
         scheduler=SimpleNamespace(policy=kwargs.pop("policy", "fcfs")),
         parallel=SimpleNamespace(routes_by_prefix=False),
     )
@@ -83,7 +83,6 @@ def test_the_ways_to_give_a_prompt(prompt: Any, text: str | None) -> None:
 def test_what_structured_outputs_need() -> None:
     """All but the grammar itself is checked here; a keyword of a schema is named with its path."""
     tokenizer = Tokenizer(trained("byte_level"))
-    config = StructuredOutputsConfig(backend="llguidance", reasoning_end="")
 
     def refusal(processor: InputProcessor, wanted: StructuredOutputsParams, **fields: Any) -> str:
         with pytest.raises(InvalidRequestError) as caught:
@@ -91,10 +90,8 @@ def test_what_structured_outputs_need() -> None:
         return str(caught.value)
 
     choice = StructuredOutputsParams(choice=["a", "b"])
-    assert "needs a tokenizer" in refusal(make(None, structured_outputs=config), choice)
-    processor = make(
-        tokenizer, vocab_size=tokenizer.vocab_size, structured_outputs=config, generation_config={"eos_token_id": 3}
-    )
+    assert "needs a tokenizer" in refusal(make(None), choice)
+    processor = make(tokenizer, vocab_size=tokenizer.vocab_size, generation_config={"eos_token_id": 3})
     processor.process("r", [5], SamplingParams(structured_outputs=choice), arrival_time=0.0)
     assert "give only one" in refusal(processor, choice, allowed_token_ids=[7])
     schema = {"type": "object", "properties": {"a": {"not": {}}}}
@@ -108,10 +105,7 @@ def test_a_grammar_has_a_frame_unless_the_prompt_has_ended_the_thinking() -> Non
     tokenizer = Tokenizer(trained("byte_level"))
     end, begin = (tokenizer.encode(tag, add_special_tokens=False) for tag in ("</think>", "<think>"))
     processor = make(
-        tokenizer,
-        vocab_size=tokenizer.vocab_size,
-        structured_outputs=StructuredOutputsConfig(backend="llguidance", reasoning_end="</think>"),
-        generation_config={"eos_token_id": 3},
+        tokenizer, vocab_size=tokenizer.vocab_size, reasoning_end="</think>", generation_config={"eos_token_id": 3}
     )
     wanted = StructuredOutputsParams(choice=["a", "b"])
 
@@ -137,9 +131,8 @@ def test_a_grammar_has_a_frame_unless_the_prompt_has_ended_the_thinking() -> Non
 
 def test_an_unknown_end_of_thinking_is_waited_for() -> None:
     tokenizer = Tokenizer(trained("byte_level"))
-    structured = StructuredOutputsConfig(backend="llguidance", reasoning_end=";;")
     processor = make(
-        tokenizer, vocab_size=tokenizer.vocab_size, structured_outputs=structured, generation_config={"eos_token_id": 3}
+        tokenizer, vocab_size=tokenizer.vocab_size, reasoning_end=";;", generation_config={"eos_token_id": 3}
     )
     params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
     found = processor.process("r", [5], params, arrival_time=0.0).sequences[0].sampling.answer_frame

@@ -29,14 +29,14 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.parsers.selector import resolve_parsers
 from inflight.sampling_params import SamplingParams
 from inflight.structured_output.backend import GrammarBackend
+from inflight.structured_output.llguidance_backend import LLGuidanceBackend
 from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
-from inflight.structured_output.selector import create_backend
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 from tests.conftest import FULL
 from tests.unit.parsers.test_selector import END, QWEN_CALLS, TEMPLATES, TURN
-from tests.unit.structured_output.grammar_case import BACKENDS, MODEL, allowed_ids
+from tests.unit.structured_output.grammar_case import MODEL, allowed_ids
 
 MAX_TOKENS = 150
 TAGS = ["<think>", "</think>"]
@@ -57,21 +57,21 @@ def tokenizer(kind: str) -> Tokenizer:
 
 
 @functools.cache
-def grammars(name: str, kind: str) -> GrammarBackend:
+def grammars(kind: str) -> GrammarBackend:
     ids = tokenizer(kind)
     ends = ["<|im_end|>", "<|return|>", "<|call|>"] if kind == "tags" else ["<|im_end|>"]
     eos = [token_id for token_id in range(ids.vocab_size) if ids.id_to_piece(token_id) in ends]
-    return create_backend(name, ids, ids.vocab_size + 9, eos)
+    return LLGuidanceBackend(ids, ids.vocab_size + 9, eos)
 
 
-MANAGERS: dict[tuple[str, str], StructuredOutputManager] = {}
+MANAGERS: dict[str, StructuredOutputManager] = {}
 
 
-def manager(name: str, kind: str) -> StructuredOutputManager:
-    backend = grammars(name, kind)
-    if (name, kind) not in MANAGERS:
-        MANAGERS[name, kind] = StructuredOutputManager(lambda: backend, backend.vocab_size, num_buffers=1)
-    return MANAGERS[name, kind]
+def manager(kind: str) -> StructuredOutputManager:
+    backend = grammars(kind)
+    if kind not in MANAGERS:
+        MANAGERS[kind] = StructuredOutputManager(lambda: backend, backend.vocab_size, num_buffers=1)
+    return MANAGERS[kind]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -177,7 +177,6 @@ CONSTRAINTS: dict[str, tuple[dict[str, Any], Check]] = {
     "strict": ({"tools": [STRICT]}, calls_are_valid),
     "schema and tools": ({"response_format": FORMAT, "tools": [TOOL]}, calls_or_json),
 }
-NEEDS_MARKUP = {"required", "named", "strict"}
 
 HABITS = (
     "Sure, the answer is yes.",
@@ -256,11 +255,9 @@ def tokens_by_first_byte(kind: str) -> dict[bytes, list[tuple[bytes, int]]]:
     return {first: tokens for first, tokens in found.items() if first}
 
 
-def generate(
-    name: str, kind: str, request: ValidatedRequest, script: bytes, rng: random.Random
-) -> tuple[list[int], bool]:
+def generate(kind: str, request: ValidatedRequest, script: bytes, rng: random.Random) -> tuple[list[int], bool]:
     """Returns the tokens of a scripted model, and whether it has ended the text. The last token is then no EOS."""
-    backend, held = grammars(name, kind), manager(name, kind)
+    backend, held = grammars(kind), manager(kind)
     constraint = request.params.structured_outputs
     assert constraint is not None
     held.submit("r", constraint, frame=request.answer_frame).result(timeout=300)
@@ -324,21 +321,18 @@ CASES = [
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", BACKENDS)
-def test_the_answer_satisfies_the_constraint(name: str, model: str) -> None:
-    rng = random.Random(f"{name} {model}")
+def test_the_answer_satisfies_the_constraint(model: str) -> None:
+    rng = random.Random(model)
     num_ended = num_answers = 0
     for case in [case for case in CASES if case[1] == model]:
         kind, constraint = case[0], case[3]
-        if name == "xgrammar" and constraint in NEEDS_MARKUP and model in ("coder", "glm", "gpt-oss"):
-            continue  # needs llguidance
         request = validated(*case)
         for habit in HABITS if FULL else rng.sample(HABITS, 1):
-            token_ids, has_ended = generate(name, kind, request, script_for(habit, model), rng)
+            token_ids, has_ended = generate(kind, request, script_for(habit, model), rng)
             num_answers += 1
             num_ended += has_ended
             if has_ended:
-                check_replay(manager(name, kind), request, token_ids)
+                check_replay(manager(kind), request, token_ids)
                 text = tokenizer(kind).decode(token_ids, skip_special_tokens=False)
                 message = {**message_of(kind, request, token_ids), "text": text}
                 what = (*case, habit, message)

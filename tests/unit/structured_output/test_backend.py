@@ -1,4 +1,4 @@
-"""What holds for every grammar backend: each test runs on both, with three tokenizers and every kind of constraint."""
+"""What holds for a grammar backend: with three tokenizers and every kind of constraint."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.conftest import FULL
 from tests.support.schema_generator import generate_schemas
 from tests.unit.structured_output.grammar_case import (
-    BACKENDS,
     CASES,
     TOKENIZERS,
     Case,
     allowed_ids,
     backend,
-    cases_for,
     follows,
     mask_of,
     num_admitted,
@@ -35,15 +33,14 @@ NUM_WALKS = 60 if FULL else 6
 BY_NAME = {case.name: case for case in CASES}
 
 
-def everything(name: str) -> list[tuple[str, Case]]:
-    return [(kind, case) for kind in TOKENIZERS for case in cases_for(name)]
+def everything() -> list[tuple[str, Case]]:
+    return [(kind, case) for kind in TOKENIZERS for case in CASES]
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_what_the_masks_allow_satisfies_the_constraint(name: str) -> None:
+def test_what_the_masks_allow_satisfies_the_constraint() -> None:
     num_whole = 0
-    for kind, case in everything(name):
-        grammar = backend(name, kind)
+    for kind, case in everything():
+        grammar = backend(kind)
         compiled = grammar.compile(case.spec)
         for seed in range(NUM_WALKS):
             matcher = compiled.matcher()
@@ -52,14 +49,13 @@ def test_what_the_masks_allow_satisfies_the_constraint(name: str) -> None:
             if matcher.is_terminated():
                 num_whole += 1
                 assert case.check(text_of(kind, token_ids, grammar)), (kind, case.name, seed)
-    assert num_whole > 0.9 * NUM_WALKS * len(everything(name))
+    assert num_whole > 0.9 * NUM_WALKS * len(everything())
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_generated_schemas(name: str) -> None:
-    grammar = backend(name, "embedded")
+def test_generated_schemas() -> None:
+    grammar = backend("embedded")
     num_whole = 0
-    schemas = generate_schemas(400 if FULL else 40, seed=5, portable=name == "xgrammar")
+    schemas = generate_schemas(400 if FULL else 40, seed=5)
     for i, schema in enumerate(schemas):
         params = StructuredOutputsParams(json=schema, disable_any_whitespace=i % 2 == 0)
         matcher = grammar.compile(GrammarSpec.from_params(params)).matcher()
@@ -70,10 +66,9 @@ def test_generated_schemas(name: str) -> None:
     assert num_whole > 0.95 * len(schemas)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_eos_is_allowed_exactly_where_the_text_is_complete(name: str) -> None:
-    for kind, case in everything(name):
-        grammar = backend(name, kind)
+def test_eos_is_allowed_exactly_where_the_text_is_complete() -> None:
+    for kind, case in everything():
+        grammar = backend(kind)
         matcher = grammar.compile(case.spec).matcher()
         rng = random.Random(3)
         for _ in range(60):
@@ -86,10 +81,9 @@ def test_eos_is_allowed_exactly_where_the_text_is_complete(name: str) -> None:
             assert matcher.accept(rng.choice(others))
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_nothing_but_text_and_eos_is_allowed(name: str) -> None:
-    for kind, case in everything(name):
-        grammar = backend(name, kind)
+def test_nothing_but_text_and_eos_is_allowed() -> None:
+    for kind, case in everything():
+        grammar = backend(kind)
         ids = tokenizer(kind)
         special = ids.all_special_ids - grammar.eos_token_ids
         padding = range(ids.vocab_size, grammar.vocab_size)
@@ -106,10 +100,9 @@ def test_nothing_but_text_and_eos_is_allowed(name: str) -> None:
                 break
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_every_token_of_a_mask_is_accepted(name: str) -> None:
-    for kind, case in everything(name):
-        grammar = backend(name, kind)
+def test_every_token_of_a_mask_is_accepted() -> None:
+    for kind, case in everything():
+        grammar = backend(kind)
         matcher = grammar.compile(case.spec).matcher()
         rng = random.Random(6)
         for _ in range(8):
@@ -121,10 +114,9 @@ def test_every_token_of_a_mask_is_accepted(name: str) -> None:
                 break
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_rollback_is_as_if_never_accepted(name: str) -> None:
-    for kind, case in everything(name):
-        grammar = backend(name, kind)
+def test_a_rollback_is_as_if_never_accepted() -> None:
+    for kind, case in everything():
+        grammar = backend(kind)
         compiled = grammar.compile(case.spec)
         rng = random.Random(7)
         token_ids = walk(compiled.matcher(), grammar, rng, max_tokens=80)
@@ -142,9 +134,8 @@ def test_a_rollback_is_as_if_never_accepted(name: str) -> None:
             assert matcher.forced_tokens(5) == fresh.forced_tokens(5)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_nothing_is_accepted_behind_eos(name: str) -> None:
-    grammar = backend(name, "embedded")
+def test_nothing_is_accepted_behind_eos() -> None:
+    grammar = backend("embedded")
     matcher = grammar.compile(BY_NAME["choice"].spec).matcher()
     yes = tokenizer("embedded").encode("yes", add_special_tokens=False)
     assert matcher.accept_tokens([*yes, 2]) == len(yes) + 1
@@ -156,10 +147,9 @@ def test_nothing_is_accepted_behind_eos(name: str) -> None:
     assert matcher.accept(0)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_masks_along_drafts_are_those_of_accepting_one_by_one(name: str) -> None:
-    for kind, case in everything(name):
-        grammar = backend(name, kind)
+def test_masks_along_drafts_are_those_of_accepting_one_by_one() -> None:
+    for kind, case in everything():
+        grammar = backend(kind)
         compiled = grammar.compile(case.spec)
         rng = random.Random(8)
         jobs, expected = [], []
@@ -192,11 +182,10 @@ def test_masks_along_drafts_are_those_of_accepting_one_by_one(name: str) -> None
         assert [job.matcher.num_accepted for job in jobs] == before
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_forced_tokens_are_those_whose_masks_have_one_bit(name: str) -> None:
+def test_forced_tokens_are_those_whose_masks_have_one_bit() -> None:
     num_forced = 0
-    for kind, case in everything(name):
-        grammar = backend(name, kind)
+    for kind, case in everything():
+        grammar = backend(kind)
         compiled = grammar.compile(case.spec)
         token_ids = walk(compiled.matcher(), grammar, random.Random(9), max_tokens=60)
         matcher = compiled.matcher()
@@ -222,7 +211,6 @@ def test_single_token_id() -> None:
     assert [single_token_id(row) for row in rows] == [-1, 0, 31, 95, -1, -1]
 
 
-@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -242,13 +230,13 @@ def test_single_token_id() -> None:
         ),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(name: str, params: StructuredOutputsParams, message: str) -> None:
+def test_what_cannot_be_compiled_is_refused(params: StructuredOutputsParams, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        backend(name, "embedded").compile(GrammarSpec.from_params(params))
+        backend("embedded").compile(GrammarSpec.from_params(params))
 
 
-def admitted(name: str, texts: list[str], **constraint: Any) -> list[bool]:
-    compiled = backend(name, "embedded").compile(GrammarSpec.from_params(StructuredOutputsParams(**constraint)))
+def admitted(texts: list[str], **constraint: Any) -> list[bool]:
+    compiled = backend("embedded").compile(GrammarSpec.from_params(StructuredOutputsParams(**constraint)))
     found = []
     for text in texts:
         token_ids = tokenizer("embedded").encode(text, add_special_tokens=False)
@@ -265,17 +253,11 @@ ONE_IN_A_TAG = {
 }
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_whitespace(name: str) -> None:
+def test_whitespace() -> None:
     texts = ['{"a":1}', '{"a": 1}', '{\n    "a": 1\n}', '{"a":' + " " * 65 + "1}"]
-    assert admitted(name, texts, json=ONE) == [True, True, True, False]
-    assert admitted(name, texts, json=ONE, disable_any_whitespace=True) == [True, False, False, False]
-    assert admitted(name, [f"a [f={text}] b" for text in texts], structural_tag=ONE_IN_A_TAG) == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    assert admitted(texts, json=ONE) == [True, True, True, False]
+    assert admitted(texts, json=ONE, disable_any_whitespace=True) == [True, False, False, False]
+    assert admitted([f"a [f={text}] b" for text in texts], structural_tag=ONE_IN_A_TAG) == [True, True, True, False]
 
 
 VALUE = {"a": [1, {"größe": 2}, []], "c": {}}
@@ -294,42 +276,25 @@ TYPED = {
 }
 
 
-@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("separators", [(", ", ": "), (", ", ":"), (",", ": "), ("  , ", " : "), (",", ":")])
-def test_separators_are_all_the_white_space(name: str, separators: tuple[str, str]) -> None:
+def test_separators_are_all_the_white_space(separators: tuple[str, str]) -> None:
     good = json.dumps(VALUE, separators=separators, ensure_ascii=False)
     bad = {json.dumps(VALUE, separators=(a, b), ensure_ascii=False) for a in (",", ", ") for b in (":", ": ")} - {good}
     bad |= {good.replace("{}", "{ }"), good.replace("[]", "[ ]"), good.replace("[1", "[ 1")}
     texts = [good, *sorted(bad)]
     expected = [True] + [False] * len(bad)
-    assert admitted(name, texts, separators=separators, json=TYPED) == expected
-    if name == "xgrammar" and separators[0] != ", ":
-        for constraint in ({"json_object": True}, {"json": {"properties": {"a": True}}}):
-            with pytest.raises(InvalidRequestError, match="the schema must not admit values of any type"):
-                admitted(name, texts, separators=separators, **constraint)
-    else:
-        assert admitted(name, texts, separators=separators, json_object=True) == expected
+    assert admitted(texts, separators=separators, json=TYPED) == expected
+    assert admitted(texts, separators=separators, json_object=True) == expected
     tag = {**ONE_IN_A_TAG, "structures": [{"begin": "[f=", "schema": TYPED, "end": "]"}]}
-    if name == "xgrammar":
-        with pytest.raises(
-            InvalidRequestError, match="disable_any_whitespace and separators need the llguidance backend"
-        ):
-            admitted(name, texts, separators=separators, structural_tag=tag)
-    else:
-        tagged = [f"[f={text}]" for text in texts]
-        assert admitted(name, tagged, separators=separators, structural_tag=tag) == expected
+    tagged = [f"[f={text}]" for text in texts]
+    assert admitted(tagged, separators=separators, structural_tag=tag) == expected
 
 
-@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("schema", [{"const": {"a": [1, 2]}}, {"items": {"enum": [3, {"a": [1, 2]}]}, "type": "array"}])
-def test_separators_hold_in_literals_or_are_refused(name: str, schema: dict[str, Any]) -> None:
+def test_separators_hold_in_literals(schema: dict[str, Any]) -> None:
     text = '{"a": [1, 2]}' if "const" in schema else '[3, {"a": [1, 2]}]'
     compact = text.replace(" ", "")
-    assert admitted(name, [compact, text], json=schema, separators=(",", ":")) == [True, False]
-    if name == "xgrammar":
-        with pytest.raises(InvalidRequestError, match=r"the const or enum at #(/items)? holds an array or object"):
-            admitted(name, [text], json=schema, separators=(", ", ": "))
-    else:
-        assert admitted(name, [text, compact], json=schema, separators=(", ", ": ")) == [True, False]
+    assert admitted([compact, text], json=schema, separators=(",", ":")) == [True, False]
+    assert admitted([text, compact], json=schema, separators=(", ", ": ")) == [True, False]
     named = {"type": "object", "properties": {"const": TYPED}, "additionalProperties": False}
-    assert admitted(name, ["{}"], json=named, separators=(", ", ": ")) == [True]
+    assert admitted(["{}"], json=named, separators=(", ", ": ")) == [True]
