@@ -7,7 +7,7 @@ import sys
 
 HIDDEN = (
     "fastapi starlette pydantic uvicorn httptools uvloop yaml prometheus_client opentelemetry aiohttp matplotlib typer click "
-    "msgspec llguidance xgrammar transformers"
+    "msgspec llguidance xgrammar transformers xxhash redis obstore"
 ).split()
 
 SCRIPT = """
