@@ -52,6 +52,7 @@ _TABLE = """
   2b    worker             device kernels distributed attention layers models model_loader sample spec_decode
 
   2c    processes
+  2c    kv_connector
 
   3     executor
 
