@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from inflight.errors import EngineError
-from inflight.scheduler.kv_transfers import NoTransfers
+from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue

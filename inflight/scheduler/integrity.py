@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from inflight.scheduler.grammars import RequestGrammars
-from inflight.scheduler.kv_transfers import NoTransfers
+from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import NO_SLOT, Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue

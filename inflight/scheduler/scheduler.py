@@ -49,7 +49,8 @@ from inflight.scheduler.added_tokens import (
 from inflight.scheduler.gates import Gates
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.integrity import check_requests, describe_requests
-from inflight.scheduler.kv_transfers import KVTransfers, NoTransfers
+from inflight.scheduler.kv_transfers import KVTransfers
+from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.plan import PlannedRow, make_plan, note_planned
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus

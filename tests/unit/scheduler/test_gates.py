@@ -14,7 +14,7 @@ from inflight.interface.request import MAX_FAULTS, EngineCoreRequest, ResolvedSa
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.gates import Gates
-from inflight.scheduler.kv_transfers import NoTransfers
+from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue
