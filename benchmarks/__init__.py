@@ -1,6 +1,6 @@
 """The commands behind docs/benchmarks.md. Each is `python -m benchmarks.NAME`, prints JSON lines and a small table.
 
-A room is a folder for one question, which its `__init__.py` asks. Two rooms have commands of longer names: `compare` and `gpu`.
+A room is a folder for one question, which its `__init__.py` asks. Three rooms are commands: `compare`, `gpu`, `kv_tiers`.
 """
 
 ROOMS = ("overhead", "overlap", "quality", "robustness", "serving", "shared", "speed")

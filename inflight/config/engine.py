@@ -10,6 +10,7 @@ from typing import Any
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.kv_events import KVEventsConfig
+from inflight.config.kv_transfer import KVTransferConfig
 from inflight.config.ranks import Place, RankLayout, places_on, ranks_of_node
 from inflight.setting import setting
 
@@ -62,7 +63,8 @@ class CacheConfig:
 
     `dtype` is the dtype of keys and values: the model's dtype, "int8" or "float8_e4m3fn". Of recurrent layers, the prefix cache
     has the state after every `state_checkpoint_tokens` tokens. `num_states`: how many states a block of a recurrent layer has.
-    `events`: where replicas publish what is in their prefix caches; None if they do not.
+    `events`: where replicas publish what is in their prefix caches; None if they do not. `transfer`: where blocks are kept
+    outside of this cache; None if nowhere.
     """
 
     block_size: int
@@ -74,6 +76,7 @@ class CacheConfig:
     state_checkpoint_tokens: int = 512
     num_states: int = 1
     events: KVEventsConfig | None = None
+    transfer: KVTransferConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.fault_tolerance import resolve_fault_tolerance
 from inflight.config.json_option import from_json
 from inflight.config.kv_events import resolve_kv_events
+from inflight.config.kv_transfer import has_tiers, resolve_kv_transfer
 from inflight.config.machine import Machine
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.ranks import ranks_of_node
@@ -77,7 +78,8 @@ def resolve(
     num_states = 1 if speculative is None or not may_have_states else 1 + speculative.num_speculative_tokens
     weights_seed = 0 if args.seed is None else args.seed
     fingerprint = _fingerprint(
-        folder if args.served_replicas == args.replicas else Path("/"),  # it may have another name on each machine
+        # it may have another name on each machine
+        folder if args.served_replicas == args.replicas and not has_tiers(args) else Path("/"),
         architecture,
         args.hf_overrides if is_of_transformers else None,  # which else is in the architecture
         dtype,
@@ -144,6 +146,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         lambda: resolve_kv_cache_dtype(args.kv_cache_dtype, args.dtype, machine),
         lambda: resolve_speculative(args.speculative_config),
         lambda: resolve_kv_events(args.kv_events_config, is_caching=args.enable_prefix_caching, replicas=args.replicas),
+        lambda: resolve_kv_transfer(args),
         lambda: resolve_fault_tolerance(args.enable_fault_tolerance, args.fault_tolerance_config),
     ]
     found: list[str] = []
@@ -311,6 +314,7 @@ def resolve_cache(
         memory_utilization=args.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[machine.device],
         usual_sequence_len=min(max_model_len, USUAL_SEQUENCE_LEN) if is_shared else None,
         events=resolve_kv_events(args.kv_events_config, is_caching=args.enable_prefix_caching, replicas=args.replicas),
+        transfer=resolve_kv_transfer(args),
     )
 
 

@@ -155,10 +155,11 @@ class LLM:
         generation_config.json."""
         return replace(self._engine.default_params)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget the KV blocks of earlier prompts, so that no later prompt uses them."""
+    def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
+        """Forget the KV blocks of earlier prompts, so that no later prompt uses them. Those in host memory and in tiers
+        (docs/kv-cache-tiers.md) are kept, unless `reset_connector` is set."""
         with self._turn:
-            self._engine.reset_prefix_cache()
+            self._engine.reset_prefix_cache(reset_connector=reset_connector)
 
     def collective_rpc(
         self,

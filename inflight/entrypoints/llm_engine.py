@@ -91,8 +91,8 @@ class OfflineEngine(ABC):
         """End requests at once. `step` returns no more outputs of them. Ids of unknown or ended requests are ignored."""
 
     @abstractmethod
-    def reset_prefix_cache(self) -> None:
-        """Forget the KV blocks of earlier prompts."""
+    def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
+        """Forget the KV blocks of earlier prompts. With `reset_connector` also those in host memory and tiers."""
 
     @abstractmethod
     def close(self) -> None:
@@ -203,8 +203,8 @@ class LLMEngine(OfflineEngine):
         events |= {f"rank {rank}": of_ranks[rank] for rank in self.executor.local_ranks}
         return {name: [event for event in found if event.step_id >= first_step] for name, found in events.items()}
 
-    def reset_prefix_cache(self) -> None:
-        self.core.reset_prefix_cache()
+    def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
+        self.core.reset_prefix_cache(reset_connector=reset_connector)
 
     def close(self) -> None:
         self._is_closed = True

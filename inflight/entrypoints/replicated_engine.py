@@ -114,8 +114,8 @@ class ReplicatedEngine(OfflineEngine):
         self._run(abort())
         self._news = SimpleQueue()
 
-    def reset_prefix_cache(self) -> None:
-        self._run(self._engine.reset_prefix_cache())
+    def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
+        self._run(self._engine.reset_prefix_cache(reset_connector=reset_connector))
 
     def close(self) -> None:
         try:

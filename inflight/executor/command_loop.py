@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 from inflight.executor.failures import failure_of
 from inflight.interface.messages import (
@@ -33,7 +35,8 @@ class CommandLoop(ABC):
 
     A worker may return a future for a step. Then the loop goes on to the next command, and the thread that completes the future
     replies. A call (`RpcCall`) waits until all earlier steps have been answered, and all commands after the call wait too.
-    There is one exception: the masks of a step that has begun do not wait, because the step cannot end without them.
+    There are two exceptions. The masks of a step that has begun do not wait, because the step cannot end without them. A call
+    beside the steps waits only for calls that wait themselves, and like a step it may return a future.
 
     If a command raises an exception, the reply contains it, and the loop continues. SystemExit and KeyboardInterrupt end `run`.
     Then the rank dies, and the caller of `run` reports it.
@@ -124,7 +127,7 @@ class CommandLoop(ABC):
     def _may_run(self, command: WorkerCommand) -> bool:
         """Whether `command` need not wait. If it must wait, the loop is woken when the last step has been answered."""
         with self._lock:
-            return not isinstance(command, RpcCall) or not self._unanswered
+            return not isinstance(command, RpcCall) or command.beside or not self._unanswered
 
     def _run(self, command: WorkerCommand) -> None:
         match command:
@@ -132,6 +135,8 @@ class CommandLoop(ABC):
                 self._run_step(command)
             case ProvideGrammarOutput():
                 self._provide(command)
+            case RpcCall(beside=True):
+                self._run_beside(command)
             case RpcCall():
                 self._method = command.method
                 reply = self._run_call(command)
@@ -192,6 +197,21 @@ class CommandLoop(ABC):
             is_awaited = self._waiting and not self._unanswered
         if is_awaited:
             self._commands.put(None)
+
+    def _run_beside(self, command: RpcCall) -> None:
+        """Begin the call. If the method returns a future, the thread that completes the future replies."""
+        begun = self._run_call(command)
+        if isinstance(begun.value, Future):
+            begun.value.add_done_callback(partial(self._call_done, begun))
+        else:
+            self._reply(begun)
+
+    def _call_done(self, begun: RpcReply, future: Future[Any]) -> None:  # Any: each method has its own result
+        try:
+            reply = replace(begun, value=future.result())
+        except BaseException as error:  # no caller handles it
+            reply = replace(begun, value=None, failure=failure_of(error))
+        self._reply(reply)
 
     def _run_call(self, command: RpcCall) -> RpcReply:
         value, failure = None, None

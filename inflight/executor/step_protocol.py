@@ -117,6 +117,7 @@ class StepProtocol(ABC):
         timeout: float | None = None,
         non_block: bool = False,
         unique_reply_rank: int | None = None,
+        beside: bool = False,
     ) -> Any:
         """Call a public method of every worker, after the steps and calls that were submitted before.
 
@@ -126,9 +127,11 @@ class StepProtocol(ABC):
 
         Args:
             timeout: seconds from now for this call, including the steps before it. If None, wait as long as the ranks live.
+            beside: the call does not wait until the steps before it have ended, and later commands do not wait for it. The
+                method may return a future, whose result is the rank's value. If an epoch begins meanwhile, the call fails.
         """
         assert unique_reply_rank is None or 0 <= unique_reply_rank < self.world_size, unique_reply_rank
-        future = self._call(method, [tuple(args)] * self.world_size, kwargs, timeout, unique_reply_rank)
+        future = self._call(method, [tuple(args)] * self.world_size, kwargs, timeout, unique_reply_rank, beside)
         return future if non_block else future.result()
 
     def _call(
@@ -138,14 +141,16 @@ class StepProtocol(ABC):
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         unique_reply_rank: int | None = None,
+        beside: bool = False,
     ) -> Future[Any]:
         call_id, epoch = next(self._call_ids), self._table.epoch
         pending = PendingCall(call_id, method, self.world_size, timeout, unique_reply_rank)
         with self._send_lock:
             if self._table.add(pending):
                 for rank, args in enumerate(args_of_rank):
-                    command = RpcCall(epoch=epoch, call_id=call_id, method=method, args=args, kwargs=dict(kwargs or {}))
-                    self._send(rank, command)
+                    named = dict(kwargs or {})
+                    call = RpcCall(epoch=epoch, call_id=call_id, method=method, args=args, kwargs=named, beside=beside)
+                    self._send(rank, call)
         return pending.future
 
     # -- health ------------------------------------------------------------------------------------------------

@@ -39,13 +39,17 @@ class ProvideGrammarOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcCall:
-    """Call `method` of the worker. The arguments are plain data (see codec.py), typed Any because methods differ."""
+    """Call `method` of the worker. The arguments are plain data (see codec.py), typed Any because methods differ.
+
+    If `beside` is set, the call waits for no step and no step waits for it, and the method may return a future.
+    """
 
     epoch: int
     call_id: int
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    beside: bool = False
 
     @property
     def key(self) -> ReplyKey:

@@ -72,9 +72,13 @@ class AbortRequests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetPrefixCache:
-    """Forget all cached prompts. The core answers with a `PrefixCacheReset` that has the same `call_id`."""
+    """Forget all cached prompts. The core answers with a `PrefixCacheReset` that has the same `call_id`.
+
+    `with_connector`: also those outside of the KV cache, in host memory and tiers.
+    """
 
     call_id: int
+    with_connector: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

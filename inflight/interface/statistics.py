@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from operator import add, sub
 from typing import Literal, get_args
@@ -42,6 +42,44 @@ class StepCounts:
         return self.num_queried_tokens - self.num_hit_tokens
 
 
+@dataclass(slots=True)
+class TransferCounts:
+    """What the transfers of KV blocks have done in some time.
+
+    Attributes:
+        num_queried_tokens: tokens of waiting requests that were not in the arena, and were looked for in the slab and tiers.
+        num_hit_tokens: how many of them were loaded into the arena.
+        num_fetched_blocks: blocks of sequences that came from tiers to the slab.
+        num_skipped_saves: blocks that were not saved, because too much was being saved.
+        num_failed: loads and saves that failed on a rank.
+        num_late: requests that did not wait for the end of their transfer.
+        load_bytes, save_bytes: bytes of loaded and saved blocks, all ranks together.
+        load_seconds, save_seconds: from the call to the end of the copies, added up.
+        tiers: tier -> what was counted -> number, added up over the ranks (`TierStack.take_counts`).
+    """
+
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_loaded_blocks: int = 0
+    num_fetched_blocks: int = 0
+    num_saved_blocks: int = 0
+    num_skipped_saves: int = 0
+    num_failed: int = 0
+    num_late: int = 0
+    load_bytes: int = 0
+    save_bytes: int = 0
+    load_seconds: float = 0.0
+    save_seconds: float = 0.0
+    tiers: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def add_tiers(self, counts_of_ranks: Iterable[dict[str, dict[str, float]]]) -> None:
+        for counts in counts_of_ranks:
+            for tier, numbers in counts.items():
+                total = self.tiers.setdefault(tier, {})
+                for name, number in numbers.items():
+                    total[name] = total.get(name, 0) + number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
     """The engine's state after a step, and counts since the last report.
@@ -63,6 +101,7 @@ class SchedulerStats:
         hidden_share: which share of the host's work was done while a device computed a step. None if there was no step since
             the last report.
         shares_cores: whether compute threads had to wait for their cores in the last steps.
+        transfers: what the transfers of KV blocks have done since the last report. None if there are none.
     """
 
     step_id: int
@@ -77,6 +116,7 @@ class SchedulerStats:
     step_time_ratios: tuple[float, ...] = ()
     hidden_share: float | None = None
     shares_cores: bool = False
+    transfers: TransferCounts | None = None
     engine: int = 0
 
 

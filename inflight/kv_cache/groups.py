@@ -4,8 +4,10 @@ When a block is outside the sliding window, it is freed, and its entry in the ta
 request gets). In a group of recurrent layers a block holds a state, and the window is 2: a token needs only one state.
 """
 
+from collections.abc import Callable
+
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheSpec
-from inflight.kv_cache.block_pool import BlockPool
+from inflight.kv_cache.block_pool import BlockKey, BlockPool
 
 
 class CacheGroup:
@@ -18,6 +20,7 @@ class CacheGroup:
         self.has_states = spec.is_state
         self._index, self._pool = index, pool
         self._block_size, self._window = spec.block_size, spec.sliding_window
+        self.is_whole = spec.sliding_window is None  # a token sees all blocks before it
 
     def first_live_block(self, num_computed_tokens: int) -> int:
         """Returns the first block that a token at position `num_computed_tokens` or later can see."""
@@ -31,12 +34,12 @@ class CacheGroup:
         self._pool.free(table[first:stop])
         table[first:stop] = [DUMMY_BLOCK] * max(0, stop - first)
 
-    def longest_hit(self, names: list[bytes], limit: int) -> int:
+    def longest_hit(self, names: list[bytes], limit: int, find: Callable[[BlockKey], int | None]) -> int:
         """Returns the largest n <= limit for which a request with n cached blocks could continue: all blocks that
-        the token at n * block_size sees in this group must be cached."""
+        the token at n * block_size sees in this group must be cached, which means that `find` finds them."""
         if self._window is None:
             for i in range(limit):
-                if self._pool.lookup((names[i], self._index)) is None:
+                if find((names[i], self._index)) is None:
                     return i
             return limit
         needed = -(-(self._window - 1) // self._block_size)
@@ -45,8 +48,12 @@ class CacheGroup:
         for i in range(limit - 1, -1, -1):
             if run >= needed:
                 return i + 1 + run
-            run = run + 1 if self._pool.lookup((names[i], self._index)) is not None else 0
+            run = run + 1 if find((names[i], self._index)) is not None else 0
         return run
+
+    def needed_keys(self, names: list[bytes], num_blocks: int) -> list[BlockKey]:
+        """Returns the names of the blocks that a request with `num_blocks` cached blocks needs."""
+        return [self.key(name) for name in names[self.first_live_block(num_blocks * self._block_size) : num_blocks]]
 
     def cached_table(self, names: list[bytes], num_blocks: int) -> list[int]:
         """Returns a table with the cached blocks of these names. `longest_hit` has found them."""
@@ -64,6 +71,9 @@ class CacheGroup:
         first = self.first_live_block(num_blocks * self._block_size)
         live = table[first:num_blocks]
         return None if DUMMY_BLOCK in live else [DUMMY_BLOCK] * first + live
+
+    def key(self, name: bytes) -> BlockKey:
+        return name, self._index
 
     def name(self, block_id: int, name: bytes) -> None:
         """Other requests can find the block from now on."""

@@ -21,18 +21,20 @@ state after its last token to the block of this token, and snapshots (the state 
 in `checkpoint_tokens` tokens. Only snapshots are named, so a cached prefix ends at a snapshot.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig
 from inflight.interface.request import Int32Array
 from inflight.kv_cache.block_events import BlockEvents
 from inflight.kv_cache.block_hash import BlockHasher
-from inflight.kv_cache.block_pool import BlockPool
+from inflight.kv_cache.block_pool import BlockKey, BlockPool
 from inflight.kv_cache.cached_names import CachedNames
 from inflight.kv_cache.groups import CacheGroup
 
 NO_BLOCKS: tuple[list[int], ...] = ()
+_NOTHING_HELD: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class RequestBlocks:
     hashes: list[bytes] = field(default_factory=list)  # names of the first blocks; more are computed when needed
     num_committed: int = 0  # blocks [0, num_committed) are full, computed, and processed by `commit`
     may_be_named: bool = True  # False: the blocks depend on tokens from before `reset_prefix_cache`
+    were_sought: bool = False  # whether `KVTransfers` has looked for them since the request last began to wait
 
 
 class KVCacheManager:
@@ -96,14 +99,34 @@ class KVCacheManager:
         if not self._caching:
             return NO_BLOCKS
         blocks.may_be_named = True
+        num_hit = self.longest_hit(blocks, self.name_blocks(blocks, token_ids), self.pool.lookup)
+        return tuple(group.cached_table(blocks.hashes, num_hit) for group in self._groups)
+
+    def name_blocks(self, blocks: RequestBlocks, token_ids: Int32Array) -> int:
+        """Compute the names of the full blocks of `token_ids` without the last token. Returns how many there are."""
         limit = (len(token_ids) - 1) // self.block_size
         self._hasher.extend(blocks.root, blocks.hashes, token_ids, limit)
+        return limit
+
+    def longest_hit(self, blocks: RequestBlocks, limit: int, find: Callable[[BlockKey], int | None]) -> int:
+        """Returns the largest n <= limit for which `find` finds all blocks that a request with n cached blocks needs."""
         num_hit, previous = limit, -1
         while num_hit != previous:  # until all groups have the same number of cached blocks
             previous = num_hit
             for group in self._groups:
-                num_hit = group.longest_hit(blocks.hashes, num_hit)
-        return tuple(group.cached_table(blocks.hashes, num_hit) for group in self._groups)
+                num_hit = group.longest_hit(blocks.hashes, num_hit, find)
+        return num_hit
+
+    def needed_keys(self, blocks: RequestBlocks, num_blocks: int) -> list[BlockKey]:
+        """Returns the keys of all blocks that a request with `num_blocks` cached blocks needs, in the order of the tokens."""
+        by_group = [group.needed_keys(blocks.hashes, num_blocks) for group in self._groups]
+        lengths = max(map(len, by_group))
+        return [keys[i - lengths] for i in range(lengths) for keys in by_group if i - lengths >= -len(keys)]
+
+    def keys_at(self, blocks: RequestBlocks, index: int) -> list[tuple[BlockKey, bool]]:
+        """Returns the key of each block with this index that `commit` names, and whether all later tokens need the block."""
+        name, is_snapshot = blocks.hashes[index], self._is_snapshot(blocks, index)
+        return [(group.key(name), group.is_whole) for group in self._groups if is_snapshot or not group.has_states]
 
     def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
         """Returns the leader's first blocks for the request of `blocks`, which has the same prompt. Returns NO_BLOCKS
@@ -199,9 +222,10 @@ class KVCacheManager:
         for blocks in running:
             blocks.may_be_named = False
 
-    def check_integrity(self, live: list[RequestBlocks]) -> None:
-        """Assert that each block's reference count is the number of live tables that contain it."""
-        references: dict[int, int] = {}
+    def check_integrity(self, live: list[RequestBlocks], held: Mapping[int, int] = _NOTHING_HELD) -> None:
+        """Assert that each block's reference count is the number of live tables that contain it, and of references that are
+        `held` besides."""
+        references = {block_id: count for block_id, count in held.items() if count}
         for blocks in live:
             assert len({len(table) for table in blocks.tables}) == 1
             for table in blocks.tables:

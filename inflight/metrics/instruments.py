@@ -67,6 +67,8 @@ OF_ENGINE = frozenset(
     """
     engine_up num_requests_running num_requests_waiting num_waiting_tokens engine_steps iteration_tokens_total step_gap_seconds
     step_time_ratio hidden_share cores_shared num_preemptions kv_cache_usage_perc prefix_cache_queries prefix_cache_hits
+    external_prefix_cache_queries external_prefix_cache_hits kv_offload_load_bytes kv_offload_store_bytes kv_offload_load_time
+    kv_offload_store_time kv_offload_skipped_blocks kv_offload_failures kv_offload_late_requests kv_tier
     cache_config_info spec_decode_num_draft_tokens spec_decode_num_accepted_tokens
     """.split()
 )
@@ -121,6 +123,20 @@ INSTRUMENTS = (
         "How many of these tokens were in the prefix cache, or in blocks of another completion of the same request.",
         in_vllm=True,
     ),
+    _counter(
+        "external_prefix_cache_queries",
+        "Tokens of waiting requests that the KV cache did not have, looked for in host memory and tiers.",
+        in_vllm=True,
+    ),
+    _counter("external_prefix_cache_hits", "How many of these tokens were loaded into the KV cache.", in_vllm=True),
+    _counter("kv_offload_load_bytes", "Bytes of KV blocks loaded from host memory."),
+    _counter("kv_offload_store_bytes", "Bytes of KV blocks saved to host memory."),
+    _counter("kv_offload_load_time", "Seconds that these loads took, from request to end, added up."),
+    _counter("kv_offload_store_time", "Seconds that these saves took, from request to end, added up."),
+    _counter("kv_offload_skipped_blocks", "KV blocks that were not saved, because too many were being saved."),
+    _counter("kv_offload_failures", "Loads and saves that have failed."),
+    _counter("kv_offload_late_requests", "Requests that did not wait for the end of their load, and computed."),
+    _counter("kv_tier", "What a tier has done or refused, in operations, bytes or seconds.", "tier", "what"),
     _gauge(
         "cache_config_info",
         "Always 1. The labels are the tokens of a KV block and the number of blocks, also on a CPU.",

@@ -2,7 +2,7 @@
 
 import math
 
-from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, SchedulerStats
+from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, SchedulerStats, TransferCounts
 from inflight.metrics.exposition import CountingHistogram, Exposition
 from inflight.metrics.instruments import FINISHED_REASONS, INSTRUMENTS
 from inflight.metrics.observer import EngineObserver, FinishedRequest
@@ -60,8 +60,24 @@ class ServingMetrics(EngineObserver):
         for ratio in stats.step_time_ratios:
             self._observe("step_time_ratio", ratio, engine=engine)
         self._set("cores_shared", stats.shares_cores, engine=engine)
+        if stats.transfers is not None:
+            self._count_transfers(stats.transfers, engine)
         if stats.hidden_share is not None:
             self._set("hidden_share", stats.hidden_share, engine=engine)
+
+    def _count_transfers(self, counts: TransferCounts, engine: int) -> None:
+        self._inc("external_prefix_cache_queries", counts.num_queried_tokens, engine=engine)
+        self._inc("external_prefix_cache_hits", counts.num_hit_tokens, engine=engine)
+        self._inc("kv_offload_load_bytes", counts.load_bytes, engine=engine)
+        self._inc("kv_offload_store_bytes", counts.save_bytes, engine=engine)
+        self._inc("kv_offload_load_time", counts.load_seconds, engine=engine)
+        self._inc("kv_offload_store_time", counts.save_seconds, engine=engine)
+        self._inc("kv_offload_skipped_blocks", counts.num_skipped_saves, engine=engine)
+        self._inc("kv_offload_failures", counts.num_failed, engine=engine)
+        self._inc("kv_offload_late_requests", counts.num_late, engine=engine)
+        for tier, numbers in counts.tiers.items():
+            for what, number in numbers.items():
+                self._inc("kv_tier", number, tier, what, engine=engine)
 
     def faults_changed(self, status: FaultStatus) -> None:
         """Count the recoveries since the previous status. The first status is not counted: its recoveries happened before this
@@ -134,7 +150,7 @@ class ServingMetrics(EngineObserver):
         self._flush()
         return self._metrics.render(accept)
 
-    def _inc(self, name: str, count: int, *labels: str, engine: int = 0) -> None:
+    def _inc(self, name: str, count: float, *labels: str, engine: int = 0) -> None:
         self._metrics.get(name, *labels, engine=engine).inc(count)
 
     def _set(self, name: str, value: float, *, engine: int = 0) -> None:

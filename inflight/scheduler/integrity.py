@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from inflight.scheduler.grammars import RequestGrammars
+from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import NO_SLOT, Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue
@@ -22,6 +23,7 @@ def check_requests(
     free_slots: Sequence[int],
     grammars: RequestGrammars,
     sharing: PromptSharing,
+    transfers: NoTransfers,
 ) -> None:
     """For tests.
 
@@ -45,5 +47,6 @@ def check_requests(
         is_held, is_compiling = waiting.is_held(request), grammars.is_compiling(request)
         assert is_held or not is_compiling
         has_event = is_compiling or request.defers_grammar or sharing.leader_to_wait_for(request) is not None
+        has_event = has_event or transfers.awaits(request)
         assert has_event or not is_held
     grammars.check_integrity(live)

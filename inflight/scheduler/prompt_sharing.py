@@ -35,9 +35,7 @@ class PromptSharing:
 
     def computed_blocks(self, request: Request) -> tuple[list[int], ...]:
         """Returns the blocks that the request need not compute: blocks of its leader, or blocks in the prefix cache."""
-        last = request.num_tokens - 1  # at least this token is computed, because its logits are needed
-        if request.sampling.params.prompt_logprobs is not None:
-            last = min(last, request.num_prompt_logprobs_done - 1)
+        last = self.last_reusable(request)
         if (leader := self.leader(request)) is not None and leader.status is RequestStatus.RUNNING:
             # the emitted tokens of a resumed request are its own
             last_shared = min(last, request.num_prompt_tokens - 1)
@@ -47,6 +45,13 @@ class PromptSharing:
             if shared != NO_BLOCKS:
                 return shared
         return self._kv_cache.get_computed_blocks(request.blocks, request.token_ids[: last + 1])
+
+    def last_reusable(self, request: Request) -> int:
+        """Returns the position of the first token that the request itself must compute, whatever is cached."""
+        last = request.num_tokens - 1  # its logits are needed
+        if request.sampling.params.prompt_logprobs is not None:
+            last = min(last, request.num_prompt_logprobs_done - 1)
+        return last
 
     def is_long(self, request: Request, limits: StepLimits) -> bool:
         """Returns whether the request is long: whether many of its tokens must still be computed, because they are not in the

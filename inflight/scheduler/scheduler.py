@@ -27,10 +27,13 @@ a plan can be made before older plans are committed. `schedule` changes only pla
 import bisect
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from typing import Any
 
 from inflight.config.engine import SchedulerConfig
-from inflight.errors import EngineError, ErrorKind
+from inflight.config.kv_transfer import KVTransferConfig
+from inflight.errors import ErrorKind
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, Int32Array
 from inflight.interface.statistics import StepCounts
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
@@ -43,8 +46,11 @@ from inflight.scheduler.added_tokens import (
     sampled_rows,
     take_back_rejected,
 )
+from inflight.scheduler.gates import Gates
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.integrity import check_requests, describe_requests
+from inflight.scheduler.kv_transfers import KVTransfers
+from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.plan import PlannedRow, make_plan, note_planned
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
@@ -88,6 +94,15 @@ class Scheduler:
         self._num_added, self._next_step_id = 0, first_step_id
         self._failed: list[EngineCoreOutput] = []  # requests that failed outside a commit, see `take_failures`
         self.stats, self.suspects = StepCounts(), Suspects(self._in_flight)
+        self.transfers = NoTransfers()  # or what `use_transfers` has made
+        self._gates = Gates(self._waiting, self._sharing, self.suspects, self.limits)
+
+    def use_transfers(
+        self, config: KVTransferConfig, num_slots: int, block_bytes: int, call: Callable[..., Future[Any]]
+    ) -> None:
+        """Bring cached blocks from a slab and from tiers. `KVTransfers` describes the arguments."""
+        given = self._kv_cache, config, num_slots, block_bytes, call
+        self._gates.transfers = self.transfers = KVTransfers(*given, self._gates.note_brought, self.fail)
 
     @property
     def num_running(self) -> int:
@@ -169,13 +184,14 @@ class Scheduler:
             if problem := self._grammars.add(request):
                 self.fail(request.request_id, problem, ErrorKind.OVERLOAD)
         self._release_compiled()
+        self.transfers.settle()
         rows: list[PlannedRow] = []
         budget = self._budget()
         if self._schedule_running(rows, budget):
             self._schedule_waiting(rows, budget)
         self._may_have_prompts = budget.leaves_prompts
         if not rows:
-            self._check_progress()
+            self._gates.check_progress(self._requests, self._in_flight, is_compiling=bool(self._grammars.compiling))
             return None
         plan = make_plan(self._next_step_id, rows, self._kv_cache.num_groups)
         self._next_step_id += 1
@@ -201,12 +217,6 @@ class Scheduler:
                 self.fail(request_id, failure)
             else:
                 self._waiting.release(request_id)
-
-    def _check_progress(self) -> None:
-        """Called if nothing can be scheduled. Raises unless a step is in flight or all wait for a grammar or leader."""
-        num_free = 0 if self.suspects.alone is not None else len(self._requests) - self._waiting.num_held
-        if self._requests and (num_free or not self._grammars.compiling) and not self._in_flight:
-            raise EngineError(f"none of {len(self._requests)} requests can be scheduled: a defect of Inflight")
 
     def _schedule_running(self, rows: list[PlannedRow], budget: StepBudget) -> bool:
         """Give running requests their next tokens. Returns whether waiting requests may be admitted: not if blocks ran out,
@@ -272,22 +282,9 @@ class Scheduler:
     def _schedule_waiting(self, rows: list[PlannedRow], budget: StepBudget) -> None:
         """Admit waiting requests in queue order, up to the first that does not fit."""
         while budget.num_tokens > 0 and self._free_slots:
-            is_alone = self.suspects.alone is not None
             may_start_long = budget.num_long_partial < self._config.max_long_partial_prefills
-            request = self.suspects.lone if is_alone else self._waiting.peek(may_start_long=may_start_long)
-            if request is None or request.num_in_flight:
-                break  # if it was preempted, it can soon be admitted again; later requests would take its blocks
-            if is_alone and (request.status is RequestStatus.RUNNING or self._waiting.is_held(request)):
-                break
-            if not is_alone and (leader := self._sharing.leader_to_wait_for(request)) is not None:
-                self._waiting.hold(request, leader.request_id)
-                continue
-            if not (is_alone or request.is_long) and self._sharing.is_long(request, self.limits):
-                # since it was queued, its leader has ended, or cached blocks were evicted
-                self._waiting.mark_long(request)
-                continue
-            row = self._admit(request, budget)
-            if row is None:
+            request = self._gates.next_request(may_start_long=may_start_long)
+            if request is None or (row := self._admit(request, budget)) is None:
                 break
             rows.append(row)
 
@@ -327,7 +324,7 @@ class Scheduler:
         """Take the blocks and the slot from a running request. It keeps all its tokens and waits."""
         self._release(request)
         request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = 0
+        request.num_computed_tokens, request.blocks.were_sought = 0, False
         request.is_long = self.limits.is_long(request.num_tokens)
         self._waiting.push(request)
 
@@ -364,8 +361,9 @@ class Scheduler:
             self._may_have_prompts |= request.has_untold_tokens
             num_computed = min(num_computed, request.num_tokens)
             if request.status is RequestStatus.RUNNING and self._kv_cache.has_full_blocks(request.blocks, num_computed):
-                first = self._kv_cache.num_known_tokens(request.blocks)
+                first, num_before = self._kv_cache.num_known_tokens(request.blocks), request.blocks.num_committed
                 self._kv_cache.commit(request.blocks, request.token_ids_from(first), num_computed, first_token=first)
+                self.transfers.note_committed(request, num_before)
             if added.finish_reason is not None:
                 self._finish(request)
             elif added.token_ids and request.num_faults:
@@ -374,6 +372,7 @@ class Scheduler:
                     self._requeue(request)  # the next suspect runs alone
             if added.token_ids or added.finish_reason is not None or piece is not None:
                 results.append(make_output(request, added, drawn, piece))
+        self.transfers.end_step(plan.num_tokens, len(requests), output.compute_seconds)
         return results
 
     def fill_masks(self) -> list[tuple[int, GrammarOutput]]:
@@ -409,8 +408,10 @@ class Scheduler:
         self.limits.void()
         return self._grammars.give_up_masks()
 
-    def reset_prefix_cache(self) -> None:
-        """Remove all blocks from the prefix cache. Running requests keep their blocks, but no other request can reuse them."""
+    def reset_prefix_cache(self, *, reset_slab: bool = False) -> None:
+        """Remove all blocks from the prefix cache. Running requests keep their blocks, but no other request can reuse them.
+        With `reset_slab` the slab of `transfers` is emptied, too."""
+        self.transfers.reset(with_slab=reset_slab)
         self._kv_cache.reset_prefix_cache(request.blocks for request in self._running)
 
     def describe(self) -> str:
@@ -422,11 +423,12 @@ class Scheduler:
         """Assert that slots, blocks, queues and grammars agree. For tests. May be called between any two calls."""
         live = list(self._requests.values())
         in_flight = (requests for _, requests in self._in_flight)
-        state = self._running, self._waiting, in_flight, self._free_slots, self._grammars, self._sharing
+        state = self._running, self._waiting, in_flight, self._free_slots, self._grammars, self._sharing, self.transfers
         check_requests(live, *state)
-        self._kv_cache.check_integrity([request.blocks for request in live])
+        self._kv_cache.check_integrity([request.blocks for request in live], self.transfers.held_blocks)
 
     def _finish(self, request: Request) -> None:
+        self.transfers.forget(request)
         was_running = request.status is RequestStatus.RUNNING
         request.status = RequestStatus.FINISHED
         if was_running:

@@ -81,6 +81,7 @@ class Runner(ABC):
         self._prompt_logprobs = PromptLogprobsProgress()
         self._kv_cache_config: KVCacheConfig | None = None
         self._batch: InputBatch | None = None
+        self.arena: Tensor  # uint8 [num_blocks, block_bytes], see `initialize`
         self._inbox: TokenInbox  # each runner makes it, with its own function that applies received tokens
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -90,11 +91,11 @@ class Runner(ABC):
     def initialize(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the arena and bind every layer to its part of it."""
         self._kv_cache_config = kv_cache_config
-        arena = self._device.allocate_arena(kv_cache_config.num_blocks, kv_cache_config.block_bytes)
+        self.arena = self._device.allocate_arena(kv_cache_config.num_blocks, kv_cache_config.block_bytes)
         layers = self._model.cached_layers()
         for group_index, group in enumerate(kv_cache_config.groups):
             for i, name in enumerate(group.layer_names):
-                layers[name].bind(self._backend.layer_cache(arena, group.spec, i), group_index)
+                layers[name].bind(self._backend.layer_cache(self.arena, group.spec, i), group_index)
         self._batch = self._new_batch(kv_cache_config)
 
     def warm_up(self) -> None:

@@ -5,6 +5,7 @@ and all computation run in the device's compute thread.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,9 +24,11 @@ from inflight.distributed.world import World
 from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.worker import Rendezvous
+from inflight.kv_connector.rank_transfers import RankTransfers
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 from inflight.timeline import Event
+from inflight.worker.kv_transfers import make_transfers
 from inflight.worker.memory_budget import MemoryBudget
 from inflight.worker.model_runner import ModelRunner
 from inflight.worker.phase_order import PhaseOrder
@@ -57,6 +60,7 @@ class Worker(StepPipeline):
         self._available_bytes: int | None = None
         self._has_warmed_up = False  # whether a step without requests has run
         self._kv_cache_config: KVCacheConfig | None = None
+        self._transfers: RankTransfers | None = None
         try:
             self._world = self._join(rendezvous)
         except BaseException:
@@ -126,8 +130,20 @@ class Worker(StepPipeline):
         if kv_cache_config != self._kv_cache_config:
             self.runner.initialize(kv_cache_config)
             self._kv_cache_config = kv_cache_config
+            if kv_cache_config.num_slots:
+                self._transfers = make_transfers(
+                    self._config, self.rank, self._device, self.runner.arena, kv_cache_config
+                )
         self.runner.warm_up()
         self._has_warmed_up = True
+
+    def kv_transfer(self, action: str, *args: Any) -> Future[Any]:  # Any: each action has its own arguments and result
+        """Copy KV blocks beside the steps: "save", "stored", "fetch" or "load" of `RankTransfers`."""
+        assert self._transfers is not None, "the engine has no slab"
+        # a load waits for the newest step
+        newest = (self._futures[-1] if self._futures else None,) if action == "load" else ()
+        future: Future[Any] = getattr(self._transfers, action)(*args, *newest)
+        return future
 
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
         """Reports what was recorded and tuned at the start.
@@ -165,6 +181,8 @@ class Worker(StepPipeline):
             future.cancel()  # its step waits for masks that never come
         self._futures.clear()
         self._order = PhaseOrder(self._device.submit)
+        if self._transfers is not None:
+            self._transfers.begin_epoch()
 
     def join_epoch(self, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
         self._world = self._join(rendezvous)
@@ -203,6 +221,8 @@ class Worker(StepPipeline):
         self._device.close()
         for future in self._futures:
             future.cancel()  # its step still waits for masks, or its tasks were dropped
+        if self._transfers is not None:
+            self._transfers.close()  # after these steps, because loads wait for them
         self._profiler.close()
         self._runner = None
 

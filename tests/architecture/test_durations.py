@@ -30,6 +30,7 @@ BUDGETS = {
     "unit/interface": 20,
     "unit/kernels": 100,
     "unit/kv_cache": 10,
+    "unit/kv_connector": 60,
     "unit/layers": 30,
     "unit/metrics": 10,
     "unit/model_loader": 40,

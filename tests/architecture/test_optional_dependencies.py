@@ -33,6 +33,9 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "ray": ("executor/ray_placement.py",),
     "zmq": ("engine/process/kv_event_publisher.py",),
     "matplotlib": (),
+    "xxhash": ("kv_connector/tier_object.py",),
+    "redis": ("kv_connector/redis_tier.py",),
+    "obstore": ("kv_connector/object_store_tier.py",),
 }
 
 # of these at most one file imports them, wherever it stands

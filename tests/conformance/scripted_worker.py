@@ -207,6 +207,20 @@ class ScriptedWorker(WorkerBase):
             time.sleep(0.001)
         return self._rank
 
+    def begin(self, rank: int | None, path: str) -> Future[int]:
+        """What `hold` does, in a thread of its own."""
+        future: Future[int] = Future()
+        threading.Thread(target=lambda: future.set_result(self.hold(rank, path)), daemon=True).start()
+        return future
+
+    def begin_to_fail(self, rank: int | None) -> Future[int]:
+        future: Future[int] = Future()
+        if rank in (None, self._rank):
+            future.set_exception(RuntimeError("failed later"))
+        else:
+            future.set_result(self._rank)
+        return future
+
     def fail(self, rank: int | None, message: str) -> int:
         if rank in (None, self._rank):
             raise RuntimeError(message)

@@ -199,6 +199,34 @@ def test_a_call_runs_after_the_steps_in_flight(executor_factory: ExecutorFactory
     assert calls == [["load_model", *(f"execute_model({step_id})" for step_id in range(3))]] * executor.world_size
 
 
+def test_a_call_beside_the_steps_waits_for_none_and_none_waits_for_it(
+    executor_factory: ExecutorFactory, tmp_path: Path
+) -> None:
+    executor = executor_factory()
+    last_stage, ranks = range(executor.output_rank, executor.world_size), list(range(executor.world_size))
+    for rank in last_stage:
+        executor.collective_rpc("script", (rank, 0, "masks", None))
+    step = executor.execute_model(plan(0), non_block=True)
+    assert len(executor.collective_rpc("echo", beside=True)) == executor.world_size
+    assert not step.done()  # it waits for its masks
+    nothing = np.ones((1, 1), dtype=np.int32)
+    one = np.zeros(1, dtype=np.int32)
+    executor.provide_grammar_output(0, GrammarOutput(rows=one, num_masks=one + 1, masks=nothing))
+    assert step.result(timeout=300).step_id == 0
+    release = tmp_path / "release"
+    begun = executor.collective_rpc("begin", (None, str(release)), non_block=True, beside=True)
+    assert executor.collective_rpc("hold", (-1, str(release))) == ranks
+    assert not begun.done()
+    release.touch()
+    assert begun.result(timeout=300) == ranks
+    executor.collective_rpc("begin", (0, str(release)), beside=True, unique_reply_rank=0)
+    with pytest.raises(StepError, match="failed later") as failed:
+        executor.collective_rpc("begin_to_fail", (ranks[-1],), beside=True)
+    assert failed.value.rank == ranks[-1]
+    with pytest.raises(StepError, match="no public method 'missing'"):
+        executor.collective_rpc("missing", beside=True)
+
+
 def test_masks_go_to_the_rank_that_draws_and_past_a_call_that_waits_for_their_step(
     executor_factory: ExecutorFactory,
 ) -> None:

@@ -333,6 +333,18 @@ def test_commands_and_replies_of_an_older_epoch_are_dropped_and_counted(
     with_enough_time(check)
 
 
+def test_a_call_beside_the_steps_fails_with_its_epoch(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
+    executor, release = started(executor_factory), tmp_path / "release"
+    executor.collective_rpc("script", (0, 0, "raise", "this step fails"))
+    begun = executor.collective_rpc("begin", (None, str(release)), non_block=True, beside=True)
+    recover(executor, error_of(executor.execute_model(plan(0), non_block=True)), ())
+    assert isinstance(begun.exception(timeout=0), RankError)
+    again = executor.collective_rpc("begin", (None, str(release)), non_block=True, beside=True)
+    release.touch()  # the late answers of the old epoch are dropped
+    assert again.result(timeout=300) == list(range(executor.world_size))
+    assert_serves(executor, 1)
+
+
 def test_a_death_during_a_recovery_is_another_epoch(executor_factory: ExecutorFactory) -> None:
     executor = started(executor_factory)
     last = executor_factory.last_rank

@@ -7,7 +7,7 @@ import sys
 
 HIDDEN = (
     "fastapi starlette pydantic uvicorn httptools uvloop yaml prometheus_client opentelemetry aiohttp matplotlib typer click "
-    "msgspec llguidance transformers"
+    "msgspec llguidance transformers xxhash redis obstore"
 ).split()
 
 SCRIPT = """

@@ -16,6 +16,7 @@ import numpy as np
 
 from inflight.config.engine import SchedulerConfig
 from inflight.config.fault_tolerance import FaultToleranceConfig
+from inflight.config.kv_transfer import KVTransferConfig
 from inflight.config.resolve import resolve_speculative
 from inflight.engine.start.kv_cache_sizing import blocks_per_sequence, make_groups
 from inflight.engine.start.make_core import make_core
@@ -31,6 +32,7 @@ from inflight.structured_output.manager import StructuredOutputManager
 from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.conformance.configs import engine_config
 from tests.support.erratic_times import limit_times
+from tests.support.mock_transfers import MockTransfers
 from tests.support.mock_worker import MockWorker, mock_generate
 from tests.support.toy_grammar import ToyBackend
 
@@ -60,6 +62,12 @@ class LateExecutor:
         self.recoveries: list[RankError] = []
         self.replaced: tuple[int, ...] = ()  # ranks that each recovery replaces
         self.new_worker: Callable[[], MockWorker] = lambda: worker
+        self.transfers: MockTransfers | None = None
+
+    @property
+    def newest(self) -> LateFuture | None:
+        """The newest step that has not run."""
+        return self._queue[-1][1] if self._queue else None
 
     @property
     def next_step_id(self) -> int:
@@ -82,8 +90,20 @@ class LateExecutor:
         self._queue.append((plan, future))
         return future
 
-    def collective_rpc(self, method: str, args: Any, kwargs: Any, timeout: float | None) -> list[Any]:
-        """It would run behind all steps submitted: none may be left."""
+    def collective_rpc(
+        self,
+        method: str,
+        args: Any,
+        kwargs: Any = None,
+        timeout: float | None = None,
+        *,
+        non_block: bool = False,
+        beside: bool = False,
+    ) -> Any:
+        """It would run behind all steps submitted: none may be left. A call beside the steps is one of `kv_transfer`."""
+        if beside:
+            assert non_block and method == "kv_transfer" and self.transfers is not None
+            return self.transfers.call(self, *args)
         assert not self._queue and timeout is None
         return [(method, args, kwargs)]
 
@@ -101,6 +121,8 @@ class LateExecutor:
     def recover(self, cause: RankError) -> RecoveryResult:
         self.recoveries.append(cause)
         self._queue.clear()
+        if self.transfers is not None:
+            self.transfers.begin_epoch(cause, loses_slab=bool(self.replaced))
         if self.replaced:
             self.worker = self.new_worker()
         return RecoveryResult(epoch=len(self.recoveries), replaced=self.replaced)
@@ -153,6 +175,8 @@ class MockEngine:
     stagger: int = 1
     num_speculative_tokens: int = 0
     fault_tolerance: bool = False
+    transfer: KVTransferConfig | None = None
+    transfers: MockTransfers | None = None
     wanted: dict[str, Wanted] = field(default_factory=dict)
     outputs: dict[str, list[int]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[int]] = field(default_factory=dict)
@@ -164,6 +188,7 @@ class MockEngine:
     def __post_init__(self) -> None:
         self.worker = self._new_worker()
         self.executor = LateExecutor(self.worker, self._check_plan)
+        self.executor.transfers = self.transfers
         groups = make_groups([self.worker.get_kv_cache_specs()])[0]
         least = blocks_per_sequence(groups, num_tokens=MAX_MODEL_LEN, max_step_tokens=self.max_num_batched_tokens)
         block_bytes = max(len(group.layer_names) * group.spec.block_bytes for group in groups)
@@ -175,6 +200,7 @@ class MockEngine:
                 config.cache,
                 enable_prefix_caching=self.caching,
                 memory_bytes=(1 + least + self.extra_blocks) * block_bytes,
+                transfer=self.transfer and replace(self.transfer, cpu_bytes=self.transfer.cpu_bytes * block_bytes),
             ),
             scheduler=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,
@@ -264,6 +290,8 @@ class MockEngine:
         Raises:
             StepError: the step was to fail.
         """
+        if self.transfers is not None:
+            self.transfers.advance(is_needed=self.scheduler.transfers.is_running and not self.core._in_flight)
         try:
             outputs = self.core.step()
         finally:
@@ -302,6 +330,11 @@ class MockEngine:
         self.grammars.close()
         assert not self.core.has_unfinished_requests()
         assert set(self.wanted) == set(self.finished) | self.aborted
+        if self.transfers is not None:
+            while self.scheduler.transfers.is_running:
+                self.transfers.finish()
+                self.scheduler.transfers.settle()
+            self.scheduler.transfers.check_integrity()
         assert self.pool.num_free_blocks == self.pool.num_blocks - 1
         assert not self.grammars._grammars
 

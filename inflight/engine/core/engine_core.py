@@ -11,6 +11,8 @@ only if there is one rank, the step raised an exception, and the rank can comput
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from inflight.config.engine import EngineConfig
 from inflight.engine.core.fault_record import FaultRecord
@@ -62,11 +64,24 @@ class EngineCore(StepLoop):
         self.scheduler_config = config.scheduler
         self.cached_names = kv_cache.watch_names() if parallel.routes_by_prefix else None
         self.block_events = kv_cache.watch_blocks() if config.cache.events is not None else None
+        if config.cache.transfer is not None:
+            block_bytes = kv_cache_config.block_bytes * parallel.world_size
+            scheduler.use_transfers(config.cache.transfer, kv_cache_config.num_slots, block_bytes, self._transfer)
         self.on_fault_status: Callable[[FaultStatus], None] = lambda status: None
         self._grammars = grammars
         self._has_peers = parallel.world_size > 1
         self._fault_tolerance = config.fault_tolerance
         self._faults = FaultRecord()
+
+    def _transfer(self, action: str, *args: Any) -> Future[Any]:  # Any: each action has its own arguments and result
+        future: Future[Any] = self._executor.collective_rpc("kv_transfer", (action, *args), non_block=True, beside=True)
+        return future
+
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        """Any thread calls `wake`, which must not block, when a rank has died or a transfer of KV blocks goes on. Then call
+        `step`, or `check_ranks` if there are no requests."""
+        self._executor.set_death_callback(wake)
+        self.scheduler.transfers.on_news = wake
 
     def check_ranks(self) -> None:
         """Check whether a rank was lost, and if so, replace it. Call this only while no step is in flight.
@@ -74,6 +89,7 @@ class EngineCore(StepLoop):
         Raises:
             RankError: a rank was lost and cannot be replaced, so the core is dead.
         """
+        self.scheduler.transfers.settle()
         try:
             self._executor.raise_if_lost()
         except RankError as error:
@@ -137,7 +153,7 @@ class EngineCore(StepLoop):
             self.on_fault_status(self.fault_status())
             return False
         if not result.kept_arenas:
-            self.scheduler.reset_prefix_cache()
+            self.scheduler.reset_prefix_cache(reset_slab=True)
         summary = f"the engine failed: {str(cause).splitlines()[0]}"
         if self._fault_tolerance.resume_requests_after_recovery:
             failed = {request_id for plan in _failed_plans(cause, plans) for request_id in plan.request_ids}

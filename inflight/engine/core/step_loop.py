@@ -123,7 +123,10 @@ class StepLoop:
                 if self._depth > 1:  # with depth 1 the caller may abort requests before the next plan
                     self._submit_steps()  # now, because the caller may need long to process the outputs
             elif not self._outputs and not self.scheduler.has_failures:
-                self.scheduler.wait_for_grammars(IDLE_SECONDS, for_all=False)
+                if self.scheduler.transfers.is_busy:
+                    self.scheduler.transfers.wait(IDLE_SECONDS)
+                else:
+                    self.scheduler.wait_for_grammars(IDLE_SECONDS, for_all=False)
         except Exception as error:
             self._after_error(error)
         outputs, self._outputs = self._outputs + self.scheduler.take_failures(), []
@@ -158,8 +161,11 @@ class StepLoop:
         """Returns the present state, and the counts since the last call."""
         return self._records.take_stats()
 
-    def reset_prefix_cache(self) -> None:
-        self.scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
+        """Empty the prefix cache in the arena. With `reset_connector` also forget what is in the slab and in the tiers."""
+        self.scheduler.reset_prefix_cache(reset_slab=reset_connector)
+        if reset_connector:
+            self.scheduler.transfers.forget_tiers()
 
     def _submit_steps(self) -> None:
         while len(self._in_flight) < self._depth:

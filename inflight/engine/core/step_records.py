@@ -90,4 +90,5 @@ class StepRecords:
             step_time_ratios=ratios,
             hidden_share=hidden_share,
             shares_cores=self._shares_cores,
+            transfers=scheduler.transfers.take_counts(),
         )

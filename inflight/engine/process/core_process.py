@@ -178,7 +178,7 @@ class CoreServer:
         core.on_fault_status = lambda _: self._tell_faults()
         core.before_plan = self._before_plan
         core.wait_for_arrival = self._wait_for_arrival
-        executor.set_death_callback(lambda: self._arrivals.put(None))
+        core.set_wake(lambda: self._arrivals.put(None))
         try:
             while not self._is_ending:
                 if core.has_unfinished_requests():
@@ -266,7 +266,7 @@ class CoreServer:
                     self._past = self._past.with_dead_front_ends(message.num_deaths)
                     self._tell_faults()
             case ResetPrefixCache():
-                self._core.reset_prefix_cache()
+                self._core.reset_prefix_cache(reset_connector=message.with_connector)
                 link.outbox.send(PrefixCacheReset(call_id=message.call_id))
             case None:
                 left = [request_id for request_id, owner in self._owners.items() if owner is link]

@@ -266,10 +266,10 @@ class AsyncLLM(Texts):
         """End a request. Ids of unknown or ended requests are ignored."""
         self._end([request_id], FinishReason.ABORT)
 
-    async def reset_prefix_cache(self) -> None:
-        """Forget all cached prompts."""
+    async def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
+        """Forget all cached prompts. With `reset_connector` also those outside of the KV cache, in host memory and tiers."""
         self._check_open()
-        await self._replicas.reset_prefix_caches()
+        await self._replicas.reset_prefix_caches(reset_connector=reset_connector)
 
     def _with_own_ids(self, request: ProcessedRequest) -> ProcessedRequest:
         """Returns the request with ids that the core has never received. So this front end cannot mistake late outputs of an

@@ -176,7 +176,7 @@ class EngineClient:
         """Send a message. Never waits. While the connection is lost, nothing is sent."""
         self._client.send(message)
 
-    async def reset_prefix_cache(self) -> None:
+    async def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
         """Ask the engine to forget its cached blocks. A new process has none.
 
         Raises:
@@ -184,7 +184,7 @@ class EngineClient:
         """
         if self.is_connected:
             with contextlib.suppress(EngineDeadError):
-                await self._client.reset_prefix_cache()
+                await self._client.reset_prefix_cache(reset_connector=reset_connector)
         if self.state is EngineState.ENDED:
             raise EngineDeadError(self._reason)
 
@@ -350,7 +350,7 @@ class CoreClient(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(encode(message).buffers())
 
-    async def reset_prefix_cache(self) -> None:
+    async def reset_prefix_cache(self, *, reset_connector: bool) -> None:
         """Ask the engine to forget its cached blocks. Returns when the engine has done this.
 
         Raises:
@@ -360,7 +360,7 @@ class CoreClient(asyncio.BufferedProtocol):
             raise EngineDeadError(self.reason)
         call_id = next(self._call_ids)
         self._resets[call_id] = asyncio.get_running_loop().create_future()
-        self.send(ResetPrefixCache(call_id=call_id))
+        self.send(ResetPrefixCache(call_id=call_id, with_connector=reset_connector))
         await self._resets[call_id]
 
     def pause(self) -> None:

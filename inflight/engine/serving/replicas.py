@@ -98,9 +98,9 @@ class Replicas:
             for index in {state.engine for state in update.changed}:  # engines ignore ids that they do not have
                 self.engines[index].send(message)
 
-    async def reset_prefix_caches(self) -> None:
+    async def reset_prefix_caches(self, *, reset_connector: bool) -> None:
         left = [engine for engine in self.engines if engine.state is not EngineState.ENDED]
-        await asyncio.gather(*(engine.reset_prefix_cache() for engine in left))
+        await asyncio.gather(*(engine.reset_prefix_cache(reset_connector=reset_connector) for engine in left))
 
     async def check_ready(self, start_canary: Callable[[EngineClient], str]) -> Mapping[int, EngineError | None]:
         """`start_canary`: see `ReadinessCheck.check`. `AsyncLLM.check_ready` describes the result.

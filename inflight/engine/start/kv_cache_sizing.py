@@ -7,11 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from inflight.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from inflight.engine.start.contents import contents_of
 from inflight.errors import OutOfMemoryError
 from inflight.executor.executor import Executor
 from inflight.interface.kv_cache import STATE_BLOCKS, KVCacheConfig, KVCacheGroup, KVCacheSpec, count_groups
 
 logger = logging.getLogger(__name__)
+
+MIN_SLOTS = 16  # blocks in the slab, one of which is the dummy block
 
 
 def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCacheGroup, ...]]:
@@ -66,6 +69,8 @@ def make_kv_cache_configs(
     is_measured: bool,
     max_num_seqs: int = 0,
     usual_sequence_len: int | None = None,
+    slab_bytes: int = 0,
+    contents: bytes = b"",
 ) -> list[KVCacheConfig]:
     """Returns one config for each rank. All ranks use the same block ids, so all have the same number of blocks: as many as fit
     on the rank on which the fewest blocks fit.
@@ -78,10 +83,12 @@ def make_kv_cache_configs(
         available_bytes: for each rank: the memory for the cache. Negative if the weights and the working memory of a step are
             too large even without a cache.
         is_measured: True if `available_bytes` was measured, False if the user has set it.
+        slab_bytes: host memory for more blocks, all ranks together.
+        contents: see `KVCacheConfig`.
 
     Raises:
-        OutOfMemoryError: one sequence of `max_model_len` tokens does not fit. If a shorter sequence fits, the message contains
-            its length.
+        OutOfMemoryError: the slab is too small, or one sequence of `max_model_len` tokens does not fit. If a shorter sequence
+            fits, the message contains its length.
     """
     groups_of_rank = make_groups(ranks)
     block_bytes = [
@@ -98,8 +105,14 @@ def make_kv_cache_configs(
     if usual_sequence_len is not None:
         usual = blocks_per_sequence(groups, num_tokens=usual_sequence_len, max_step_tokens=max_step_tokens)
         count = min(count, max(needed, 1 + max_num_seqs * usual))
+    num_slots = slab_bytes // sum(block_bytes)
+    if slab_bytes and num_slots < MIN_SLOTS:
+        raise OutOfMemoryError(
+            f"kv_offloading_size (cpu_bytes_to_use) is {_size(slab_bytes)}, but blocks need at least "
+            f"{_size(MIN_SLOTS * sum(block_bytes))}; raise it"
+        )
     return [
-        KVCacheConfig(num_blocks=count, block_bytes=size, groups=groups)
+        KVCacheConfig(num_blocks=count, block_bytes=size, groups=groups, num_slots=num_slots, contents=contents)
         for size, groups in zip(block_bytes, groups_of_rank, strict=True)
     ]
 
@@ -159,7 +172,7 @@ def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig
         OutOfMemoryError: one sequence of `max_model_len` tokens does not fit.
         EngineError: a rank failed.
     """
-    start = time.perf_counter()
+    start, transfer = time.perf_counter(), config.cache.transfer
     specs = executor.get_kv_cache_specs()
     if config.cache.memory_bytes is not None:
         available = [config.cache.memory_bytes] * len(specs)
@@ -173,6 +186,8 @@ def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig
         is_measured=config.cache.memory_bytes is None,
         max_num_seqs=config.scheduler.max_num_seqs,
         usual_sequence_len=config.cache.usual_sequence_len,
+        slab_bytes=transfer.cpu_bytes if transfer is not None else 0,
+        contents=contents_of(config.model) if transfer is not None and transfer.tiers else b"",
     )
     sized = time.perf_counter()
     logger.info("%s", describe_size(kv_cache_configs[0], config.cache, config.scheduler))

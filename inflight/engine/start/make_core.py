@@ -1,5 +1,6 @@
 """`make_core`: makes an engine core. Allocates the KV cache, and measures how long the model's steps take."""
 
+import logging
 from dataclasses import replace
 
 from inflight.config.engine import EngineConfig
@@ -12,6 +13,8 @@ from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.scheduler import Scheduler
 from inflight.structured_output.manager import StructuredOutputManager
 
+logger = logging.getLogger(__name__)
+
 
 def make_core(config: EngineConfig, executor: Executor, grammars: StructuredOutputManager | None = None) -> EngineCore:
     """Returns a core that owns `executor` and `grammars`. If this fails, the caller still owns them.
@@ -20,6 +23,8 @@ def make_core(config: EngineConfig, executor: Executor, grammars: StructuredOutp
         OutOfMemoryError: one sequence of `max_model_len` tokens does not fit.
         EngineError: a rank failed.
     """
+    if (transfer := config.cache.transfer) is not None and transfer.ignored:
+        logger.warning("kv_transfer_config: %s has no meaning here, and is ignored", ", ".join(transfer.ignored))
     kv_cache_config = allocate_kv_cache(config, executor)
     kv_cache = KVCacheManager(
         kv_cache_config,

@@ -56,7 +56,7 @@ NO_EFFECT = {
         --uvicorn-log-level= --log-level= --log-config-file= --logging-config= --log-error-stack""",
     "`inflight trace` shows what each step does": """
         --enable-layerwise-nvtx-tracing --collect-detailed-traces+ --ray-workers-use-nsight""",
-    "preempted requests are computed again, not swapped": "--swap-space= --preemption-mode=",
+    "preempted requests are computed again, or loaded with --kv-offloading-size": "--swap-space= --preemption-mode=",
     "dense models need no connection between replicas": "--disable-nccl-for-dp-synchronization --dp-*=",
     "weights stay on one device": """
         --cpu-offload-gb= --cpu-offload-params+ --offload-backend= --offload-group-size= --offload-num-in-group=
@@ -134,9 +134,7 @@ REFUSED = {
     "no code from outside is loaded into the server": """
         --middleware --tool-parser-plugin --reasoning-parser-plugin --logits-processors --io-processor-plugin
         --worker-cls --worker-extension-cls --scheduler-cls --model-class-overrides --additional-config""",
-    "KV caches are not transferred": """
-        --kv-transfer-config --kv-offloading-size --kv-offloading-backend --ec-transfer-config
-        --ec-manager-config""",
+    "KV caches of encoders are not transferred": "--ec-transfer-config --ec-manager-config",
     "only texts are generated; there are no embeddings or scores": "--runner --convert --pooler-config --task",
     "use --speculative-config": """
         --spec-method --spec-model --spec-tokens --speculative-model --num-speculative-tokens""",

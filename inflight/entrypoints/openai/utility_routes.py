@@ -167,9 +167,9 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
         """Whether the engine recovers from a fault, and which recoveries there were."""
         return engine.fault_status
 
-    async def reset_prefix_cache() -> Status:
-        """Forget the KV blocks of earlier prompts."""
-        await engine.reset_prefix_cache()
+    async def reset_prefix_cache(reset_connector: bool = False) -> Status:
+        """Forget the KV blocks of earlier prompts; with reset_connector=true also those in host memory and tiers."""
+        await engine.reset_prefix_cache(reset_connector=reset_connector)
         return {"status": "reset"}
 
     for path, endpoint in (("/version", version), ("/health", health), ("/ready", ready)):

@@ -87,7 +87,7 @@ def open_kernels(wanted: str) -> KernelLibrary:
         raise KernelsUnavailableError(_why_missing(path))
     _share_openmp_runtime()
     try:
-        library = KernelLibrary(path)
+        library = KernelLibrary(path, chosen)
     except OSError as error:
         raise KernelsUnavailableError(f"{path.name} cannot be loaded: {error}") from error
     _check_sources(library, path)

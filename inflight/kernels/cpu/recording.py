@@ -47,8 +47,9 @@ class Recording(threading.local):
 class KernelLibrary(ctypes.CDLL):
     """The functions of kernels.h. `recording` says who records the calls of a thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, instruction_set: str) -> None:
         super().__init__(str(path))
+        self.instruction_set = instruction_set
         self.recording = Recording()
 
 

@@ -322,6 +322,71 @@ def test_decoding_moves_the_state_from_block_to_block() -> None:
     assert num_hits(manager, tokens(8 * SIZE)) == 6 * SIZE
 
 
+def named(manager: KVCacheManager, num_blocks: int, num_prompt_tokens: int) -> RequestBlocks:
+    """A request that has names for its blocks, and no blocks."""
+    blocks = manager.new_request("", num_prompt_tokens)
+    assert manager.name_blocks(blocks, tokens(num_blocks * SIZE + 1)) == num_blocks
+    return blocks
+
+
+def test_which_keys_a_commit_names() -> None:
+    """Of each block keys and values, and the state if it is a snapshot. Later tokens need all of the former only."""
+    manager = make_hybrid(100)
+    blocks = named(manager, 10, 8 * SIZE + 1)
+    keys = {index: manager.keys_at(blocks, index) for index in range(10)}
+    assert [len(keys[index]) for index in range(10)] == [1, 1, 2, 1, 1, 2, 1, 2, 2, 1]
+    assert keys[2] == [((blocks.hashes[2], 0), True), ((blocks.hashes[2], 1), False)]
+    assert manager.allocate_slots(blocks, 10 * SIZE) == 10
+    manager.commit(blocks, tokens(10 * SIZE), 10 * SIZE)
+    assert set(manager.pool.cached_keys()) == {key for found in keys.values() for key, _ in found}
+
+
+def test_which_keys_a_commit_names_with_a_window() -> None:
+    manager = make(100, None, 2 * SIZE)
+    blocks = named(manager, 4, 9)
+    for index in range(4):
+        name = blocks.hashes[index]
+        assert manager.keys_at(blocks, index) == [((name, 0), True), ((name, 1), False)]
+
+
+@pytest.mark.parametrize(
+    ("missing", "hit"), [(None, 8), ((7, 1), 6), ((6, 1), 8), ((7, 0), 6), ((4, 0), 3), ((1, 0), 0)]
+)
+def test_what_is_found_anywhere_is_a_hit_if_it_is_enough(missing: tuple[int, int] | None, hit: int) -> None:
+    """`find` says where a block is. Of 8 blocks, one key is nowhere: (its index, its group)."""
+    manager = make_hybrid(100)
+    blocks = named(manager, 8, 8 * SIZE + 1)
+    known = {key for index in range(8) for key, _ in manager.keys_at(blocks, index)}
+    if missing is not None:
+        known.discard((blocks.hashes[missing[0]], missing[1]))
+    found = manager.longest_hit(blocks, 8, lambda key: 1 if key in known else None)
+    assert found == hit
+    assert set(manager.needed_keys(blocks, found)) <= known
+    assert manager.longest_hit(blocks, 7, lambda key: 1 if key in known else None) <= min(hit, 7)
+
+
+def test_the_keys_that_a_hit_needs() -> None:
+    """All keys and values before it, and one state; in the order of the tokens, so that the last ones are evicted first."""
+    manager = make_hybrid(100)
+    blocks = named(manager, 8, 8 * SIZE + 1)
+    names = blocks.hashes
+    assert manager.needed_keys(blocks, 3) == [(names[0], 0), (names[1], 0), (names[2], 0), (names[2], 1)]
+    assert manager.needed_keys(blocks, 0) == []
+    windowed = make(100, None, SIZE + 2)  # the token at 4 * SIZE sees 5 tokens before it
+    needed = windowed.needed_keys(named(windowed, 8, 9), 4)
+    assert [(group, names.index(name)) for name, group in needed] == [(0, 0), (0, 1), (0, 2), (1, 2), (0, 3), (1, 3)]
+
+
+def test_what_others_hold_is_no_leak() -> None:
+    manager = make(8)
+    held = manager.pool.allocate(2)
+    with pytest.raises(AssertionError):
+        manager.check_integrity([])
+    manager.check_integrity([], {held[0]: 1, held[1]: 1, 7: 0})
+    with pytest.raises(AssertionError):
+        manager.check_integrity([], {held[0]: 2, held[1]: 1})
+
+
 def test_snapshots_are_left_out_before_a_request_is_refused() -> None:
     manager = make_hybrid(9 + 3)
     blocks = manager.new_request("", num_prompt_tokens=8 * SIZE + 1)

@@ -29,6 +29,7 @@ vllm:e2e_request_latency_seconds vllm:request_queue_time_seconds vllm:request_pr
 vllm:request_decode_time_seconds vllm:request_inference_time_seconds vllm:request_prompt_tokens
 vllm:request_generation_tokens vllm:request_params_max_tokens vllm:request_params_n vllm:iteration_tokens_total
 vllm:cache_config_info vllm:spec_decode_num_draft_tokens vllm:spec_decode_num_accepted_tokens
+vllm:external_prefix_cache_queries vllm:external_prefix_cache_hits
 """.split()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import socket
-import threading
 from typing import Any
 
 import pytest
@@ -79,12 +78,13 @@ def test_a_lost_link_is_made_again_and_the_process_ends_with_its_head(exits: que
     run(test)
 
 
-def test_a_link_that_ends_while_the_spare_connection_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_ends_while_the_spare_connection_is_made(
+    exits: queue.Queue[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The head was told of the link, so it would not give the front end this connection."""
     joined: list[frozenset[int]] = []
     ends: list[socket.socket] = []
     links: list[HeadLinks] = []
-    all_done = threading.Event()
 
     def join(_parallel: object, linked: frozenset[int], _seconds: float) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -96,14 +96,13 @@ def test_a_link_that_ends_while_the_spare_connection_is_made(monkeypatch: pytest
             taken[0].on_end()  # now
         else:
             ours.close()
-            all_done.set()
             raise EngineError("the head is lost")
         return ours
 
     taken: list[FrontEndLink] = []
     monkeypatch.setattr(head_links, "join_head", join)
     links.append(HeadLinks(config_of_replica(1), lambda link, _: taken.append(link)))
-    assert all_done.wait(60)
+    assert exits.get(timeout=60) == EXIT_HEAD_LOST  # before the test ends, as then `os._exit` is the real one again
     assert joined == [frozenset(), frozenset({7}), frozenset()]
     assert ends[1].recv(4) == b""  # it was closed at once
     taken[0].outbox.close(1.0)

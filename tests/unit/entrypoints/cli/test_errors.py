@@ -70,5 +70,5 @@ def test_only_what_belongs_to_a_foreign_flag_goes_with_it() -> None:
     arguments, notes = sort_out(line, {"-p": "=", "--port": "=", "--host": "="})
     assert arguments == ["m", "--port", "1", "--host", "x", "-p", "--swap-space", "--", "--swap-space"]
     assert len(notes) == 3
-    with pytest.raises(ConfigError, match="--kv-transfer-config is not supported"):
-        sort_out(["--kv_transfer_config={}"], {})
+    with pytest.raises(ConfigError, match="--ec-transfer-config is not supported"):
+        sort_out(["--ec_transfer_config={}"], {})

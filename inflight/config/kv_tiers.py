@@ -1,0 +1,126 @@
+"""`KVTierConfig`: one tier of storage for KV blocks below host memory: a folder, Redis, an object store, or a user's class."""
+
+import importlib.util
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+from inflight.config.json_option import from_json
+from inflight.errors import ConfigError
+from inflight.setting import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVTierConfig:
+    """Objects of one tier. Settings that may hold a password have no place in `repr` and in errors."""
+
+    type: str = setting("fs", "What the tier is.", choices=("fs", "redis", "obj", "custom"))
+    path: str | None = setting(None, "fs: the folder. Several engines may share it.")
+    max_bytes: int = setting(
+        0, "fs: most bytes of all objects in the folder; 0: half of what is free there at the start.", bounds=(0, 2**60)
+    )
+    url: str | None = setting(None, "redis, obj: the address.", is_secret=True)
+    ttl_seconds: int = setting(0, "redis: how long an object is kept; 0: no limit.", bounds=(0, 2**31 - 1))
+    module_path: str | None = setting(
+        None, "custom: 'package.module:Class', a subclass of inflight.kv_connector.tier.Tier."
+    )
+    options: Mapping[str, Any] | None = setting(  # Any: obstore, or the user's class, checks its own options
+        None,
+        "obj: options of obstore, such as endpoint and region; custom: what the class is made with.",
+        is_secret=True,
+    )
+    checksum_key: str | None = setting(
+        None,
+        "A secret of at least 16 characters that all engines of this tier share, if others can write to the tier: "
+        "with it an object of a writer without this secret is never used.",
+        is_secret=True,
+    )
+    timeout_seconds: float = setting(
+        2.0, "How long one operation may take; then it counts as failed.", bounds=(0, 600), excludes_low=True
+    )
+    max_operations: int = setting(16, "Most operations at one time; further ones are refused.", bounds=(1, 1024))
+
+
+class _Kind(NamedTuple):
+    own: str  # the settings that only this type of tier has; the first is needed
+    example: str  # of the needed setting
+    pattern: str  # of the needed setting
+    library: str  # the library that it needs
+
+
+_KINDS = {
+    "fs": _Kind("path max_bytes", "'/mnt/kv'", r".+", ""),
+    "redis": _Kind(
+        "url ttl_seconds",
+        "'redis://user:password@host:6379/0', 'rediss://host' (TLS) or 'unix:///run/redis.sock?db=0'",
+        r"(rediss?://(\S*@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?(/\d*)?|unix://([^@/\s]*@)?/[^?#\s]+)"
+        r"(\?(db|ssl_\w+)=[^&#\s]*(&(db|ssl_\w+)=[^&#\s]*)*)?",
+        "redis",
+    ),
+    "obj": _Kind(
+        "url options",
+        "'s3://bucket/prefix', 'gs://…', 'az://…', 'file:///folder' or 'memory:///', and keys in options",
+        r"(s3|gs|az)://[^@/?#\s]+(/[^?#\s]*)?|file:///[^?#\s]+|memory:///?",
+        "obstore",
+    ),
+    "custom": _Kind("module_path options", "'package.module:Class'", r"[^\W\d]\w*(\.\w+)*:\w+", ""),
+}
+_COMMON = {each.name for each in fields(KVTierConfig)} - {name for kind in _KINDS.values() for name in kind.own.split()}
+
+
+def resolve_kv_tiers(given: object, option: str = "secondary_tiers") -> tuple[KVTierConfig, ...]:
+    """Returns the tiers that `given`, a list of dictionaries, describes. Knows vLLM's settings of the types fs and obj, too.
+
+    Raises:
+        ConfigError: a wrong value, or a library is missing. The text names the tier as {option}[number].
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise ConfigError(f"{option} is no list; give a list of dictionaries, one for each tier, or leave it out")
+    return tuple(_resolve_tier(f"{option}[{number}]", each) for number, each in enumerate(given))
+
+
+def _resolve_tier(option: str, given: object) -> KVTierConfig:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{option} is no dictionary; give one like {{'type': 'fs', 'path': '/mnt/kv'}}")
+    given = _from_vllm(given)
+    config = from_json(KVTierConfig, option, given, "type")
+    kind = _KINDS[config.type]
+    own = kind.own.split()
+    if other := sorted(set(given) - _COMMON - {*own}):
+        raise ConfigError(f"{option} is a tier of type {config.type!r}, which has no {other[0]}; leave it out")
+    needed = getattr(config, own[0])
+    if needed is None or not re.fullmatch(kind.pattern, needed, re.ASCII if config.type != "fs" else 0):
+        raise ConfigError(f"{option}: its {own[0]} is missing or wrong; give one like {kind.example}")
+    if config.checksum_key is not None and len(config.checksum_key) < 16:
+        raise ConfigError(f"{option}: its checksum_key is shorter than 16 characters; give a longer one")
+    for library in ("xxhash", kind.library):
+        if library and importlib.util.find_spec(library) is None:
+            raise ConfigError(
+                f"{option}: a tier of type {config.type!r} needs the library {library}, which is not installed; "
+                "use pip install 'inflight-llm[kv-tiers]', or leave the tier out"
+            )
+    return replace(config, path=config.path and os.path.abspath(os.path.expanduser(config.path)))
+
+
+def _from_vllm(given: Mapping[str, Any]) -> dict[str, Any]:  # Any: checked afterwards
+    """`given` with our names: `root_dir` becomes `path`, numbers of threads become `max_operations`, and `store_config` becomes
+    `url` and `options`."""
+    found = dict(given)
+    threads = [found.pop(name) for name in ("n_read_threads", "n_write_threads", "io_threads") if name in found]
+    if threads:
+        found["max_operations"] = sum(threads) if all(type(each) is int for each in threads) else threads
+    if "root_dir" in found:
+        found["path"] = found.pop("root_dir")
+    if isinstance(found.get("store_config"), Mapping):
+        store = dict(found.pop("store_config"))
+        scheme, endpoint = store.pop("scheme", "http"), store.pop("endpoint_override", "")
+        found["url"] = f"s3://{store.pop('bucket', '')}/{found.pop('prefix', '')}"
+        names = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
+        found["options"] = {names.get(name, name): value for name, value in store.items() if value != ""}
+        if endpoint:
+            found["options"] |= {"endpoint": f"{scheme}://{endpoint}", "allow_http": scheme == "http"}
+    return found

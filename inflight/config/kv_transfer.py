@@ -1,0 +1,116 @@
+"""`KVTransferConfig`: which KV blocks are kept outside of the cache, and where. Names and values of the options are vLLM's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from inflight.config.engine_args import EngineArgs
+from inflight.config.json_option import from_json
+from inflight.config.kv_tiers import KVTierConfig, resolve_kv_tiers
+from inflight.errors import ConfigError
+from inflight.setting import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVTransferConfig:
+    """The result of `resolve_kv_transfer`.
+
+    Attributes:
+        cpu_bytes: the size of the slab (host memory for blocks), all ranks together.
+        loads, saves: whether blocks are brought from outside, and whether they are put there.
+        offload_prompt_only: only blocks of prompts are saved.
+        fails_if_not_loaded: a request fails if its blocks are there but cannot be loaded. Otherwise they are computed.
+        ignored: the given names that have no meaning here.
+    """
+
+    cpu_bytes: int
+    loads: bool = True
+    saves: bool = True
+    offload_prompt_only: bool = False
+    fails_if_not_loaded: bool = False
+    tiers: tuple[KVTierConfig, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Option:
+    """What `kv_transfer_config` may contain. The fields with None have no meaning here, and are ignored."""
+
+    kv_connector: str = setting("OffloadingConnector", "The connector.", choices=("OffloadingConnector",))
+    kv_role: str = setting("kv_both", "What it does.", choices=("kv_both", "kv_producer", "kv_consumer"))
+    kv_load_failure_policy: str = setting("recompute", "If a load fails.", choices=("recompute", "fail"))
+    kv_connector_extra_config: Mapping[str, Any] | None = None  # Any: checked here
+    kv_connector_module_path: object = None
+    enable_permute_local_kv: object = None
+    engine_id: object = None
+    kv_buffer_device: object = None
+    kv_buffer_size: object = None
+    kv_ip: object = None
+    kv_parallel_size: object = None
+    kv_port: object = None
+    kv_rank: object = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Extra:
+    """What `kv_connector_extra_config` may contain. The fields with None have no meaning here, and are ignored."""
+
+    cpu_bytes_to_use: float = setting(0, "Bytes of host memory, all ranks together.", bounds=(0, 2**50))
+    eviction_policy: str = setting("lru", "Which block makes room for a new one.", choices=("lru",))
+    offload_prompt_only: bool = setting(False, "Whether only blocks of prompts are saved.")
+    secondary_tiers: object = None
+    block_size: object = None
+    block_size_factor: object = None
+    lazy_offload: object = None
+    num_cpu_blocks: object = None
+    spec_name: object = None
+    spec_module_path: object = None
+    store_threshold: object = None
+
+
+def resolve_kv_transfer(args: EngineArgs) -> KVTransferConfig | None:
+    """Returns what `kv_transfer_config` and `kv_offloading_size` describe; None if neither is given.
+
+    Raises:
+        ConfigError: a wrong value, or something that transfers need is missing.
+    """
+    given, gibibytes = args.kv_transfer_config, args.kv_offloading_size
+    if given is None and gibibytes is None:
+        return None
+    option = from_json(_Option, "kv_transfer_config", given)
+    name = "kv_transfer_config.kv_connector_extra_config"
+    extra = from_json(_Extra, name, option.kv_connector_extra_config)
+    tiers = resolve_kv_tiers(extra.secondary_tiers, f"{name}.secondary_tiers")
+    cpu_bytes = int(extra.cpu_bytes_to_use or (gibibytes or 0) * 2**30)
+    what = "kv_offloading_size" if given is None else "kv_transfer_config"
+    if cpu_bytes == 0:
+        raise ConfigError(f"{what}: no host memory is given; give kv_offloading_size in GiB, or cpu_bytes_to_use")
+    if not args.enable_prefix_caching:
+        raise ConfigError(f"{what} with enable_prefix_caching=False: nothing is cached; leave one of them out")
+    if args.distributed_executor_backend == "external_launcher":
+        raise ConfigError(
+            f"{what} with distributed_executor_backend='external_launcher': its engines must make the same plans, but loads "
+            "end at different times; leave one of them out, or use 'mp'"
+        )
+    return KVTransferConfig(
+        cpu_bytes=cpu_bytes,
+        loads=option.kv_role != "kv_producer",
+        saves=option.kv_role != "kv_consumer",
+        offload_prompt_only=extra.offload_prompt_only,
+        fails_if_not_loaded=option.kv_load_failure_policy == "fail",
+        tiers=tiers,
+        ignored=(*_ignored(option), *_ignored(extra)),
+    )
+
+
+def has_tiers(args: EngineArgs) -> bool:
+    """Whether the blocks are kept where another engine may find them."""
+    config = resolve_kv_transfer(args)
+    return config is not None and bool(config.tiers)
+
+
+def _ignored(given: _Option | _Extra) -> list[str]:
+    fields_without_meaning = [
+        each.name for each in fields(given) if each.type is object and each.name != "secondary_tiers"
+    ]
+    return [name for name in fields_without_meaning if getattr(given, name) is not None]

@@ -1,0 +1,20 @@
+"""`contents_of`: a digest of everything that determines keys and values, so that engines can share KV blocks."""
+
+import hashlib
+import logging
+import time
+
+from inflight.config.engine import ModelConfig
+from inflight.config.safetensors_file import digests, find_files
+from inflight.version import __version__
+
+logger = logging.getLogger(__name__)
+
+
+def contents_of(model: ModelConfig) -> bytes:
+    """Returns 32 bytes. Reads all weights: one core needs some seconds for a GB."""
+    start = time.perf_counter()
+    files = [] if model.load_format == "dummy" else [model.folder]
+    known = digests(find_files(model.folder)[0] if files and model.folder.is_dir() else files)
+    logger.info("the digest of the weights, for names of KV blocks, took %.2f s", time.perf_counter() - start)
+    return hashlib.sha256(repr((__version__, model.fingerprint, sorted(known.items()))).encode()).digest()

@@ -1,0 +1,71 @@
+"""`ObjectStoreTier`: objects in S3, in Google's or Azure's store, or in what speaks S3's protocol."""
+
+import errno
+from datetime import timedelta
+
+import obstore
+from obstore.exceptions import AlreadyExistsError
+from obstore.store import from_url
+
+from inflight.config.kv_tiers import KVTierConfig
+from inflight.errors import ConfigError
+from inflight.kv_connector.tier import Tier
+
+_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "proxy_url")  # not of the store, but of its HTTP client
+
+
+class ObjectStoreTier(Tier):
+    """
+    Raises:
+        ConfigError: the library refuses the address or an option.
+    """
+
+    def __init__(self, config: KVTierConfig) -> None:
+        assert config.url is not None
+        options = dict(config.options or {})
+        arguments: dict[str, object] = {"mkdir": True} if config.url.startswith("file:") else {}
+        if config.url.startswith(("s3:", "gs:", "az:")):
+            client = {name: options.pop(name) for name in _CLIENT_OPTIONS if name in options}
+            time = timedelta(seconds=0.9 * config.timeout_seconds)  # so that it fails before its thread is left alone
+            arguments = {
+                "config": options,
+                "client_options": {"timeout": time, "connect_timeout": time, **client},
+                "retry_config": {"max_retries": 2, "retry_timeout": time},
+            }
+        elif options:
+            raise ConfigError(f"secondary_tiers: an obj tier at {config.url!r} has no options; leave them out")
+        try:
+            self._store = from_url(config.url, **arguments)  # type: ignore[call-overload]  # arguments by the kind of store
+        except BaseException as error:  # a panic of the library is no Exception
+            text = str(error)
+            for value in map(str, (config.options or {}).values()):  # keys among them
+                text = text.replace(value, "…") if value else text
+            raise ConfigError(
+                f"secondary_tiers: an obj tier's url or options cannot be used: {text}; correct them"
+            ) from None
+
+    def get(self, name: bytes, into: memoryview) -> int | None:
+        try:
+            found = obstore.get(self._store, name.hex())
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise OSError(errno.ENOTDIR, "no such bucket") from None
+            return None
+        length = found.meta["size"]
+        if length <= len(into):
+            data = memoryview(found.bytes())
+            into[: len(data)] = data
+            return len(data)
+        return length
+
+    def put(self, name: bytes, data: memoryview) -> None:
+        try:
+            obstore.put(self._store, name.hex(), data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return  # by another writer, with the same bytes
+
+    def discard(self, name: bytes) -> None:
+        obstore.delete(self._store, name.hex())
+
+    def close(self) -> None:
+        """Its operations end by their own time limits."""

@@ -1,0 +1,189 @@
+"""`RankTransfers`: copies KV blocks of one rank between its arena, its slab and its tiers.
+
+    arena  <-- load --  slab  <-- fetch --  tiers
+    arena  -- save -->  slab  -- store -->  tiers
+
+The arena has the blocks of the prefix cache and of running requests. The slab is host memory with room for more blocks, its
+slots. The tiers (tier_stack.py) are files or servers, which may be slow, dead or wrong. So only a copy within this machine
+writes to the arena, and only verified bytes get into the slab. The engine decides which block and slot is used for what
+(scheduler/kv_transfers.py), and all ranks use the same numbers.
+
+One thread copies between arena and slab, in the order of the calls. Other threads fetch, and others store, so that neither
+waits for the other. After a fault the ranks begin a new epoch, and the engine may use any slot and block again. So
+`begin_epoch` waits for the copies to the arena, and nothing that began before it writes to the slab afterwards.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from inflight.kv_connector.tier_stack import TierStack
+
+logger = logging.getLogger(__name__)
+
+NUM_FETCH_THREADS = 4
+NUM_STORE_THREADS = 2
+MAX_WAITING_STORES = 4096  # blocks; more are not stored in the tiers
+MAX_CLOSING_SECONDS = 2.0  # how long `close` waits for the last blocks to be stored
+MISSING = -1
+
+Counts = dict[str, dict[str, float]]
+
+
+class Copies(Protocol):
+    """What device/block_copies.py makes."""
+
+    slab: np.ndarray[Any, np.dtype[np.uint8]]
+
+    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None: ...
+
+    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None: ...
+
+
+class RankTransfers:
+    """The rank's thread calls the methods. No method waits, but for `begin_epoch` and `close`.
+
+    A transfer that fails has a result that says so, and no exception. For an exception would reach the engine before the other
+    ranks have ended the transfer, and blocks must not be used again while a rank copies.
+    """
+
+    def __init__(self, copies: Copies, tiers: TierStack | None) -> None:
+        self._copies, self._tiers = copies, tiers
+        self._copier = ThreadPoolExecutor(1, "inflight-kv-copy")
+        self._fetchers = ThreadPoolExecutor(NUM_FETCH_THREADS, "inflight-kv-fetch")
+        self._storers = ThreadPoolExecutor(NUM_STORE_THREADS, "inflight-kv-store")
+        self._lock = threading.Lock()  # for all of these, and while the slab is written to by a fetch
+        self._epoch = 0
+        self._num_waiting_stores = 0
+        self._stored: dict[int, Future[tuple[bool, Counts]]] = {}  # id of a save -> the end of its stores
+
+    def save(
+        self, transfer_id: int, blocks: Sequence[int], slots: Sequence[int], keys: Sequence[bytes]
+    ) -> Future[bool]:
+        """Copy blocks of the arena to slots, and then store them in the tiers, if `keys` are given. The future says whether the
+        copies have succeeded. `stored` gives the end of the stores."""
+        epoch, ended = self._epoch, Future[tuple[bool, Counts]]()
+        if keys:
+            self._stored[transfer_id] = ended
+
+        def copy() -> bool:
+            is_saved = self._copy(lambda: self._copies.save(blocks, slots), epoch)
+            if keys:
+                self._store(keys if is_saved else (), slots, epoch, ended)
+            return is_saved
+
+        return self._copier.submit(copy)
+
+    def stored(self, transfer_id: int) -> Future[tuple[bool, Counts]]:
+        """The future says whether the tiers have been asked to store the blocks of this save, and what the tiers have done."""
+        stored = self._stored.pop(transfer_id, None)
+        if stored is None:  # an epoch has begun since
+            stored = Future()
+            stored.set_result((False, {}))
+        return stored
+
+    def load(self, slots: Sequence[int], blocks: Sequence[int], after: Future[Any] | None) -> Future[bool]:
+        """Copy slots to blocks of the arena, when the step `after` has ended: older steps may still use these blocks."""
+        epoch = self._epoch
+
+        def copy() -> bool:
+            try:
+                if after is not None and after.exception() is not None:
+                    return False
+            except CancelledError:
+                return False
+            return self._copy(lambda: self._copies.load(slots, blocks), epoch)
+
+        return self._copier.submit(copy)
+
+    def _copy(self, copy: Callable[[], None], epoch: int) -> bool:
+        if epoch != self._epoch:
+            return False
+        try:
+            copy()
+        except Exception:
+            logger.exception("KV blocks could not be copied")
+            return False
+        return True
+
+    def fetch(
+        self, keys: Sequence[bytes], slots: Sequence[int], ends: Sequence[bool]
+    ) -> Future[tuple[list[bool], Counts]]:
+        """Copy blocks from the tiers to slots. If a key is missing for which `ends` is set, later keys are not looked for. The
+        future says of each key whether its slot has the block now, and what the tiers have done."""
+        tiers, epoch, future = self._tiers, self._epoch, Future[tuple[list[bool], Counts]]()
+        assert tiers is not None
+        found, num_left, end = [False] * len(keys), len(keys), len(keys)
+
+        def fetch_one(i: int) -> None:
+            nonlocal num_left, end
+            got = tiers.fetch(keys[i]) if i < end else None
+            if got is not None and len(got[0]) != self._copies.slab.shape[1]:
+                got = None  # whoever can write to a tier can write this
+            with self._lock:
+                if got is not None and epoch == self._epoch:
+                    self._copies.slab[slots[i]] = np.frombuffer(got[0], dtype=np.uint8)
+                    found[i] = True
+                elif ends[i]:
+                    end = min(end, i)
+                num_left -= 1
+                is_last = num_left == 0
+            if is_last:
+                future.set_result((found, tiers.take_counts()))
+            if got is not None and got[1] > 0:  # a hit in a far tier is copied to the near ones
+                tiers.store(keys[i], got[0], got[1])
+
+        for i in range(len(keys)):
+            self._fetchers.submit(fetch_one, i)
+        return future
+
+    def _store(
+        self, keys: Sequence[bytes], slots: Sequence[int], epoch: int, ended: Future[tuple[bool, Counts]]
+    ) -> None:
+        tiers, num_left = self._tiers, len(keys)
+        assert tiers is not None
+        with self._lock:
+            has_room = self._num_waiting_stores + len(keys) <= MAX_WAITING_STORES
+            self._num_waiting_stores += len(keys) if has_room else 0
+        if not keys or not has_room:
+            ended.set_result((False, tiers.take_counts()))
+            return
+
+        def store_one(i: int) -> None:
+            nonlocal num_left
+            payload = self._copies.slab[slots[i]].copy()
+            if epoch == self._epoch:  # the slot had still the block when it was copied
+                tiers.store(keys[i], memoryview(payload))
+            with self._lock:
+                self._num_waiting_stores -= 1
+                num_left -= 1
+                is_last = num_left == 0
+            if is_last:
+                ended.set_result((True, tiers.take_counts()))
+
+        for i in range(len(keys)):
+            self._storers.submit(store_one, i)
+
+    def begin_epoch(self) -> None:
+        """Nothing that has begun writes to arena or slab after this call. The steps under way have ended or were cancelled."""
+        with self._lock:
+            self._epoch += 1
+            self._stored.clear()
+        self._copier.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Wait for stores, at most MAX_CLOSING_SECONDS. Idempotent."""
+        end = time.monotonic() + MAX_CLOSING_SECONDS
+        self._copier.shutdown(wait=True)
+        while self._num_waiting_stores and time.monotonic() < end:
+            time.sleep(0.01)
+        for pool in (self._fetchers, self._storers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        tiers, self._tiers = self._tiers, None
+        if tiers is not None:
+            tiers.close()

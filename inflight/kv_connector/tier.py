@@ -1,0 +1,38 @@
+"""`Tier`: storage for objects below host memory. A user's own class (`module_path`) implements it, too."""
+
+from abc import ABC, abstractmethod
+
+
+class Tier(ABC):
+    """Several threads call one tier at the same time. Several engines may share what it stores.
+
+    A user's class is made with one argument: the dictionary `options` of its configuration. Nothing that a tier returns is
+    trusted: what does not verify counts as missing. Any exception counts as a failure. An operation that takes longer than the
+    tier's `timeout_seconds` is left alone, and its buffer is not used for anything else.
+    """
+
+    @abstractmethod
+    def get(self, name: bytes, into: memoryview) -> int | None:
+        """Reads an object into the beginning of a page-aligned buffer.
+
+        Args:
+            name: 32 bytes.
+            into: writable bytes. Other objects may have left bytes in it. It may be written until this call returns.
+
+        Returns:
+            The length of the object in bytes; None if there is none of this name. An object that is longer than `into` is
+            damaged: any length but the right one says so.
+        """
+
+    @abstractmethod
+    def put(self, name: bytes, data: memoryview) -> None:
+        """Stores an object if none of this name is there. No reader ever sees a part of it. `data` is page-aligned, its length
+        is a multiple of 4096, and it may be read until this call returns."""
+
+    def discard(self, name: bytes) -> None:
+        """Removes an object that turned out to be damaged, so that the next `put` can replace it. Names contain all that
+        determines the bytes of an object, so no other engine can see it as good. By default nothing happens."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the tier. Calls that wait soon fail. Called once; no call follows."""

@@ -1,0 +1,70 @@
+"""`TierObject`: how a payload is stored in a tier, and how what a tier returns is verified.
+
+    0         8            40         48           80
+    | magic   | name       | length   | digest     | payload ...            | zeros to a multiple of 4096
+      version   32 bytes     of payload, little-endian
+
+The digest covers magic, name, length and payload. It is XXH3-128 (against accidents), or with a key BLAKE2b-256 (against
+writers who do not have the key). The zeros are written but not verified.
+"""
+
+import struct
+from hashlib import blake2b, sha256
+
+PAGE = 4096
+MAGIC = b"InflKV\x00\x01"  # the last byte is the version of the format
+HEADER = struct.Struct("<8s32sQ32s")
+_DIGESTED = 48  # the leading bytes of the header that the digest covers
+
+
+def padded(payload_bytes: int) -> int:
+    """The length of the object with a payload of so many bytes."""
+    return -(-(HEADER.size + payload_bytes) // PAGE) * PAGE
+
+
+class TierObject:
+    """
+    Args:
+        root: 32 bytes that name what all payloads belong to.
+        checksum_key: a secret, or None.
+    """
+
+    def __init__(self, root: bytes, checksum_key: str | None) -> None:
+        assert len(root) == 32
+        self._key = b"" if checksum_key is None else blake2b(checksum_key.encode()).digest()
+        # Formats and keys are a part of every name, so that engines with different ones never see each other's objects.
+        self._prefix = MAGIC + root + self._digest(b"name")
+
+    def name(self, key: bytes) -> bytes:
+        """The object's name, 32 bytes."""
+        return sha256(self._prefix + key).digest()
+
+    def seal(self, buffer: memoryview, name: bytes, payload_bytes: int) -> memoryview:
+        """Writes the header in front of the payload, which is at `buffer[HEADER.size:]`, and zeros behind it. Returns the
+        object."""
+        end, length = HEADER.size + payload_bytes, padded(payload_bytes)
+        HEADER.pack_into(buffer, 0, MAGIC, name, payload_bytes, b"")
+        HEADER.pack_into(
+            buffer, 0, MAGIC, name, payload_bytes, self._digest(buffer[:_DIGESTED], buffer[HEADER.size : end])
+        )
+        buffer[end:length] = bytes(length - end)
+        return buffer[:length]
+
+    def payload(self, buffer: memoryview, name: bytes, length: object) -> memoryview | None:
+        """Returns the payload of the object at the beginning of `buffer`, or None if it is not the object `name`, whole and
+        undamaged. `length`: what the tier said."""
+        magic, found, payload_bytes, digest = HEADER.unpack_from(buffer)
+        if magic != MAGIC or found != name or padded(payload_bytes) != length or padded(payload_bytes) > len(buffer):
+            return None
+        end = HEADER.size + payload_bytes
+        return (
+            buffer[HEADER.size : end] if digest == self._digest(buffer[:_DIGESTED], buffer[HEADER.size : end]) else None
+        )
+
+    def _digest(self, *parts: bytes | memoryview) -> bytes:
+        import xxhash  # optional: a server without tiers has no need of it
+
+        state = blake2b(key=self._key, digest_size=32) if self._key else xxhash.xxh3_128()
+        for part in parts:
+            state.update(part)
+        return state.digest().ljust(32, b"\0")

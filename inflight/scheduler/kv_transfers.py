@@ -1,0 +1,408 @@
+"""`KVTransfers`: copies blocks that others have computed into the arena, and computed blocks out of it.
+
+    arena  <-- load --  slab  <-- fetch --  tiers          arena  -- save -->  slab  -- store -->  tiers
+
+A rank copies (kv_connector/rank_transfers.py); this object decides what. The slab is a second `BlockPool` under the same keys,
+whose block ids are the numbers of slots. All ranks use the same slots. What a tier has is not known: to fetch is to look.
+
+A *transfer* is a generator. Each `yield` waits for a call of all ranks. The blocks and slots that a transfer copies belong to
+the transfer, which holds references. So a request may end or be preempted, and the caches may be reset, at any time. When a
+transfer has ended, its blocks are in the prefix cache like all others, and it lets go of them. The waiting request is admitted
+like one whose blocks were computed before. If a block has been evicted meanwhile, it is computed.
+
+A request waits no longer than the computation of its blocks is worth: then it computes, and the transfer goes on for others.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from inflight.config.kv_transfer import KVTransferConfig
+from inflight.errors import EngineError, ErrorKind
+from inflight.interface.statistics import TransferCounts
+from inflight.kv_cache.block_pool import BlockKey, BlockPool
+from inflight.kv_cache.manager import KVCacheManager
+from inflight.scheduler.no_transfers import NoTransfers
+from inflight.scheduler.request import Request
+
+logger = logging.getLogger(__name__)
+
+FIRST_CHUNK, LAST_CHUNK = 2, 64  # how many blocks of a sequence a fetch asks for
+POOL_SHARE = 4  # transfers hold at most one block in so many, in each direction
+# How long a request waits for its blocks: at least and at most these shares of the time to compute them.
+MIN_WAIT_SHARE, MAX_WAIT_SHARE = 0.2, 1.0
+UNKNOWN_WAIT_SECONDS = 2.0  # if the speed of neither way was measured
+PROBE_SECONDS = 10.0  # how often a slow tier is tried again
+SMOOTHING = 0.3  # weight of the newest measurement
+
+# Any: what a call of all ranks returned, one value for each rank
+Transfer = Generator[Future[Any], list[Any], None]
+
+
+@dataclass(slots=True)
+class _Wait:
+    """A request that waits for a transfer. `deadline`: a time of `time.monotonic()`. `fetch_seconds`: how long it waits for the
+    tiers, after the load of what the slab has."""
+
+    request: Request
+    deadline: float
+    fetch_seconds: float
+
+
+class KVTransfers(NoTransfers):
+    """
+    Args:
+        num_slots: the size of the slab.
+        block_bytes: of one block on all ranks together.
+        call: calls `kv_transfer` of all ranks with these arguments, beside the steps.
+        on_brought: called with a request that need not wait any more.
+        fail: called with the id of a request whose blocks could not be loaded, and with a reason, if such requests must fail.
+    """
+
+    def __init__(
+        self,
+        kv_cache: KVCacheManager,
+        config: KVTransferConfig,
+        num_slots: int,
+        block_bytes: int,
+        call: Callable[..., Future[Any]],
+        on_brought: Callable[[Request], None],
+        fail: Callable[[str, str, ErrorKind], None],
+    ) -> None:
+        self._kv_cache, self._config, self._call = kv_cache, config, call
+        self._on_brought, self._fail = on_brought, fail
+        self._pool, self._slab = kv_cache.pool, BlockPool(num_slots)
+        self._block_bytes = block_bytes
+        self._share = self._pool.num_blocks // POOL_SHARE
+        self._ended: SimpleQueue[tuple[Transfer, Future[Any]]] = SimpleQueue()
+        self._waits: dict[str, _Wait] = {}
+        self._unsaved: deque[BlockKey] = deque()
+        self._saving, self._fetching, self._loading = set[BlockKey](), set[BlockKey](), set[BlockKey]()
+        super().__init__()
+        self._num_saving = 0  # blocks
+        self._waiters: list[Future[Any]] = []
+        self._num_saves = self._num_resets = self._num_running = 0
+        self._generation = b""  # a part of the names in the tiers
+        self._token_seconds = self._block_seconds = (
+            0.0  # to compute a token, to fetch a block of a sequence; 0: unknown
+        )
+        self._next_probe = 0.0
+        self._counts = TransferCounts()
+
+    def take_counts(self) -> TransferCounts:
+        counts, self._counts = self._counts, TransferCounts()
+        return counts
+
+    def awaits(self, request: Request) -> bool:
+        return request.request_id in self._waits
+
+    @property
+    def is_busy(self) -> bool:  # type: ignore[override]  # a constant of the base class
+        return bool(self._waits)
+
+    @property
+    def is_running(self) -> bool:  # type: ignore[override]
+        return self._num_running > 0
+
+    # -- the transfers' life -------------------------------------------------------------------------------------------
+
+    def _start(self, transfer: Transfer) -> None:
+        self._num_running += 1
+        self._advance(transfer, None)
+
+    def _advance(self, transfer: Transfer, ended: Future[Any] | None) -> None:
+        """Run the transfer until it waits for the next call."""
+        try:
+            if ended is None:
+                future = next(transfer)
+            elif (error := ended.exception()) is not None:
+                future = transfer.throw(error)
+            else:
+                future = transfer.send(ended.result())
+        except StopIteration:
+            self._num_running -= 1
+        except EngineError as error:  # a rank was lost, or an epoch has begun
+            self._num_running -= 1
+            logger.debug("a transfer of KV blocks has ended: %s", error)
+        else:
+            future.add_done_callback(lambda done: self._note_end(transfer, done))
+
+    def _note_end(self, transfer: Transfer, done: Future[Any]) -> None:
+        self._ended.put((transfer, done))
+        self.on_news()
+
+    def settle(self) -> None:
+        while not self._ended.empty():
+            self._advance(*self._ended.get())
+        if self._waits:
+            now = time.monotonic()
+            for wait in [wait for wait in self._waits.values() if now >= wait.deadline]:
+                self._counts.num_late += 1
+                self._let_go(wait.request)
+
+    def wait(self, seconds: float) -> None:
+        try:
+            self._ended.put(self._ended.get(timeout=seconds))
+        except Empty:
+            return
+
+    def forget(self, request: Request) -> None:
+        self._waits.pop(request.request_id, None)
+
+    def reset(self, *, with_slab: bool) -> None:
+        self._num_resets += 1
+        self._unsaved.clear()
+        if with_slab:
+            self._slab.forget_all()
+
+    def forget_tiers(self) -> None:
+        self._num_resets += 1
+        self._generation = time.time_ns().to_bytes(8, "little")
+
+    def _let_go(self, request: Request) -> None:
+        if self._waits.pop(request.request_id, None) is not None:
+            self._on_brought(request)
+
+    def _find_near(self, key: BlockKey) -> int | None:
+        """Whether arena or slab has the block. The number says nothing."""
+        block_id = self._pool.lookup(key)
+        return self._slab.lookup(key) if block_id is None else block_id
+
+    def _wire_keys(self, keys: Sequence[BlockKey]) -> list[bytes]:
+        return [self._generation + name + group.to_bytes(2, "little") for name, group in keys]
+
+    # -- in ------------------------------------------------------------------------------------------------------------
+
+    def begin(self, request: Request, last: int) -> bool:
+        if not self._config.loads:
+            return False
+        blocks, size = request.blocks, self._kv_cache.block_size
+        limit = self._kv_cache.name_blocks(blocks, request.token_ids[: last + 1])
+        local = self._kv_cache.longest_hit(blocks, limit, self._pool.lookup)
+        near = self._kv_cache.longest_hit(blocks, limit, self._find_near)
+        needed = self._kv_cache.needed_keys(blocks, near)
+        self._refresh(needed)
+        missing = [key for key in needed if self._pool.lookup(key) is None]
+        if missing and not self._loading and not self._has_room(needed, len(missing)):
+            return False  # running requests have the blocks, so it is not admitted either, and asks again
+        blocks.were_sought = True
+        self._counts.num_queried_tokens += (limit - local) * size
+        seconds = self._seconds_to_wait((limit - near) * size)
+        fetches = bool(self._config.tiers) and near < limit and seconds > 0
+        if not (missing or fetches):
+            return False
+        # the slab is near, so a load is waited for as long as its blocks take to compute
+        load_seconds = max(UNKNOWN_WAIT_SECONDS, (near - local) * size * self._token_seconds) if missing else 0.0
+        self._waits[request.request_id] = _Wait(request, time.monotonic() + (load_seconds or seconds), seconds)
+        self._start(self._bring(request, limit, near if fetches else limit, local))
+        return self.awaits(request)
+
+    def _seconds_to_wait(self, num_tokens: int) -> float:
+        """How long a request waits for tokens from the tiers. 0: it does not, because to compute them is faster."""
+        compute, fetch = num_tokens * self._token_seconds, num_tokens / self._kv_cache.block_size * self._block_seconds
+        if not compute:
+            return UNKNOWN_WAIT_SECONDS
+        now = time.monotonic()
+        if fetch >= compute:
+            if now < self._next_probe:
+                return 0.0
+            self._next_probe, fetch = now + PROBE_SECONDS, 0.0
+        return max(MIN_WAIT_SHARE * compute, min(1.5 * fetch, MAX_WAIT_SHARE * compute))
+
+    def end_step(self, num_tokens: int, num_rows: int, seconds: float) -> None:
+        if self._unsaved:
+            self._save_committed()
+        if num_tokens >= 8 * num_rows and seconds > 0:  # a step that computes mostly prompts
+            self._token_seconds = _smooth(self._token_seconds, seconds / num_tokens)
+
+    def _bring(self, request: Request, limit: int, first: int, local: int) -> Transfer:
+        """Fetch blocks [first, limit), then load what the arena lacks. The prefix cache has `local` blocks of the request."""
+        wait = self._waits[request.request_id]
+        try:
+            yield from self._load(request, limit, local)
+            if first < limit:
+                wait.deadline = time.monotonic() + wait.fetch_seconds
+                yield from self._fetch(request, limit, first)
+                yield from self._load(request, limit, first)
+        finally:
+            if self._waits.get(request.request_id) is wait:  # it may have been preempted, and wait again
+                self._let_go(request)
+
+    def _fetch(self, request: Request, limit: int, first: int) -> Transfer:
+        blocks, size, is_complete = request.blocks, FIRST_CHUNK, True
+        while first < limit and is_complete:
+            indices = range(first, min(first + size, limit))
+            wanted = [
+                (key, ends)
+                for index in indices
+                for key, ends in self._kv_cache.keys_at(blocks, index)
+                if self._find_near(key) is None
+            ]
+            if not self._fetching.isdisjoint(key for key, _ in wanted):
+                yield self._end_of_another()  # it fetches them for a request with the same prefix
+                continue
+            first, size = indices.stop, min(2 * size, LAST_CHUNK)
+            if not wanted:
+                continue
+            if len(wanted) > self._slab.num_free_blocks // 2:
+                return
+            slots, start, num_resets = self._slab.allocate(len(wanted)), time.monotonic(), self._num_resets
+            keys, ends = [key for key, _ in wanted], [ends for _, ends in wanted]
+            self._fetching.update(keys)
+            try:
+                answers = yield self._call("fetch", self._wire_keys(keys), slots, ends)
+                found = [all(has) for has in zip(*(answer[0] for answer in answers), strict=True)]
+                self._counts.add_tiers(answer[1] for answer in answers)
+                if num_resets == self._num_resets:
+                    for key, slot, has in zip(keys, slots, found, strict=True):
+                        if has:
+                            self._slab.register(slot, key)
+            finally:
+                self._slab.free(reversed(slots))
+                self._fetching.difference_update(keys)
+                self._wake_others()
+            is_complete = all(has for has, is_end in zip(found, ends, strict=True) if is_end)
+            if any(found):
+                self._counts.num_fetched_blocks += sum(found)
+                self._block_seconds = _smooth(self._block_seconds, (time.monotonic() - start) / len(indices))
+
+    def _load(self, request: Request, limit: int, local: int) -> Transfer:
+        blocks, lookup = request.blocks, self._pool.lookup
+        while True:
+            num_hit = self._kv_cache.longest_hit(blocks, limit, self._find_near)
+            needed = self._kv_cache.needed_keys(blocks, num_hit)
+            keys = [key for key in needed if lookup(key) is None]
+            if not keys or not self.awaits(request):
+                return
+            if self._loading.isdisjoint(keys) and self._has_room(needed, len(keys)):
+                break
+            if not self._loading:
+                return
+            yield self._end_of_another()
+        kept = [block_id for key in needed if (block_id := lookup(key)) is not None]
+        slots = [slot for key in keys if (slot := self._slab.lookup(key)) is not None]
+        self._slab.touch(slots)
+        self._pool.touch(kept)
+        new, start, num_resets = self._pool.allocate(len(keys)), time.monotonic(), self._num_resets
+        self._loading.update(keys)
+        self.held_blocks.update(kept + new)
+        try:
+            if not all((yield self._call("load", slots, new))):
+                self._counts.num_failed += 1
+                if self._config.fails_if_not_loaded and self.awaits(request):
+                    self._fail(request.request_id, "its cached KV blocks could not be loaded", ErrorKind.ENGINE)
+            elif num_resets == self._num_resets:
+                for key, block_id in zip(keys, new, strict=True):
+                    self._pool.register(block_id, key)
+                self._counts.num_hit_tokens += max(0, num_hit - local) * self._kv_cache.block_size
+                self._counts.num_loaded_blocks += len(new)
+                self._counts.load_bytes += len(new) * self._block_bytes
+                self._counts.load_seconds += time.monotonic() - start
+        finally:
+            self._loading.difference_update(keys)
+            self._free_blocks(kept + new)
+            self._slab.free(reversed(slots))
+            self._wake_others()
+
+    def _end_of_another(self) -> Future[Any]:
+        """Returns a future that ends when another transfer has loaded or fetched blocks, or has failed to."""
+        self._waiters.append(Future())
+        return self._waiters[-1]
+
+    def _wake_others(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.set_result([])
+
+    def _has_room(self, needed: Sequence[BlockKey], count: int) -> bool:
+        """Whether the arena has room for `count` blocks more, without those that it has of `needed`."""
+        present = [block_id for key in needed if (block_id := self._pool.lookup(key)) is not None]
+        free = self._pool.num_free_blocks - self._pool.count_free(present)
+        return count <= free and (not self._loading or len(self._loading) + count <= self._share)
+
+    def _refresh(self, keys: Sequence[BlockKey]) -> None:
+        """The slab's copies of these blocks are evicted later, because the blocks are in use."""
+        slots = [slot for key in keys if (slot := self._slab.lookup(key)) is not None]
+        self._slab.touch(slots)
+        self._slab.free(reversed(slots))
+
+    def _free_blocks(self, block_ids: Sequence[int]) -> None:
+        self._pool.free(reversed(block_ids))
+        self.held_blocks.subtract(block_ids)
+
+    # -- out -----------------------------------------------------------------------------------------------------------
+
+    def note_committed(self, request: Request, first: int) -> None:
+        blocks, stop = request.blocks, request.blocks.num_committed
+        if self._config.offload_prompt_only:
+            stop = min(stop, request.num_prompt_tokens // self._kv_cache.block_size)
+        if self._config.saves and blocks.may_be_named:
+            for index in range(first, stop):
+                self._unsaved += [key for key, _ in self._kv_cache.keys_at(blocks, index)]
+
+    def _save_committed(self) -> None:
+        """Begin to save blocks that have been named. Those for which there is no room now are saved later, unless they
+        are evicted by then. A call looks at no more names than it saves, however many wait."""
+        found, most = dict[BlockKey, int](), self._pool.num_blocks
+        room = min(self._share - self._num_saving, self._slab.num_free_blocks // 2)
+        while self._unsaved and (len(found) < room or len(self._unsaved) > most):
+            key = self._unsaved.popleft()
+            if key not in self._saving and self._slab.lookup(key) is None:
+                block_id = self._pool.lookup(key)
+                if block_id is not None and len(found) < room:
+                    found[key] = block_id
+                else:
+                    self._counts.num_skipped_saves += 1
+        keys = list(found)
+        if keys:
+            self._start(self._save(keys, [found[key] for key in keys]))
+
+    def _save(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> Transfer:
+        self._pool.touch(block_ids)
+        self.held_blocks.update(block_ids)
+        self._num_saving += len(block_ids)
+        slots, num_resets = self._slab.allocate(len(keys)), self._num_resets
+        self._num_saves += 1
+        transfer_id, start = self._num_saves, time.monotonic()
+        self._saving.update(keys)
+        try:
+            try:
+                names = self._wire_keys(keys) if self._config.tiers else []
+                is_saved = all((yield self._call("save", transfer_id, block_ids, slots, names)))
+                if is_saved and num_resets == self._num_resets:
+                    for key, slot in zip(keys, slots, strict=True):
+                        self._slab.register(slot, key)
+                    self._counts.num_saved_blocks += len(keys)
+                    self._counts.save_bytes += len(keys) * self._block_bytes
+                    self._counts.save_seconds += time.monotonic() - start
+                self._counts.num_failed += not is_saved
+            finally:
+                self._num_saving -= len(block_ids)
+                self._free_blocks(block_ids)
+                self._saving.difference_update(keys)
+            if self._unsaved:
+                self._save_committed()
+            if self._config.tiers:
+                answers = yield self._call("stored", transfer_id)
+                self._counts.add_tiers(answer[1] for answer in answers)
+                self._counts.num_skipped_saves += 0 if all(answer[0] for answer in answers) else len(keys)
+        finally:
+            self._slab.free(reversed(slots))
+
+    # -- for tests -----------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        if not self._num_running:
+            assert not (self._loading or self._num_saving or self._saving or self._fetching)
+            assert not (self._waits or self._waiters)
+            assert not any(self.held_blocks.values())
+            self._slab.check_integrity({})
+
+
+def _smooth(old: float, new: float) -> float:
+    return new if not old else (1 - SMOOTHING) * old + SMOOTHING * new

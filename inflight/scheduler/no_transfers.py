@@ -1,0 +1,61 @@
+"""`NoTransfers`: what the scheduler asks of transfers of KV blocks, for an engine that keeps none outside of its cache."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from inflight.interface.statistics import TransferCounts
+from inflight.scheduler.request import Request
+
+
+class NoTransfers:
+    """`KVTransfers` is the heir for an engine that has a slab.
+
+    Attributes:
+        on_news: called in any thread when a call has ended, so that `settle` should be called soon.
+        is_busy: whether requests wait for a transfer.
+        is_running: whether a transfer runs. While it saves or loads blocks, too few may be free to admit a request.
+        held_blocks: block of the arena -> how many references to it transfers hold. For tests.
+    """
+
+    is_busy = is_running = False
+
+    def __init__(self) -> None:
+        self.held_blocks = Counter[int]()
+        self.on_news: Callable[[], None] = lambda: None
+
+    def begin(self, request: Request, last: int) -> bool:
+        """Begin to bring the blocks of the tokens before position `last`, which the request computes itself. Returns whether
+        the request must wait until `on_brought` is called. Called once for each admission of the request."""
+        return False
+
+    def settle(self) -> None:
+        """Go on with the transfers whose calls have ended. Let requests run that have waited long enough."""
+
+    def note_committed(self, request: Request, first: int) -> None:
+        """The blocks of the request from number `first` on have been committed."""
+
+    def end_step(self, num_tokens: int, num_rows: int, seconds: float) -> None:
+        """Called when all requests of a step are committed: save their new blocks, and learn how long tokens compute."""
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+
+    def reset(self, *, with_slab: bool) -> None:
+        """What is under way will not be named. With `with_slab` the slab has nothing for later requests."""
+
+    def forget_tiers(self) -> None:
+        """What is in the tiers now is not used any more."""
+
+    def take_counts(self) -> TransferCounts | None:
+        """Returns what the transfers have done since the last call."""
+        return None
+
+    def awaits(self, request: Request) -> bool:
+        """Whether the request must wait until `on_brought` is called."""
+        return False
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a call has ended, but at most `seconds`."""
+
+    def check_integrity(self) -> None:
+        """Assert that nothing is held while no transfer runs. For tests."""

@@ -1,0 +1,229 @@
+"""KV blocks in host memory and in a folder: the same tokens as without them, for every feature that touches the KV cache.
+
+Prompts are computed, then the prefix cache is emptied, or is too small anyway. So what is found comes from the slab.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight import LLM, RequestOutput, SamplingParams
+from inflight.interface.statistics import TransferCounts
+from inflight.scheduler.kv_transfers import KVTransfers
+from inflight.structured_outputs_params import StructuredOutputsParams
+from tests.e2e.identity import assert_close
+from tests.e2e.serve_process import serving
+from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.waits import wait_until
+
+BLOCK = 16
+TEXTS = (
+    "The fox went into the forest. It saw a small house, and in the house there was an old woman who baked bread. ",
+    "One day a girl found a key. She asked her mother what it was for, but her mother did not know it either. ",
+    "The river was cold and fast. Three boats lay at the bank, and nobody wanted to be the first to cross it. ",
+)
+PROMPTS = [text * 5 + end for text in TEXTS for end in ("Then", "But the")]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+SLAB = {"kv_offloading_size": 0.02}
+
+
+@pytest.fixture(autouse=True)
+def _requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, blocks are not computed while they are copied."""
+    monkeypatch.setattr(KVTransfers, "_seconds_to_wait", lambda transfers, num_tokens: 1e6)
+
+
+def make(**arguments: Any) -> LLM:
+    fixed: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 256,
+        "block_size": BLOCK,
+        "kv_cache_memory_bytes": 1 << 24,
+        "num_threads": 1,
+        "generation_config": "none",
+    }
+    return LLM(**{**fixed, **arguments})
+
+
+def transfers_of(llm: LLM) -> KVTransfers:
+    found = llm.llm_engine.core.scheduler.transfers  # type: ignore[attr-defined]
+    assert isinstance(found, KVTransfers)
+    return found
+
+
+def finish(llm: LLM) -> None:
+    """Returns when all blocks are where they are to be."""
+
+    def is_idle() -> bool:
+        transfers_of(llm).settle()
+        return not transfers_of(llm).is_running
+
+    wait_until(is_idle)
+    llm.llm_engine.core.scheduler.check_integrity()  # type: ignore[attr-defined]
+
+
+def take_counts(llm: LLM) -> TransferCounts:
+    counts = transfers_of(llm).take_counts()
+    assert counts is not None and counts.num_failed == counts.num_late == 0
+    return counts
+
+
+def run(llm: LLM, params: SamplingParams | list[SamplingParams]) -> list[RequestOutput]:
+    return llm.generate(PROMPTS, params, use_tqdm=False)
+
+
+def compare(found: list[RequestOutput], truth: list[RequestOutput]) -> None:
+    for ours, theirs in zip(found, truth, strict=True):
+        assert [each.token_ids for each in ours.outputs] == [each.token_ids for each in theirs.outputs]
+        assert [each.text for each in ours.outputs] == [each.text for each in theirs.outputs]
+        assert_close(ours.prompt_logprobs, theirs.prompt_logprobs)
+
+
+class Truth:
+    """What engines without a slab answer, one for each set of arguments that changes numbers."""
+
+    def __init__(self) -> None:
+        self._llms: dict[str, LLM] = {}
+
+    def __call__(self, params: SamplingParams | list[SamplingParams], **arguments: Any) -> list[RequestOutput]:
+        if (name := repr(arguments)) not in self._llms:
+            self._llms[name] = make(enable_prefix_caching=False, **arguments)
+        return run(self._llms[name], params)
+
+    @property
+    def block_bytes(self) -> int:
+        config = self._llms["{}"].llm_engine.core.kv_cache_config  # type: ignore[attr-defined]
+        return int(config.block_bytes)
+
+    def close(self) -> None:
+        for llm in self._llms.values():
+            llm.close()
+
+
+@pytest.fixture(scope="module")
+def truth() -> Iterator[Truth]:
+    made = Truth()
+    yield made
+    made.close()
+
+
+def regex(pattern: str) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=16, structured_outputs=StructuredOutputsParams(regex=pattern))
+
+
+MIXED = [SamplingParams(temperature=0.0, max_tokens=8, prompt_logprobs=1 if i % 2 else None) for i in range(6)]
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+# name -> arguments of the engine, and what the requests ask for
+FEATURES: dict[str, tuple[dict[str, Any], SamplingParams | list[SamplingParams]]] = {
+    "plain": ({}, GREEDY),
+    "sampled": ({}, SamplingParams(temperature=1.0, seed=3, max_tokens=16)),
+    "two ranks a layer": ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, GREEDY),
+    "two stages": ({"pipeline_parallel_size": 2, "distributed_executor_backend": "uni"}, GREEDY),
+    "drafts": ({"speculative_config": NGRAM}, GREEDY),
+    "grammar": ({}, regex(r" (the|a) (girl|fox|boat)( [a-z]{2,6}){1,4}\.")),
+    "prompt_logprobs": ({}, MIXED),
+    "n": ({}, SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=8)),
+    "chunks": ({"max_num_batched_tokens": 24, "max_num_seqs": 3}, GREEDY),
+}
+
+
+def check_feature(llm: LLM, params: SamplingParams | list[SamplingParams], wanted: list[RequestOutput]) -> None:
+    """Twice: the second time all blocks come from the slab."""
+    compare(run(llm, params), wanted)
+    finish(llm)
+    saved = take_counts(llm)
+    assert saved.num_saved_blocks > 0 and saved.num_hit_tokens == 0
+    llm.reset_prefix_cache()
+    compare(run(llm, params), wanted)
+    finish(llm)
+    loaded = take_counts(llm)
+    assert loaded.num_hit_tokens >= 6 * BLOCK and loaded.load_bytes > 0
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_tokens_are_those_of_an_engine_without_a_slab(truth: Truth, feature: str) -> None:
+    arguments, params = FEATURES[feature]
+    with make(**SLAB, **arguments) as llm:
+        check_feature(llm, params, truth(params))
+
+
+@pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="the C++ kernels are not here")
+def test_an_int8_cache(truth: Truth) -> None:
+    with make(**SLAB, kv_cache_dtype="int8") as llm:
+        check_feature(llm, GREEDY, truth(GREEDY, kv_cache_dtype="int8"))
+
+
+def test_a_cache_that_is_too_small(truth: Truth) -> None:
+    """Requests are preempted, and blocks are evicted while others run."""
+    params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
+    wanted = truth(params)
+    block_bytes = truth.block_bytes
+    with make(**SLAB, kv_cache_memory_bytes=17 * block_bytes, max_num_seqs=4) as llm:
+        for _ in range(3):
+            compare(run(llm, params), wanted)
+            finish(llm)
+        counts, stats = take_counts(llm), llm.llm_engine.core.scheduler.stats  # type: ignore[attr-defined]
+        assert stats.num_preemptions > 0
+        assert counts.num_hit_tokens > 0
+        assert counts.num_loaded_blocks * block_bytes == counts.load_bytes
+
+
+def test_another_engine_finds_the_blocks_in_a_folder(truth: Truth, tmp_path: Path) -> None:
+    """The first prompt of an engine that has just started is not computed. Other weights do not find them."""
+    folder = {"type": "fs", "path": str(tmp_path), "max_bytes": 1 << 28}
+    config = {"kv_connector_extra_config": {"cpu_bytes_to_use": 2e7, "secondary_tiers": [folder]}}
+    wanted = truth(GREEDY)
+    for turn in range(2):
+        with make(kv_transfer_config=config) as llm:
+            compare(run(llm, GREEDY), wanted)
+            finish(llm)
+            counts = take_counts(llm)
+            num_full = sum((len(output.prompt_token_ids) - 1) // BLOCK for output in wanted)
+            if turn == 0:
+                assert counts.num_fetched_blocks == 0
+                assert counts.tiers["fs"]["stored"] >= num_full / 2
+            else:
+                assert counts.num_fetched_blocks == counts.num_loaded_blocks > 0
+                assert counts.tiers["fs"]["hits"] == counts.num_fetched_blocks
+    with make(kv_transfer_config=config, load_format="dummy") as llm:
+        run(llm, GREEDY)
+        finish(llm)
+        assert take_counts(llm).num_fetched_blocks == 0
+
+
+def test_the_server_keeps_blocks_in_host_memory() -> None:
+    def metric(name: str) -> float:
+        lines = server.request("GET", "/metrics")[1].splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"inflight:{name}"))
+
+    def complete() -> tuple[str, int]:
+        """The text, and how many tokens of the prompt were cached."""
+        body = {"model": "tested", "prompt": PROMPTS[0], "max_tokens": 16, "temperature": 0}
+        status, text = server.request("POST", "/v1/completions", body)
+        assert status == 200, text
+        answer = json.loads(text)
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def reset(path: str = "/reset_prefix_cache") -> None:
+        assert server.request("POST", path) == (200, '{"status":"reset"}')
+
+    def was_loaded() -> bool:
+        reset()
+        text, num_cached = complete()
+        assert text == truth
+        return num_cached > 0 and metric("kv_offload_load_bytes") > 0
+
+    with serving("--kv-offloading-size", "0.1", "--block-size", "16", "--dtype", "float32") as server:
+        truth, num_cached = complete()
+        assert num_cached == 0 and metric("kv_offload_load_bytes") == 0
+        wait_until(was_loaded, server.text_of_log)
+        assert metric("kv_offload_store_bytes") > 0 and metric("external_prefix_cache_hits") >= 4 * BLOCK
+        assert metric("kv_offload_failures") == 0
+        reset("/reset_prefix_cache?reset_connector=true")
+        assert complete() == (truth, 0)
+        wait_until(was_loaded, server.text_of_log)  # it was saved again

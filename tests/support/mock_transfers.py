@@ -1,0 +1,171 @@
+"""`MockTransfers`: the `kv_transfer` calls of one mock rank, ended in a random order, late, and with faults.
+
+It keeps to what `RankTransfers` promises and to nothing else. A copy happens at any time between its call and its end: each one
+draws whether it happens first or last. A load begins when the newest step before it has run. What a tier gives is verified, so
+a torn, damaged, swapped or foreign object is a missing one. The slab's and the tiers' contents are the arena's rows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inflight.errors import RankError
+
+if TYPE_CHECKING:
+    from tests.support.mock_engine import LateExecutor
+
+Row = np.ndarray[Any, Any]
+
+
+@dataclass
+class _Call:
+    future: Future[Any]
+    end: Callable[[], Any]  # returns the value of the rank
+    after: Future[Any] | None = None  # the step that must have run before
+
+    @property
+    def may_end(self) -> bool:
+        return self.after is None or self.after.done()
+
+
+class MockTransfers:
+    """
+    Args:
+        tiers: wire key -> contents. Engines may share it.
+        fault_rate: how often a copy fails, or an object is damaged or lost.
+        slowness: the probability that nothing ends in a turn.
+
+    Attributes:
+        num_faults: how many were injected.
+    """
+
+    def __init__(
+        self, rng: random.Random, tiers: dict[bytes, Row], *, fault_rate: float = 0.0, slowness: float = 0.3
+    ) -> None:
+        self._rng, self._tiers, self._fault_rate, self._slowness = rng, tiers, fault_rate, slowness
+        self._slab: dict[int, Row] = {}
+        self._calls: list[_Call] = []
+        self._saves: dict[int, tuple[list[bytes], list[int]]] = {}
+        self.num_faults = 0
+        self.log: list[str] = []
+
+    def call(self, executor: LateExecutor, action: str, *args: Any) -> Future[Any]:
+        self.log.append(action)
+        future: Future[Any] = Future()
+        self._calls.append(getattr(self, f"_{action}")(executor, future, *args))
+        return future
+
+    def advance(self, *, is_needed: bool = False) -> None:
+        """End some calls. `is_needed`: nothing else can happen, so that at least one ends."""
+        while ready := [call for call in self._calls if call.may_end]:
+            if not is_needed and self._rng.random() < self._slowness:
+                return
+            is_needed = False
+            self._end(self._rng.choice(ready))
+
+    def finish(self) -> None:
+        while self._calls:
+            self._end(self._calls[0])
+
+    def begin_epoch(self, cause: RankError, *, loses_slab: bool) -> None:
+        """The calls under way fail. Their copies have happened, or never will."""
+        calls, self._calls = self._calls, []
+        self._saves.clear()
+        for call in calls:
+            if call.may_end and self._rng.random() < 0.5:
+                call.end()
+            call.future.set_exception(type(cause)("dropped", rank=0))
+        if loses_slab:
+            self._slab.clear()
+
+    def _end(self, call: _Call) -> None:
+        self._calls.remove(call)
+        call.future.set_result([call.end()])
+
+    def _is_faulty(self) -> bool:
+        is_faulty = self._rng.random() < self._fault_rate
+        self.num_faults += is_faulty
+        return is_faulty
+
+    def _once(self, copy: Callable[[], Any]) -> Callable[[], Any]:
+        """`copy` now, or when the call ends."""
+        if self._rng.random() < 0.5:
+            value = copy()
+            return lambda: value
+        return copy
+
+    def _save(
+        self,
+        executor: LateExecutor,
+        future: Future[Any],
+        number: int,
+        blocks: Sequence[int],
+        slots: Sequence[int],
+        keys: list[bytes],
+    ) -> _Call:
+        assert len(set(slots)) == len(slots) and 0 not in slots and 0 not in blocks
+        self._saves[number] = keys, list(slots)
+
+        def copy() -> bool:
+            count = len(blocks)
+            if is_faulty := self._is_faulty():  # some were copied
+                count = self._rng.randrange(count)
+                self._saves[number] = [], []
+            for block, slot in list(zip(blocks, slots, strict=True))[:count]:
+                self._slab[slot] = executor.worker._cache[block].copy()
+            return not is_faulty
+
+        return _Call(future, self._once(copy))
+
+    def _stored(self, executor: LateExecutor, future: Future[Any], number: int) -> _Call:
+        keys, slots = self._saves.pop(number, ([], []))  # none: it was of an older epoch
+
+        def store() -> tuple[bool, dict[str, dict[str, float]]]:
+            for key, slot in zip(keys, slots, strict=True):
+                if not self._is_faulty():
+                    row = self._slab[slot].copy()
+                    assert key not in self._tiers or np.array_equal(self._tiers[key], row), "one name, two contents"
+                    self._tiers[key] = row
+            return True, {"fs": {"stored": float(len(keys))}}
+
+        return _Call(future, store)
+
+    def _fetch(
+        self, executor: LateExecutor, future: Future[Any], keys: list[bytes], slots: list[int], ends: list[bool]
+    ) -> _Call:
+        assert keys and len(set(slots)) == len(slots)
+
+        def copy() -> tuple[list[bool], dict[str, dict[str, float]]]:
+            found = [False] * len(keys)
+            for i, (key, slot) in enumerate(zip(keys, slots, strict=True)):
+                if key in self._tiers and self._is_faulty():
+                    self._tiers.pop(key)  # it was damaged, and removed
+                if key in self._tiers:
+                    self._slab[slot] = self._tiers[key].copy()
+                    found[i] = True
+                elif ends[i]:
+                    break
+            return found, {"fs": {"hits": float(sum(found))}}
+
+        return _Call(future, self._once(copy))
+
+    def _load(self, executor: LateExecutor, future: Future[Any], slots: list[int], blocks: list[int]) -> _Call:
+        assert len(set(blocks)) == len(blocks)
+
+        def copy() -> bool:
+            if self._is_faulty():
+                for block in blocks[: self._rng.randrange(len(blocks) + 1)]:
+                    executor.worker._cache[block] = -3
+                return False
+            for slot, block in zip(slots, blocks, strict=True):
+                executor.worker._cache[block] = self._slab[slot]
+            return True
+
+        after = executor.newest
+        return _Call(future, self._once(copy) if after is None else copy, after)
