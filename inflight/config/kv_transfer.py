@@ -1,11 +1,11 @@
 """`KVTransferConfig`: which KV blocks are kept outside of the cache, and where. Names and values of the options are vLLM's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from inflight.config.engine_args import EngineArgs
-from inflight.config.json_option import from_json
+from inflight.config.json_option import Config, from_json
 from inflight.config.kv_tiers import KVTierConfig, resolve_kv_tiers
 from inflight.errors import ConfigError
 from inflight.setting import setting
@@ -34,38 +34,32 @@ class KVTransferConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class _Option:
-    """What `kv_transfer_config` may contain. The fields with None have no meaning here, and are ignored."""
+    """What `kv_transfer_config` may contain, besides `_IGNORED`."""
 
     kv_connector: str = setting("OffloadingConnector", "The connector.", choices=("OffloadingConnector",))
     kv_role: str = setting("kv_both", "What it does.", choices=("kv_both", "kv_producer", "kv_consumer"))
     kv_load_failure_policy: str = setting("recompute", "If a load fails.", choices=("recompute", "fail"))
     kv_connector_extra_config: Mapping[str, Any] | None = None  # Any: checked here
-    kv_connector_module_path: object = None
-    enable_permute_local_kv: object = None
-    engine_id: object = None
-    kv_buffer_device: object = None
-    kv_buffer_size: object = None
-    kv_ip: object = None
-    kv_parallel_size: object = None
-    kv_port: object = None
-    kv_rank: object = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Extra:
-    """What `kv_connector_extra_config` may contain. The fields with None have no meaning here, and are ignored."""
+    """What `kv_connector_extra_config` may contain, besides `_IGNORED_EXTRA`."""
 
     cpu_bytes_to_use: float = setting(0, "Bytes of host memory, all ranks together.", bounds=(0, 2**50))
     eviction_policy: str = setting("lru", "Which block makes room for a new one.", choices=("lru",))
     offload_prompt_only: bool = setting(False, "Whether only blocks of prompts are saved.")
     secondary_tiers: object = None
-    block_size: object = None
-    block_size_factor: object = None
-    lazy_offload: object = None
-    num_cpu_blocks: object = None
-    spec_name: object = None
-    spec_module_path: object = None
-    store_threshold: object = None
+
+
+# names that have no meaning here
+_IGNORED = frozenset(
+    "kv_connector_module_path enable_permute_local_kv engine_id kv_buffer_device kv_buffer_size kv_ip kv_parallel_size kv_port "
+    "kv_rank".split()
+)
+_IGNORED_EXTRA = frozenset(
+    "block_size block_size_factor lazy_offload num_cpu_blocks spec_name spec_module_path store_threshold".split()
+)
 
 
 def resolve_kv_transfer(args: EngineArgs) -> KVTransferConfig | None:
@@ -77,9 +71,9 @@ def resolve_kv_transfer(args: EngineArgs) -> KVTransferConfig | None:
     given, gibibytes = args.kv_transfer_config, args.kv_offloading_size
     if given is None and gibibytes is None:
         return None
-    option = from_json(_Option, "kv_transfer_config", given)
+    option, ignored = _read(_Option, "kv_transfer_config", given, _IGNORED)
     name = "kv_transfer_config.kv_connector_extra_config"
-    extra = from_json(_Extra, name, option.kv_connector_extra_config)
+    extra, ignored_extra = _read(_Extra, name, option.kv_connector_extra_config, _IGNORED_EXTRA)
     tiers = resolve_kv_tiers(extra.secondary_tiers, f"{name}.secondary_tiers")
     cpu_bytes = int(extra.cpu_bytes_to_use or (gibibytes or 0) * 2**30)
     what = "kv_offloading_size" if given is None else "kv_transfer_config"
@@ -99,7 +93,7 @@ def resolve_kv_transfer(args: EngineArgs) -> KVTransferConfig | None:
         offload_prompt_only=extra.offload_prompt_only,
         fails_if_not_loaded=option.kv_load_failure_policy == "fail",
         tiers=tiers,
-        ignored=(*_ignored(option), *_ignored(extra)),
+        ignored=(*ignored, *ignored_extra),
     )
 
 
@@ -109,8 +103,11 @@ def has_tiers(args: EngineArgs) -> bool:
     return config is not None and bool(config.tiers)
 
 
-def _ignored(given: _Option | _Extra) -> list[str]:
-    fields_without_meaning = [
-        each.name for each in fields(given) if each.type is object and each.name != "secondary_tiers"
-    ]
-    return [name for name in fields_without_meaning if getattr(given, name) is not None]
+def _read(
+    kind: type[Config], option: str, given: Mapping[str, Any] | None, ignored: frozenset[str]
+) -> tuple[Config, list[str]]:
+    """Returns the settings, and which of the names `ignored` were given."""
+    if not isinstance(given, Mapping):
+        return from_json(kind, option, given), []
+    meant = {name: value for name, value in given.items() if name not in ignored}
+    return from_json(kind, option, meant), [name for name in given if name in ignored]
