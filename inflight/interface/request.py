@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -123,6 +124,15 @@ class LogprobsColumns:
     token_ids: Int32Array  # [n, 1 + k]
     logprobs: Float32Array  # [n, 1 + k], of the raw logits
     ranks: Int32Array  # [n], of column 0: 1 if the token is the most probable one, 2 if it is the second, ...
+
+    @staticmethod
+    def joined(parts: Sequence[LogprobsColumns]) -> LogprobsColumns:
+        """Returns the positions of all parts, one part after another. All parts have the same k."""
+        return LogprobsColumns(
+            token_ids=np.concatenate([part.token_ids for part in parts]),
+            logprobs=np.concatenate([part.logprobs for part in parts]),
+            ranks=np.concatenate([part.ranks for part in parts]),
+        )
 
     def rows(self, start: int, stop: int) -> LogprobsColumns:
         return LogprobsColumns(

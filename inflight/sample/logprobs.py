@@ -1,6 +1,6 @@
 """Log-probabilities of drawn tokens and of prompt tokens, from the raw logits (before masks, penalties and temperature)."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,8 +9,7 @@ from inflight.interface.request import LogprobsColumns
 from inflight.sample.reductions import row_chunks, softmax_mass, top_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogprobsTensors:
+class LogprobsTensors(NamedTuple):
     """The data of `LogprobsColumns` while it is still on the device."""
 
     token_ids: Tensor  # int32 [n, 1 + k]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from inflight.interface.request import Int32Array, LogprobsColumns
@@ -43,12 +42,7 @@ class PromptLogprobsSpan:
 
 def joined(pieces: Sequence[LogprobsTensors]) -> LogprobsColumns:
     """Wait for the device, and copy consecutive pieces to the host."""
-    columns = [piece.to_columns() for piece in pieces]
-    return LogprobsColumns(
-        token_ids=np.concatenate([piece.token_ids for piece in columns]),
-        logprobs=np.concatenate([piece.logprobs for piece in columns]),
-        ranks=np.concatenate([piece.ranks for piece in columns]),
-    )
+    return LogprobsColumns.joined([piece.to_columns() for piece in pieces])
 
 
 class PromptLogprobsProgress:

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from inflight.engine.core.step_clock import MAX_GAPS
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, LogprobsColumns
@@ -148,10 +146,4 @@ def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStat
 
 def _join(columns: Sequence[LogprobsColumns | None]) -> LogprobsColumns | None:
     found = [column for column in columns if column is not None]
-    if len(found) <= 1:
-        return found[0] if found else None
-    return LogprobsColumns(
-        token_ids=np.concatenate([column.token_ids for column in found]),
-        logprobs=np.concatenate([column.logprobs for column in found]),
-        ranks=np.concatenate([column.ranks for column in found]),
-    )
+    return LogprobsColumns.joined(found) if found else None

@@ -80,14 +80,7 @@ class CopiedStep:
 
 
 def _all_to_host(device: Accelerator, pieces: Sequence[LogprobsTensors]) -> list[LogprobsTensors]:
-    return [
-        LogprobsTensors(
-            token_ids=_to_host(device, piece.token_ids),
-            logprobs=_to_host(device, piece.logprobs),
-            ranks=_to_host(device, piece.ranks),
-        )
-        for piece in pieces
-    ]
+    return [LogprobsTensors(*(_to_host(device, each) for each in piece)) for piece in pieces]
 
 
 def _to_host(device: Accelerator, source: Tensor) -> Tensor:
