@@ -75,16 +75,12 @@ class LauncherBootstrap:
 
     def connections(self) -> dict[int, socket.socket]:
         """A connection to every other rank, by rank. The caller owns them."""
-        found: dict[int, socket.socket] = {}
         try:
-            for peer in range(self._me.world_size):
-                if peer != self._me.rank:
-                    found[peer] = self._mesh.connection(peer, "executor")
+            return self._mesh.connections(
+                [rank for rank in range(self._me.world_size) if rank != self._me.rank], "executor"
+            )
         except OSError as error:
-            for connection in found.values():
-                connection.close()
-            raise ConnectionError(f"rank {self._me.rank} could not connect to rank {peer}: {error}") from error
-        return found
+            raise ConnectionError(f"rank {self._me.rank} could not connect to the other ranks: {error}") from error
 
     def close(self) -> None:
         self._mesh.close()

@@ -108,15 +108,8 @@ class ProcessWorld(World):
 
     def _open_exchange(self, ranks: Sequence[int], name: str) -> Exchange:
         """Connect to all other ranks of the group, which all call this."""
-        connections: dict[int, socket.socket] = {}
-        try:
-            for i, peer in enumerate(ranks):
-                if peer != self.rank:
-                    connections[i] = self._mesh.connection(peer, name)
-        except BaseException:
-            for connection in connections.values():
-                connection.close()
-            raise
+        opened = self._mesh.connections([peer for peer in ranks if peer != self.rank], name)
+        connections = {ranks.index(peer): connection for peer, connection in opened.items()}
         return Exchange(len(ranks), ranks.index(self.rank), connections, self._timeout, ranks)
 
     def _connect(self, ranks: Sequence[int], name: str, max_ctas: int | None = None) -> Communicator:

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -112,6 +112,13 @@ class SocketMesh:
     def channel(self, peer: int, name: str) -> SocketChannel:
         """Returns a channel for tensors over a new `connection`."""
         return SocketChannel(self.connection(peer, name), peer, self._timeout)
+
+    def connections(self, peers: Iterable[int], name: str) -> dict[int, socket.socket]:
+        """A new `connection` to each of `peers`, by peer. If one cannot be made, the others are closed."""
+        with contextlib.ExitStack() as opened:
+            found = {peer: opened.enter_context(self.connection(peer, name)) for peer in peers}
+            opened.pop_all()
+        return found
 
     def connection(self, peer: int, name: str) -> socket.socket:
         """A new connection to `peer` for the channel `name`.
