@@ -29,5 +29,4 @@ class WorkerProcess(ChildProcess):
             "inflight.executor.worker_main",
             [stream_fd],
             variables={"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "=lo")} if is_one_node else None,
-            starts_processes=False,
         )

@@ -86,9 +86,7 @@ class RayExecutor(MultiprocExecutor):
                 self._could_not_start(rank, error)
 
     def _start_ray(self) -> tuple[ChildProcess, IoStream]:
-        process, stream = with_stream(
-            self._io, lambda fd: ChildProcess(TITLE, MODULE, [fd], variables=QUIET, starts_processes=False)
-        )
+        process, stream = with_stream(self._io, lambda fd: ChildProcess(TITLE, MODULE, [fd], variables=QUIET))
         stream.on_message, stream.on_end = self._take_news, self._ray_ended
         device, (cluster, group) = self.config.device, self._surroundings
         wanted = PlaceRanks(

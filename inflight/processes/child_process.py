@@ -56,7 +56,7 @@ class ForkedProcess(Protocol):
     def wait(self) -> int: ...
 
 
-Fork = Callable[[Sequence[str], Sequence[int], Mapping[str, str], bool], ForkedProcess | None]
+Fork = Callable[[Sequence[str], Sequence[int], Mapping[str, str]], ForkedProcess | None]
 
 
 class ChildProcess:
@@ -67,12 +67,11 @@ class ChildProcess:
         stream_fds: the descriptors of the program's byte streams, passed as arguments. The caller closes its copies.
         keeps_secrets: whether the process gets the cluster's token (INFLIGHT_CLUSTER_TOKEN).
         variables: further environment variables of the process.
-        starts_processes: whether the process will start Python processes.
 
     Attributes:
         fork: starts a program in another way than by a new interpreter. Its arguments are the program and its arguments, the
-            descriptors of its streams, its environment, and `starts_processes`. It returns None if it cannot start this
-            program. It is None but in tests, where processes share their imports (tests/support/fork_server.py).
+            descriptors of its streams, and its environment. It returns None if it cannot start this program. It is None but
+            in tests, where processes share their imports (tests/support/fork_server.py).
     """
 
     fork: ClassVar[Fork | None] = None
@@ -85,7 +84,6 @@ class ChildProcess:
         *,
         keeps_secrets: bool = False,
         variables: Mapping[str, str] | None = None,
-        starts_processes: bool = True,
     ) -> None:
         arguments = [module, title, *map(str, stream_fds)]
         environment = child_environment({**os.environ, **(variables or {})}, sys.path, keeps_secrets=keeps_secrets)
@@ -93,7 +91,7 @@ class ChildProcess:
         self._popen: subprocess.Popen[bytes] | ForkedProcess
         self._num_stopped = 0  # how many calls of `stays_stopped` in a row found the process stopped
         fork = ChildProcess.fork
-        forked = None if fork is None else fork(arguments, stream_fds, environment, starts_processes)
+        forked = None if fork is None else fork(arguments, stream_fds, environment)
         if forked is not None:
             self._popen, self.pid, self.pidfd = forked, forked.pid, forked.pidfd
             return

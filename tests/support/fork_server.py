@@ -57,6 +57,7 @@ from inflight.processes.working_folder import working_folder
 logger = logging.getLogger(__name__)
 
 MODULE = "tests.support.fork_server"
+STARTS_NO_PROCESSES = ("inflight.executor.worker_main", "inflight.executor.ray_placement")
 MAX_REQUEST_BYTES = 128 << 10  # a packet of a Unix socket has at least this room
 MAX_DESCRIPTORS = 32
 MAX_ANSWER_SECONDS = 60.0
@@ -276,11 +277,9 @@ def use_fork_server(server: ForkServer | None) -> None:
     ChildProcess.fork = None if server is None else fork
 
 
-def fork(
-    arguments: Sequence[str], stream_fds: Sequence[int], environment: Mapping[str, str], has_server: bool
-) -> ForkedProcess | None:
+def fork(arguments: Sequence[str], stream_fds: Sequence[int], environment: Mapping[str, str]) -> ForkedProcess | None:
     """Start the program by the fork server of this process. Returns None if this process has no fork server, or if it
-    cannot start the program."""
+    cannot start the program. The first of `arguments` is its module."""
     server = current_fork_server()
     if server is None or not server.can_start(environment):
         return None
@@ -288,7 +287,7 @@ def fork(
         with open(os.devnull, "rb") as nothing:
             descriptors = {0: nothing.fileno(), 1: 1, 2: 2, **{fd: fd for fd in stream_fds}}
             command = child_command(server.pid, arguments)
-            return server.start(command, descriptors, environment, has_server=has_server)
+            return server.start(command, descriptors, environment, has_server=arguments[0] not in STARTS_NO_PROCESSES)
     except OSError as error:
         logger.warning("the fork server failed, so a new interpreter is started: %s", error)
         return None
