@@ -57,9 +57,8 @@ class TierObject:
         if magic != MAGIC or found != name or padded(payload_bytes) != length or padded(payload_bytes) > len(buffer):
             return None
         end = HEADER.size + payload_bytes
-        return (
-            buffer[HEADER.size : end] if digest == self._digest(buffer[:_DIGESTED], buffer[HEADER.size : end]) else None
-        )
+        payload = buffer[HEADER.size : end]
+        return payload if digest == self._digest(buffer[:_DIGESTED], payload) else None
 
     def _digest(self, *parts: bytes | memoryview) -> bytes:
         import xxhash  # optional: a server without tiers has no need of it

@@ -79,10 +79,8 @@ class ColumnParallelLinear(Linear):
             yield f"{stored_as}.weight", slot
             if self.bias is not None:
                 bias = self.bias.data[rows]
-                yield (
-                    f"{stored_as}.bias",
-                    WeightSlot(shape=(part.total,), destination=bias, start=part.start, rows=part.order),
-                )
+                slot = WeightSlot(shape=(part.total,), destination=bias, start=part.start, rows=part.order)
+                yield f"{stored_as}.bias", slot
             offset += part.size
 
 

@@ -7,7 +7,7 @@ Only the thread that prepares steps uses the batch. This thread runs ahead of th
 draw their tokens. The batch knows only the slots and positions of these tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,8 @@ class StepInputs:
     drawn_tokens: Int32Array  # [num_drawn], indices into the flat tokens
     drawn_slots: Int32Array  # [num_drawn]
     drawn_in_step: int  # the latest step that draws one of `drawn_tokens`; NO_STEP if there are none
-    draft_tokens: Int32Array  # [num_drafts], indices into the flat tokens
-    draft_slots: Int32Array  # [num_drafts]
+    draft_tokens: Int32Array = field(default_factory=lambda: NO_TOKENS)  # [num_drafts], indices into the flat tokens
+    draft_slots: Int32Array = field(default_factory=lambda: NO_TOKENS)  # [num_drafts]
     # the id of the previous step, if this step computes exactly the tokens that the previous step drew; otherwise NO_STEP
     continues: int = NO_STEP
 
@@ -120,8 +120,6 @@ class InputBatch:
             drawn_tokens=rows,
             drawn_slots=plan.slots,
             drawn_in_step=before.step_id,
-            draft_tokens=NO_TOKENS,
-            draft_slots=NO_TOKENS,
             continues=before.step_id,
         )
 
@@ -162,8 +160,6 @@ class InputBatch:
             drawn_tokens=drawn_tokens,
             drawn_slots=drawn_slots,
             drawn_in_step=drawn_in_step,
-            draft_tokens=NO_TOKENS,
-            draft_slots=NO_TOKENS,
         )
 
     def block_table(self, group: int, slots: Int32Array, max_seq_len: int) -> Int32Array:

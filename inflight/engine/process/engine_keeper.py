@@ -57,9 +57,8 @@ class EngineKeeper:
         self._limits = RecoveryLimits(config.fault_tolerance)
         self._watching: asyncio.Task[None] | None = None
         # ranks of other machines cannot wait for two engine cores
-        self._wants_spare = (
-            config.fault_tolerance.enabled and config.fault_tolerance.spare_workers > 0 and config.parallel.nnodes == 1
-        )
+        tolerance = config.fault_tolerance
+        self._wants_spare = tolerance.enabled and tolerance.spare_workers > 0 and config.parallel.nnodes == 1
         self._spare: EngineProcess | None = None
         self._spare_time = math.inf  # when a spare process may be started
         self.process: EngineProcess | None = None
@@ -86,7 +85,7 @@ class EngineKeeper:
         front_end = self._front_ends.get(number)
         if front_end is None:
             return  # it has died meanwhile
-        engine_socket = process.connect(number, self._num_front_end_deaths)
+        engine_socket = process.connect(number, self.status.num_recoveries.get("front_end_died", 0))
         if engine_socket is not None:
             front_end.put(engine_socket)
 
@@ -136,10 +135,6 @@ class EngineKeeper:
     def has_ended(self) -> bool:
         """Whether the present process has ended."""
         return self.process is not None and self.process.process.exit_code is not None
-
-    @property
-    def _num_front_end_deaths(self) -> int:
-        return self.status.num_recoveries.get("front_end_died", 0)
 
     def _start_process(self, fault_time: float) -> EngineProcess:
         """Let the spare process begin, or a new one if there is none."""
