@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.shared.models import SHAPES
 from benchmarks.shared.report import emit, print_table
-from inflight.attention.backend import AttentionBackend, AttentionParams
+from inflight.attention.backend import AttentionBackend, AttentionParams, LayerCache
 from inflight.attention.metadata import AttentionInputs
 from inflight.attention.selector import get_backend
 from inflight.device.cpu import CpuDevice
@@ -84,7 +84,7 @@ class Layers:
         )
         metadata = self.backend.build_metadata(inputs, self.spec)
         for view in self.views:
-            self.backend.forward(*self._rows(made * size), view, metadata, self.params)
+            self.backend.forward(*self._rows(made * size), LayerCache(view, metadata, self.params))
         for start in range(made, self.num_blocks, made):
             part = self.arena[start : start + made]
             part.copy_(self.arena[: len(part)])
@@ -109,7 +109,7 @@ class Layers:
         metadata = self.backend.build_metadata(inputs, self.spec)
         rows = self._rows(case.num_rows * case.num_queries)
         views = itertools.cycle(self.views)
-        return lambda: self.backend.forward(*rows, next(views), metadata, self.params)
+        return lambda: self.backend.forward(*rows, LayerCache(next(views), metadata, self.params))
 
     def read_bytes(self, case: Case) -> int:
         """Keys and values, scales included, that a call reads once."""

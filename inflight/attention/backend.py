@@ -78,6 +78,20 @@ class LayerStep(NamedTuple):
     token_inputs: Tensor | None = None
 
 
+class LayerCache(NamedTuple):
+    """Where and how a layer's attention reads and writes in a step.
+
+    Attributes:
+        kv_cache: this layer's `kv_cache_view`.
+        metadata: this step's metadata, built by this backend for the layer's KV group.
+        params: the layer's constants. `sliding_window` is the same as in the spec from which the metadata was built.
+    """
+
+    kv_cache: Tensor
+    metadata: AttentionMetadata
+    params: AttentionParams
+
+
 class AttentionBackend(ABC):
     """Reads and writes the KV cache of attention layers.
 
@@ -144,15 +158,7 @@ class AttentionBackend(ABC):
         written. Does not wait for the device."""
 
     @abstractmethod
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-    ) -> torch.Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache) -> Tensor:
         """Writes `key` and `value` to the cache, then attends.
 
         Args:
@@ -160,25 +166,14 @@ class AttentionBackend(ABC):
             key, value: `[num_tokens, num_kv_heads, head_dim]`. Query head h reads key head h // (num_heads / num_kv_heads).
                 With 0 heads: another layer has written the step's keys and values to this cache. If values are elements of
                 the keys, `value` has 0 heads.
-            kv_cache: this layer's `kv_cache_view`.
-            metadata: this step's metadata, built by this backend for the layer's KV group.
-            params: the layer's constants. `sliding_window` is the same as in the spec from which the metadata was built.
 
         Returns:
             `[num_tokens, num_heads, head_dim]`, or `value_dim` in place of head_dim; contiguous, in new memory.
         """
 
     def attend(
-        self,
-        heads: torch.Tensor,
-        rotation: Rotation,
-        norm: HeadNorm | None,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-        *,
-        num_heads: int,
-    ) -> torch.Tensor:
+        self, heads: Tensor, rotation: Rotation, norm: HeadNorm | None, cache: LayerCache, *, num_heads: int
+    ) -> Tensor:
         """Norms and rotates queries and keys, then calls `forward`.
 
         Args:
@@ -189,14 +184,8 @@ class AttentionBackend(ABC):
         """
         num_kv_heads = (heads.shape[1] - num_heads) // 2
         query_key = rotation.apply(heads[:, : num_heads + num_kv_heads], norm)
-        return self.forward(
-            query_key[:, :num_heads],
-            query_key[:, num_heads:],
-            heads[:, num_heads + num_kv_heads :],
-            kv_cache,
-            metadata,
-            params,
-        )
+        value = heads[:, num_heads + num_kv_heads :]
+        return self.forward(query_key[:, :num_heads], query_key[:, num_heads:], value, cache)
 
 
 def copied(inputs: AttentionInputs) -> AttentionInputs:

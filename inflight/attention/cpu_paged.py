@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inflight.attention.backend import AttentionBackend, AttentionParams, bytes_of_layer, copied
+from inflight.attention.backend import AttentionBackend, AttentionParams, LayerCache, bytes_of_layer, copied
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata, StateMetadata
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.cpu.functions import DTYPES, AttentionStep, HeadLayout
@@ -99,18 +99,11 @@ class CpuPagedBackend(AttentionBackend):
             step=_step_struct(inputs, spec),
         )
 
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-    ) -> torch.Tensor:
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        kv_cache, metadata, params = cache
         require(isinstance(metadata, CpuPagedMetadata), "attention needs metadata of its backend", type(metadata))
         assert isinstance(metadata, CpuPagedMetadata)  # for the type checker
-        self._check_call(query, key, value, kv_cache, metadata, params)
+        self._check_call(query, key, value, cache, metadata.step.block_size)
         num_tokens, num_heads, head_dim = query.shape
         num_new = key.shape[1]  # without new keys, the kernel writes nothing
         layout = self.head_layout(kv_cache, num_heads, head_dim, params.value_dim, query.dtype)
@@ -132,20 +125,16 @@ class CpuPagedBackend(AttentionBackend):
 
     @staticmethod
     def _check_call(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: CpuPagedMetadata,
-        params: AttentionParams,
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, block_size: int
     ) -> None:
         """
         Raises:
             ConfigError: the kernel does not support the layer.
             AssertionError: the arguments do not fit together.
         """
+        kv_cache, metadata, params = cache
         num_tokens, num_heads, head_dim = query.shape
-        block_size, num_kv_heads = metadata.step.block_size, _num_kv_heads(kv_cache, params.value_dim)
+        num_kv_heads = _num_kv_heads(kv_cache, params.value_dim)
         require_supported(attention_problem(head_dim, params.value_dim, block_size, query.dtype, kv_cache.dtype))
         bytes_of_head = head_dim + SCALE_BYTES if kv_cache.dtype == torch.int8 else head_dim
         num_new = key.shape[1]

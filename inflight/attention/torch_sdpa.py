@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from inflight.attention.backend import AttentionBackend, AttentionParams
+from inflight.attention.backend import AttentionBackend, AttentionParams, LayerCache
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.interface.kv_cache import KVCacheSpec
 
@@ -60,15 +60,8 @@ class TorchSdpaBackend(AttentionBackend):
             ),
         )
 
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-    ) -> torch.Tensor:
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        kv_cache, metadata, params = cache
         assert isinstance(metadata, TorchSdpaMetadata), f"metadata of another backend: {type(metadata).__name__}"
         assert len(query) == metadata.num_tokens, f"{len(query)} query tokens, {metadata.num_tokens} in the metadata"
         if key.shape[1]:

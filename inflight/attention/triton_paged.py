@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionParams, HeadNorm, Rotation
+from inflight.attention.backend import AttentionBackend, HeadNorm, LayerCache, Rotation
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.triton.attention_decode import DecodeScratch, attention_decode, num_splits
@@ -86,31 +86,14 @@ class TritonPagedBackend(AttentionBackend):
         pinned = copied.pin_memory() if self._device.type == "cuda" else copied
         return pinned.to(self._device, non_blocking=True)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-    ) -> Tensor:
-        return self.attend(
-            torch.cat((query, key, value), dim=1), None, None, kv_cache, metadata, params, num_heads=query.shape[1]
-        )
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache) -> Tensor:
+        return self.attend(torch.cat((query, key, value), dim=1), None, None, cache, num_heads=query.shape[1])
 
     def attend(
-        self,
-        heads: Tensor,
-        rotation: Rotation | None,
-        norm: HeadNorm | None,
-        kv_cache: Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-        *,
-        num_heads: int,
+        self, heads: Tensor, rotation: Rotation | None, norm: HeadNorm | None, cache: LayerCache, *, num_heads: int
     ) -> Tensor:
         """See `AttentionBackend`. Without a `rotation`, queries and keys are not rotated."""
+        kv_cache, metadata, params = cache
         assert isinstance(metadata, TritonPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
         assert len(heads) == metadata.num_tokens, f"{len(heads)} tokens, but {metadata.num_tokens} in the metadata"
         query = rotary_kv(

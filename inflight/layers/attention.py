@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionBackend, AttentionParams, HeadNorm, Rotation
+from inflight.attention.backend import AttentionBackend, AttentionParams, HeadNorm, LayerCache, Rotation
 from inflight.attention.metadata import AttentionMetadata
 from inflight.interface.kv_cache import KVCacheSpec
 
@@ -67,14 +67,13 @@ class Attention(nn.Module):
         Queries and keys are normed and rotated, key and value are written to the cache. `attn_metadata`: one per KV group.
         `heads` may be changed.
         """
-        assert self.kv_cache is not None, f"{self.layer_name} has no KV cache yet"
-        return self.backend.attend(
-            heads, rotation, norm, self.kv_cache, attn_metadata[self.group_index], self.params, num_heads=self.num_heads
-        )
+        return self.backend.attend(heads, rotation, norm, self._cache(attn_metadata), num_heads=self.num_heads)
 
     def forward_latent(self, query: Tensor, key: Tensor, attn_metadata: tuple[AttentionMetadata, ...]) -> Tensor:
         """The same for values that are elements of the keys: query [num_tokens, num_heads, head_dim], key [num_tokens,
         num_kv_heads, head_dim], both rotated -> [num_tokens, num_heads, value_dim]."""
+        return self.backend.forward(query, key, key[:, :0], self._cache(attn_metadata))
+
+    def _cache(self, attn_metadata: tuple[AttentionMetadata, ...]) -> LayerCache:
         assert self.kv_cache is not None, f"{self.layer_name} has no KV cache yet"
-        metadata = attn_metadata[self.group_index]
-        return self.backend.forward(query, key, key[:, :0], self.kv_cache, metadata, self.params)
+        return LayerCache(self.kv_cache, attn_metadata[self.group_index], self.params)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionParams
+from inflight.attention.backend import AttentionParams, LayerCache
 from inflight.attention.metadata import AttentionInputs
 from inflight.attention.triton_paged import TritonPagedBackend
 from inflight.config.architecture import SILU
@@ -125,8 +125,8 @@ def check_attention(
     query, key, value = packed.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     metadata = backend.build_metadata(arena.inputs, arena.spec)
     params = AttentionParams(1 / math.sqrt(head_dim), window, soft_cap, sinks)
-    output = backend.forward(query, key, value, view, metadata, params)
-    again = backend.forward(query, key, value, view, metadata, params)
+    output = backend.forward(query, key, value, LayerCache(view, metadata, params))
+    again = backend.forward(query, key, value, LayerCache(view, metadata, params))
     assert torch.equal(output, again), "the result depends on timing"
     tolerance = TOLERANCES[dtype] if kv_cache_dtype is None else 2 * TOLERANCES[dtype]
     assert difference(output, arena.truth(query, view, params)) < tolerance

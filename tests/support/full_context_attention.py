@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionParams
+from inflight.attention.backend import AttentionBackend, LayerCache
 from inflight.attention.metadata import AttentionInputs, StateMetadata
 from inflight.config.engine import ModelConfig, QuantizationConfig
 from inflight.config.gguf_config import read_model_config
@@ -25,9 +25,8 @@ class FullContextAttention:
     is_batch_invariant = False
     attend = AttentionBackend.attend
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: object, params: AttentionParams
-    ) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache) -> Tensor:
+        kv_cache, _, params = cache
         num_tokens, num_heads, _ = query.shape
         if key.shape[1]:  # otherwise the cache is another layer's
             kv_cache[0], kv_cache[1] = key, value if params.value_dim is None else key

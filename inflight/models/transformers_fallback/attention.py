@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from inflight.attention.backend import AttentionBackend, AttentionParams
+from inflight.attention.backend import AttentionBackend, AttentionParams, LayerCache
 from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.attention.metadata import AttentionMetadata
 from inflight.attention.torch_sdpa import TorchSdpaBackend
@@ -218,14 +218,9 @@ class PackedAttention:
         layer = self.layers[call.name]
         assert isinstance(layer, Attention)
         assert layer.kv_cache is not None, f"{call.name} has no KV cache yet"
-        out = self.backend.forward(
-            _to_rows(query, call.head_dim),
-            _to_rows(key, call.head_dim),
-            _to_rows(value, call.head_dim),
-            layer.kv_cache,
-            self._metadata[layer.group_index],
-            call.params,
-        )
+        cache = LayerCache(layer.kv_cache, self._metadata[layer.group_index], call.params)
+        query, key, value = (_to_rows(each, call.head_dim) for each in (query, key, value))
+        out = self.backend.forward(query, key, value, cache)
         return out[None, :, :, : call.value_dim]
 
     def _describe(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from inflight.attention.backend import AttentionBackend, AttentionParams
+from inflight.attention.backend import AttentionBackend, AttentionParams, LayerCache
 from inflight.attention.metadata import AttentionInputs
 from inflight.interface.kv_cache import KVCacheSpec
 from tests.support import kernel_reference as reference
@@ -143,7 +143,7 @@ class World:
             query_of_row, key, value = torch.split(packed, heads, dim=1)
             if case.value_dim is not None:
                 value = value[:, :0]
-            output = self.backend.forward(query_of_row, key, value, view, metadata, self.params)
+            output = self.backend.forward(query_of_row, key, value, LayerCache(view, metadata, self.params))
             assert output.dtype == case.dtype
             assert output.is_contiguous()
             found.append((output, self._truth(query, inputs, layer)))

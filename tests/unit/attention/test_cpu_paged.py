@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from inflight.attention.backend import AttentionParams
+from inflight.attention.backend import AttentionParams, LayerCache
 from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.attention.metadata import AttentionInputs
 from inflight.attention.selector import get_backend
@@ -186,11 +186,13 @@ def test_a_whole_chunk_or_split_of_nan_is_not_forgotten(row: dict[str, Any], mon
             queries = torch.randn(1100, 6, 32).to(dtype)
             keys, values = broken.sequences[0][0].to(dtype)
             keys[first:end] = torch.nan
-            broken.backend.forward(queries, keys[:1100], values[:1100], broken.views[0], metadata, broken.params)
+            broken.backend.forward(
+                queries, keys[:1100], values[:1100], LayerCache(broken.views[0], metadata, broken.params)
+            )
             broken.computed += 1100
             metadata = broken.backend.build_metadata(broken.inputs(np.array([1])), case.spec)
             last = broken.backend.forward(
-                queries[:1], keys[1100:], values[1100:], broken.views[0], metadata, broken.params
+                queries[:1], keys[1100:], values[1100:], LayerCache(broken.views[0], metadata, broken.params)
             )
             assert last.isnan().all(), (first, end)
     finally:
@@ -205,7 +207,7 @@ def test_a_query_that_is_not_finite_gives_nan(instruction_set: str) -> None:
         queries = torch.randn(300, 6, 32)
         queries[200, 3, 5] = number
         keys, values = made.sequences[0][0].float()
-        out = made.backend.forward(queries, keys, values, made.views[0], metadata, PARAMS)
+        out = made.backend.forward(queries, keys, values, LayerCache(made.views[0], metadata, PARAMS))
         assert out[200, 3].isnan().all()
         out[200, 3] = 0
         assert not out.isnan().any()
@@ -232,7 +234,7 @@ def test_results_that_wait_to_be_merged_take_little_memory(name: str, monkeypatc
     def attend(num_threads: int) -> None:  # in a thread of its own: it begins without memory of its own
         def call() -> None:
             torch.set_num_threads(num_threads)
-            outputs.append(backend.forward(*rows, view, metadata, PARAMS))
+            outputs.append(backend.forward(*rows, LayerCache(view, metadata, PARAMS)))
 
         thread = threading.Thread(target=call)
         thread.start()
@@ -278,7 +280,7 @@ def test_a_row_is_the_same_bit_for_bit_in_any_company(row: dict[str, Any], monke
                 if case.value_dim is not None:
                     parts[2] = parts[2][:, :0]
                 metadata = made.backend.build_metadata(inputs, case.spec)
-                out = made.backend.forward(*parts, made.views[0], metadata, made.params)
+                out = made.backend.forward(*parts, LayerCache(made.views[0], metadata, made.params))
                 results.append(out[at : at + size].clone())
                 made.computed += lengths.astype(np.int32)
                 start += size

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inflight.attention.backend import AttentionParams, Rotation
+from inflight.attention.backend import AttentionParams, LayerCache, Rotation
 from inflight.attention.selector import get_backend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.attention.triton_paged import TritonPagedBackend, TritonPagedMetadata
@@ -228,7 +228,7 @@ def test_a_row_is_the_same_bit_for_bit_in_any_mixed_batch(window: int | None) ->
                 rows[at : at + lengths[0]] = own[new]
                 parts.append(rows)
             metadata = world.backend.build_metadata(inputs, case.spec)
-            out = world.backend.forward(*parts, world.views[0], metadata, world.params)
+            out = world.backend.forward(*parts, LayerCache(world.views[0], metadata, world.params))
             results.append(out[at : at + lengths[0]])
             world.computed += lengths.astype(np.int32)
             start += int(lengths[0])
@@ -248,7 +248,8 @@ def test_a_decode_row_does_not_depend_on_who_comes_last() -> None:
     metadata = world.backend.build_metadata(inputs, CASE.spec)
     query, (key, value) = torch.randn(2, 6, 16), torch.randn(2, 2, 2, 16)
     first, again = (
-        world.backend.forward(query, key, value, world.views[0], metadata, AttentionParams(0.2)) for _ in range(2)
+        world.backend.forward(query, key, value, LayerCache(world.views[0], metadata, AttentionParams(0.2)))
+        for _ in range(2)
     )
     assert torch.equal(first, again)
 
@@ -291,7 +292,7 @@ def test_padding_changes_nothing(lengths: tuple[int, ...], num_rows: int, num_to
         if pad:
             metadata = _padded(metadata, num_rows, num_tokens)
         parts = heads[: metadata.num_tokens].split((6, 2, 2), dim=1)
-        out = world.backend.forward(*parts, world.views[0], metadata, AttentionParams(0.3))
+        out = world.backend.forward(*parts, LayerCache(world.views[0], metadata, AttentionParams(0.3)))
         results.append(out[:count])
         arenas.append(world.arena[1:])  # all but the dummy block
     if lengths != (1, 1, 1):  # with other numbers of rows, decode may be split in another way
@@ -325,7 +326,8 @@ def test_attend_is_norm_rotation_and_forward(has_norm: bool, lengths: tuple[int,
         metadata = backend.build_metadata(world.inputs(np.array(lengths)), case.spec)
         results.append(
             backend.attend(
-                *(all_heads.clone(), rotation, norm, world.views[0], metadata, AttentionParams(0.2, 25)), num_heads=6
+                *(all_heads.clone(), rotation, norm, LayerCache(world.views[0], metadata, AttentionParams(0.2, 25))),
+                num_heads=6,
             )
         )
         caches.append(world.views[0])
@@ -345,7 +347,9 @@ def test_float8_saturates() -> None:
     inputs = world.inputs(np.array([1, 1, 1]))
     key, value = torch.full((3, 2, 16), 1e4), torch.full((3, 2, 16), -500.0)
     metadata = world.backend.build_metadata(inputs, case.spec)
-    out = world.backend.forward(*(torch.ones(3, 6, 16), key, value, world.views[0], metadata), AttentionParams(0.1))
+    out = world.backend.forward(
+        torch.ones(3, 6, 16), key, value, LayerCache(world.views[0], metadata, AttentionParams(0.1))
+    )
     assert out.eq(-448).all()
     assert all(world.views[0][int(world.tables[row][0])][0, :, 0].float().eq(448).all() for row in range(3))
 

@@ -55,10 +55,10 @@ def test_a_layer_reads_the_metadata_of_its_group() -> None:
 
     class Backend:
         def attend(self, heads: object, *arguments: Any, **_: Any) -> None:
-            seen.append(arguments[3])
+            seen.append(arguments[2].metadata)
 
         def forward(self, *arguments: Any) -> None:
-            seen.append(arguments[4])
+            seen.append(arguments[3].metadata)
 
     layer = attention()
     layer.backend = Backend()

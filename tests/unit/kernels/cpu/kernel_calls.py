@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionParams
+from inflight.attention.backend import AttentionParams, LayerCache
 from inflight.attention.cpu_paged import CpuPagedBackend, CpuPagedMetadata, _step_struct
 from inflight.attention.metadata import AttentionInputs
 from inflight.config.architecture import GELU_TANH, SIGMOID, SILU
@@ -164,7 +164,7 @@ def attend(
         )
         sinks = memory.normal(num_heads) if has_sinks else None
         params = AttentionParams(0.3, window, soft_cap, sinks, value_dim)
-        backend.forward(query, key, value if value_dim is None else key[:, :0], view, metadata, params)
+        backend.forward(query, key, value if value_dim is None else key[:, :0], LayerCache(view, metadata, params))
         if is_supported:
             assert backend.scratch_bytes(spec, per_head=per_head, num_threads=1) > 0
 

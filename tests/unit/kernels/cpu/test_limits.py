@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionParams
+from inflight.attention.backend import AttentionParams, LayerCache
 from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.attention.metadata import AttentionInputs
 from inflight.config import unknown_family
@@ -132,7 +132,9 @@ def attend(
     num_values = num_values if num_values is not None else num_new if value_dim is None else 0
     query, key, value = (zeros(num_tokens, n, head_dim, dtype=dtype) for n in (num_heads, num_new, num_values))
     params = AttentionParams(1.0, sinks=None if num_sinks is None else zeros(num_sinks), value_dim=value_dim)
-    backend.forward(query, change(key), value, view_of(spec_of()) if cache is None else cache, metadata, params)
+    backend.forward(
+        query, change(key), value, LayerCache(view_of(spec_of()) if cache is None else cache, metadata, params)
+    )
 
 
 LATENT = view_of(spec_of(has_values=False, num_kv_heads=1))
