@@ -46,12 +46,13 @@ class Features:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     num_drafts: int = 0  # of the n-gram proposer
+    offloads: bool = False  # to a slab; it needs the prefix cache
     resumed_at: tuple[int, ...] = ()  # before these steps the core loses all requests, and the front end resumes them
 
     def arguments(self, max_model_len: int) -> dict[str, Any]:
         """Those of `LLM`, but for the size of the KV cache."""
         arguments: dict[str, Any] = {
-            "enable_prefix_caching": self.caching,
+            "enable_prefix_caching": self.caching or self.offloads,
             "enable_chunked_prefill": self.chunk is not None,
             "max_num_batched_tokens": self.chunk or max_model_len,
             "max_num_seqs": self.max_num_seqs,
@@ -59,6 +60,8 @@ class Features:
         if self.tensor_parallel_size > 1 or self.pipeline_parallel_size > 1:
             arguments["tensor_parallel_size"] = self.tensor_parallel_size
             arguments["pipeline_parallel_size"] = self.pipeline_parallel_size
+        if self.offloads:
+            arguments["kv_offloading_size"] = 2**-8
         if self.num_drafts:
             arguments["speculative_config"] = {"method": "ngram", "num_speculative_tokens": self.num_drafts}
         if self.plans_ahead is not None and self.pipeline_parallel_size == 1:

@@ -1,9 +1,9 @@
 """Every three features together: a generated 3-way covering array, each row token-identical to the plain synchronous run.
 
-A row is an engine (depth, ranks as threads, chunked prefill, prefix cache, a KV cache that is too small, n-gram speculation,
-a core that loses all requests, so that they are resumed) and what its requests ask for (n > 1, sampling, penalties,
-log-probabilities, a grammar, stop strings, an abort). Two requests of a schedule ask for all of it, the others for some.
-`make test-full` runs many more schedules of each row.
+A row is an engine (depth, ranks as threads, chunked prefill, prefix cache, a KV cache that is too small, blocks kept in host
+memory, n-gram speculation, a core that loses all requests, so that they are resumed) and what its requests ask for (n > 1,
+sampling, penalties, log-probabilities, a grammar, stop strings, an abort). Two requests of a schedule ask for all of it, the
+others for some. `make test-full` runs many more schedules of each row.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.e2e.identity import MARGIN, PLAIN, Engines, Event, Features, compare,
 from tests.support.covering_array import Row, covering_array
 from tests.support.fakes_tokenizer import save_folder, trained
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.waits import wait_until
 
 # the first example of hypothesis is always the plainest
 NUM_EXAMPLES = 60 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 3
@@ -78,6 +79,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "ngram": (False, True),
     "stop": (False, True),
     "resume": (False, True),
+    "slab": (False, True),
 }
 
 
@@ -106,6 +108,7 @@ def features_of(cell: Row) -> Features:
         pipeline_parallel_size=2 if cell["pp"] == 2 else 1,
         num_drafts=NUM_DRAFTS if cell["ngram"] else 0,
         resumed_at=(5, 12, 30, 60) if cell["resume"] else (),
+        offloads=bool(cell["slab"]),
     )
 
 
@@ -203,7 +206,9 @@ def test_the_plain_run_draws_what_the_reference_draws(engines: dict[str, Engines
 @pytest.mark.parametrize("model", MODELS)
 def test_every_feature_is_at_work(engines: dict[str, Engines], model: str) -> None:
     """So that the rows compare something: on one engine with all of them, each leaves its trace in the counters."""
-    features = Features(caching=True, chunk=11, tight=True, max_num_seqs=4, plans_ahead=True, num_drafts=NUM_DRAFTS)
+    features = Features(
+        caching=True, chunk=11, tight=True, max_num_seqs=4, plans_ahead=True, num_drafts=NUM_DRAFTS, offloads=True
+    )
     text = trained(TOKENIZER).encode(PROMPTS[0], add_special_tokens=False).ids
     events: list[Event] = []
     for i, kind in enumerate((None, "json", "regex", None, "json", "choice", None)):
@@ -211,10 +216,14 @@ def test_every_feature_is_at_work(engines: dict[str, Engines], model: str) -> No
         fields |= {"allowed_token_ids": [40, 41]} if kind is None else {"structured_outputs": GRAMMARS[kind]}
         events.append(((text * 4)[: 60 + i], fields, 2, False))
     try:
-        run_example(engines[model], features, events)
-        stats = engines[model].llm(features).llm_engine.core.scheduler.stats
+        scheduler = engines[model].llm(features).llm_engine.core.scheduler
+        for _ in range(2):  # the second time with blocks from host memory
+            run_example(engines[model], features, events)
+            wait_until(lambda: scheduler.transfers.settle() or not scheduler.transfers.is_running)  # type: ignore[func-returns-value]
+        stats, transfers = scheduler.stats, scheduler.transfers.take_counts()
     finally:
         engines[model].close(but=PLAIN)
+    assert transfers is not None and min(transfers.num_saved_blocks, transfers.num_loaded_blocks) > 0
     assert min(stats.num_preemptions, stats.num_hit_tokens, stats.num_forced_tokens) > 0
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
