@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,16 +35,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small_model(tmp_path_factory.mktemp("transfers"))
 
 
-def with_slab(folder: Path) -> Driven:
-    driven = make_executor(folder, 1, 1, 3, kv_offloading_size=0.01)
-    (worker,) = workers_of(driven)
+@pytest.fixture
+def driven(folder: Path) -> Iterator[Driven]:
+    """With a slab."""
+    made = make_executor(folder, 1, 1, 3, kv_offloading_size=0.01)
+    (worker,) = workers_of(made)
     assert worker._kv_cache_config is not None
-    driven.executor.initialize_from_config([replace(worker._kv_cache_config, num_slots=NUM_SLOTS)])
-    return driven
+    made.executor.initialize_from_config([replace(worker._kv_cache_config, num_slots=NUM_SLOTS)])
+    yield made
+    made.executor.shutdown()
 
 
-def test_blocks_of_the_arena_are_saved_and_loaded(folder: Path) -> None:
-    driven = with_slab(folder)
+def test_blocks_of_the_arena_are_saved_and_loaded(driven: Driven) -> None:
     (worker,) = workers_of(driven)
     arena = worker.runner.arena.numpy()
     arena[5] = 7
@@ -51,11 +54,9 @@ def test_blocks_of_the_arena_are_saved_and_loaded(folder: Path) -> None:
     assert call("kv_transfer", ("save", 1, [5], [3], []), beside=True) == [True]
     assert call("kv_transfer", ("load", [3], [6]), beside=True) == [True]
     assert set(arena[6].tolist()) == {7}
-    driven.executor.shutdown()
 
 
-def test_a_load_is_told_the_newest_step(folder: Path) -> None:
-    driven = with_slab(folder)
+def test_a_load_is_told_the_newest_step(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     (worker,) = workers_of(driven)
     told: list[tuple[Any, ...]] = []
 
@@ -63,7 +64,7 @@ def test_a_load_is_told_the_newest_step(folder: Path) -> None:
         told.append(args)
         return Future()
 
-    made, worker._transfers = worker._transfers, SimpleNamespace(load=note, fetch=note)  # type: ignore[assignment]
+    monkeypatch.setattr(worker, "_transfers", SimpleNamespace(load=note, fetch=note, close=lambda: None))
     worker.kv_transfer("load", [3], [6])
     submit(plan_ahead(driven, [greedy_job("masked", has_grammar=True)]), 2)
     driven.executor.collective_rpc("phase", beside=True)  # the worker has the steps
@@ -72,8 +73,6 @@ def test_a_load_is_told_the_newest_step(folder: Path) -> None:
     worker.kv_transfer("load", [3], [6])
     worker.kv_transfer("fetch", [b"key"], [3], [True])
     assert told == [([3], [6], None), ([3], [6], newest), ([b"key"], [3], [True])]
-    worker._transfers = made
-    driven.executor.shutdown()
 
 
 def begin_load_behind_masks(driven: Driven) -> tuple[Any, Future[Any]]:
@@ -83,18 +82,17 @@ def begin_load_behind_masks(driven: Driven) -> tuple[Any, Future[Any]]:
     return step, call("kv_transfer", ("load", [3], [6]), non_block=True, beside=True)
 
 
-def test_a_new_epoch_ends_the_loads_of_the_old_one(folder: Path) -> None:
-    driven = with_slab(folder)
+def test_a_new_epoch_ends_the_loads_of_the_old_one(driven: Driven) -> None:
     step, loaded = begin_load_behind_masks(driven)
     driven.executor.collective_rpc("phase", beside=True)  # the load has begun
     assert driven.executor.recover(RankError("lost", rank=0)).epoch == 1
+    (worker,) = workers_of(driven)
+    assert worker._transfers is not None and worker._transfers._epoch == 1
     assert step.done() and isinstance(loaded.exception(timeout=300), RankError)
     assert driven.executor.collective_rpc("kv_transfer", ("load", [3], [6]), beside=True) == [True]
-    driven.executor.shutdown()
 
 
-def test_a_load_that_waits_does_not_hold_up_the_end(folder: Path) -> None:
-    driven = with_slab(folder)
+def test_a_load_that_waits_does_not_hold_up_the_end(driven: Driven) -> None:
     _, loaded = begin_load_behind_masks(driven)
     driven.executor.collective_rpc("phase", beside=True)
     driven.executor.shutdown()
