@@ -15,9 +15,10 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "path"
 
-# The most that the path may have. These numbers may only fall; `code` is the promise of at most 8,000 lines. Where there are no
+# The most that the path may have. These numbers may only fall, but for a capability that each step must ask for: they rose once
+# (2026-11-27), for transfers of KV blocks. `code` is the promise of at most 8,000 lines. Where there are no
 # C++ kernels, the path is about 1,000 lines shorter.
-MOST = {"lines": 10_440, "code": 6_900, "ran": 3_740}
+MOST = {"lines": 10_640, "code": 7_000, "ran": 3_780}
 
 # What a plain prompt does not need, and so should not enter
 BESIDE = {
