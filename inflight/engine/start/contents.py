@@ -1,4 +1,4 @@
-"""`contents_of`: a digest of everything that determines keys and values, so that engines can share KV blocks."""
+"""`contents_of`: a digest of the model, for the names by which engines share KV blocks."""
 
 import hashlib
 import logging
@@ -12,9 +12,13 @@ logger = logging.getLogger(__name__)
 
 
 def contents_of(model: ModelConfig) -> bytes:
-    """Returns 32 bytes. Reads all weights: one core needs some seconds for a GB."""
+    """Returns 32 bytes: a digest of Inflight's version, the model's settings, and the contents of its weights. Reads all
+    weights: one core needs some seconds for a GB. Each rank adds what else determines its blocks (worker/kv_transfers.py).
+
+    Not in the digest, though they matter for models on the code of transformers: its version, and the model's Python files.
+    """
     start = time.perf_counter()
     files = [] if model.load_format == "dummy" else [model.folder]
     known = digests(find_files(model.folder)[0] if files and model.folder.is_dir() else files)
-    logger.info("the digest of the weights, for names of KV blocks, took %.2f s", time.perf_counter() - start)
+    logger.info("the digest of the weights, for names of KV blocks in tiers, took %.2f s", time.perf_counter() - start)
     return hashlib.sha256(repr((__version__, model.fingerprint, sorted(known.items()))).encode()).digest()
