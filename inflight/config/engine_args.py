@@ -152,18 +152,19 @@ class EngineArgs:
     )
     kv_transfer_config: Mapping[str, Any] | None = _engine(  # Any: `resolve` checks the values
         None,
-        "Keep KV blocks outside of the KV cache, as JSON with vLLM's fields. Example: "
+        "Where KV blocks are kept outside of the KV cache, as JSON with vLLM's fields. Example: "
         '\'{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": 8e9,'
         ' "secondary_tiers": [{"type": "fs", "path": "/mnt/kv"}]}}\'.',
+        is_secret=True,  # it may contain passwords of tiers
     )
     kv_offloading_size: float | None = _engine(
         None,
-        "Keep KV blocks in so much host memory, for all ranks together, when they leave the KV cache.",
+        "Also keep KV blocks in so much host memory, all ranks together: they stay there when they leave the KV cache.",
         bounds=(0, 2**20),
         excludes_low=True,
         metavar="GIB",
     )
-    kv_offloading_backend: str = _engine("native", "Who keeps them.", choices=("native",))
+    kv_offloading_backend: str = _engine("native", "What keeps KV blocks in host memory.", choices=("native",))
     max_num_partial_prefills: int = _engine(4, "Most prompts that are computed in part at the same time.", **_COUNT)
     max_long_partial_prefills: int = _engine(
         1,

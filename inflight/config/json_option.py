@@ -20,7 +20,8 @@ def from_json(
     """
     given = {} if given is None else given
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{option}={given!r} is not a dictionary; give one, or leave it out")
+        # not the value: it may contain a password
+        raise ConfigError(f"{option} is a {type(given).__name__}, not a dictionary; give one, or leave it out")
     if unknown := unknown_name(kind, given):
         raise ConfigError(f"{option} has no {unknown}; correct it, or leave it out")
     for problem in check_values(kind, {**({needed: None} if needed else {}), **given}).values():

@@ -14,37 +14,35 @@ from inflight.setting import setting
 
 @dataclass(frozen=True, kw_only=True)
 class KVTierConfig:
-    """Objects of one tier. Settings that may hold a password have no place in `repr` and in errors."""
+    """The settings of one tier. Neither `repr` nor errors show those that may contain a password."""
 
     type: str = setting("fs", "What the tier is.", choices=("fs", "redis", "obj", "custom"))
     path: str | None = setting(None, "fs: the folder. Several engines may share it.")
     max_bytes: int = setting(
-        0, "fs: most bytes of all objects in the folder; 0: half of what is free there at the start.", bounds=(0, 2**60)
+        0, "fs: most bytes of the objects of all ranks; 0: half of what is free and what they take.", bounds=(0, 2**60)
     )
     url: str | None = setting(None, "redis, obj: the address.", is_secret=True)
-    ttl_seconds: int = setting(0, "redis: how long an object is kept; 0: no limit.", bounds=(0, 2**31 - 1))
+    ttl_seconds: int = setting(0, "redis: seconds for which an object is kept; 0: no limit.", bounds=(0, 2**31 - 1))
     module_path: str | None = setting(
         None, "custom: 'package.module:Class', a subclass of inflight.kv_connector.tier.Tier."
     )
     options: Mapping[str, Any] | None = setting(  # Any: obstore, or the user's class, checks its own options
-        None,
-        "obj: options of obstore, such as endpoint and region; custom: what the class is made with.",
-        is_secret=True,
+        None, "obj: options of obstore, such as endpoint and region; custom: the argument of the class.", is_secret=True
     )
     checksum_key: str | None = setting(
         None,
-        "A secret of at least 16 characters that all engines of this tier share, if others can write to the tier: "
-        "with it an object of a writer without this secret is never used.",
+        "A secret of at least 16 characters, the same in all engines of this tier. Give one if others can write to the tier: "
+        "then no object of a writer without this secret is used.",
         is_secret=True,
     )
     timeout_seconds: float = setting(
         2.0, "How long one operation may take; then it counts as failed.", bounds=(0, 600), excludes_low=True
     )
-    max_operations: int = setting(16, "Most operations at one time; further ones are refused.", bounds=(1, 1024))
+    max_operations: int = setting(16, "Most operations at one time on a rank; others are not tried.", bounds=(1, 1024))
 
 
 class _Kind(NamedTuple):
-    own: str  # the settings that only this type of tier has; the first is needed
+    own: str  # the settings that not all types of tiers have; the first is needed
     example: str  # of the needed setting
     pattern: str  # of the needed setting
     library: str  # the library that it needs
@@ -79,13 +77,15 @@ def resolve_kv_tiers(given: object, option: str = "secondary_tiers") -> tuple[KV
     if given is None:
         return ()
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
-        raise ConfigError(f"{option} is no list; give a list of dictionaries, one for each tier, or leave it out")
+        # not the value: it may contain a password
+        raise ConfigError(f"{option} is a {type(given).__name__}, no list; give a list of dictionaries or leave it out")
     return tuple(_resolve_tier(f"{option}[{number}]", each) for number, each in enumerate(given))
 
 
 def _resolve_tier(option: str, given: object) -> KVTierConfig:
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{option} is no dictionary; give one like {{'type': 'fs', 'path': '/mnt/kv'}}")
+        what = type(given).__name__
+        raise ConfigError(f"{option} is a {what}, no dictionary; give one like {{'type': 'fs', 'path': '/mnt/kv'}}")
     given = _from_vllm(given)
     config = from_json(KVTierConfig, option, given, "type")
     kind = _KINDS[config.type]
@@ -94,7 +94,7 @@ def _resolve_tier(option: str, given: object) -> KVTierConfig:
         raise ConfigError(f"{option} is a tier of type {config.type!r}, which has no {other[0]}; leave it out")
     needed = getattr(config, own[0])
     if needed is None or not re.fullmatch(kind.pattern, needed, re.ASCII if config.type != "fs" else 0):
-        raise ConfigError(f"{option}: its {own[0]} is missing or wrong; give one like {kind.example}")
+        raise ConfigError(f"{option}: its {own[0]} is {'wrong' if needed else 'missing'}; give one like {kind.example}")
     if config.checksum_key is not None and len(config.checksum_key) < 16:
         raise ConfigError(f"{option}: its checksum_key is shorter than 16 characters; give a longer one")
     for library in ("xxhash", kind.library):

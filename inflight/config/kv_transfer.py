@@ -1,4 +1,4 @@
-"""`KVTransferConfig`: which KV blocks are kept outside of the cache, and where. Names and values of the options are vLLM's."""
+"""`KVTransferConfig`: which KV blocks are kept outside of the cache, and where. The options have vLLM's names and values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ class KVTransferConfig:
 
     Attributes:
         cpu_bytes: the size of the slab (host memory for blocks), all ranks together.
-        loads, saves: whether blocks are brought from outside, and whether they are put there.
+        loads, saves: whether blocks are copied from the slab and the tiers into the cache, and from the cache to these.
         offload_prompt_only: only blocks of prompts are saved.
-        fails_if_not_loaded: a request fails if its blocks are there but cannot be loaded. Otherwise they are computed.
-        ignored: the given names that have no meaning here.
+        fails_if_not_loaded: a request fails if a rank cannot copy its blocks from the slab. Otherwise they are computed.
+        ignored: the given options that have no meaning here.
     """
 
     cpu_bytes: int
@@ -37,8 +37,8 @@ class _Option:
     """What `kv_transfer_config` may contain, besides `_IGNORED`."""
 
     kv_connector: str = setting("OffloadingConnector", "The connector.", choices=("OffloadingConnector",))
-    kv_role: str = setting("kv_both", "What it does.", choices=("kv_both", "kv_producer", "kv_consumer"))
-    kv_load_failure_policy: str = setting("recompute", "If a load fails.", choices=("recompute", "fail"))
+    kv_role: str = setting("kv_both", "Whether it saves and loads.", choices=("kv_both", "kv_producer", "kv_consumer"))
+    kv_load_failure_policy: str = setting("recompute", "What to do if a load fails.", choices=("recompute", "fail"))
     kv_connector_extra_config: Mapping[str, Any] | None = None  # Any: checked here
 
 
@@ -47,7 +47,7 @@ class _Extra:
     """What `kv_connector_extra_config` may contain, besides `_IGNORED_EXTRA`."""
 
     cpu_bytes_to_use: float = setting(0, "Bytes of host memory, all ranks together.", bounds=(0, 2**50))
-    eviction_policy: str = setting("lru", "Which block makes room for a new one.", choices=("lru",))
+    eviction_policy: str = setting("lru", "Which block of the slab is dropped for a new one.", choices=("lru",))
     offload_prompt_only: bool = setting(False, "Whether only blocks of prompts are saved.")
     secondary_tiers: object = None
 
@@ -83,8 +83,8 @@ def resolve_kv_transfer(args: EngineArgs) -> KVTransferConfig | None:
         raise ConfigError(f"{what} with enable_prefix_caching=False: nothing is cached; leave one of them out")
     if args.distributed_executor_backend == "external_launcher":
         raise ConfigError(
-            f"{what} with distributed_executor_backend='external_launcher': its engines must make the same plans, but loads "
-            "end at different times; leave one of them out, or use 'mp'"
+            f"{what} with distributed_executor_backend='external_launcher': the engines of the launcher must make the same "
+            "plans, but loads end at different times; leave one of them out, or use 'mp'"
         )
     return KVTransferConfig(
         cpu_bytes=cpu_bytes,
@@ -98,7 +98,7 @@ def resolve_kv_transfer(args: EngineArgs) -> KVTransferConfig | None:
 
 
 def has_tiers(args: EngineArgs) -> bool:
-    """Whether the blocks are kept where another engine may find them."""
+    """Whether blocks are kept in tiers, where other engines may find them."""
     config = resolve_kv_transfer(args)
     return config is not None and bool(config.tiers)
 

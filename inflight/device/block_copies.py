@@ -1,4 +1,4 @@
-"""`BlockCopies`: copies KV blocks between the arena of a rank and its slab, an array of host memory with room for more."""
+"""`BlockCopies`: copies KV blocks between the arena of a rank and its slab, an array in host memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from inflight.errors import OutOfMemoryError
 
 
 class BlockCopies(ABC):
-    """Only one thread may call the methods. Each returns when the copies have ended.
+    """Only one thread may call the methods. They return when the copies have ended.
 
     Attributes:
         slab: uint8 [num_slots, block_bytes].
@@ -50,7 +50,7 @@ def block_copies(device: Device, arena: Tensor, num_slots: int) -> BlockCopies:
 
 
 class HostBlockCopies(BlockCopies):
-    """For an arena in host memory. It copies with numpy, because torch would start a second pool of threads (`CpuDevice`)."""
+    """For an arena in host memory. Numpy copies, because torch would start a second pool of threads (see `CpuDevice`)."""
 
     def __init__(self, arena: Tensor, slab: Tensor) -> None:
         self._arena, self.slab = arena.numpy(), slab.numpy()

@@ -10,8 +10,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds
 
 class Breaker:
     """Closed: operations run. Open: none runs. After the pause one operation may try (half open): success closes the breaker, a
-    failure opens it for twice as long. An operation has a ticket, so that one that began before the breaker opened does not
-    change it."""
+    failure opens it for twice as long. Each operation has a ticket. It tells operations that began before the breaker opened:
+    their ends do not count."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class Breaker:
             return self._ticket
 
     def leave(self, ticket: int, is_good: bool) -> bool:
-        """Notes how an operation ended. Returns whether the breaker opened or closed by it."""
+        """Notes how an operation ended. Returns whether the closed breaker opens by it, or the half-open one closes."""
         with self._lock:
             if ticket != self._ticket:
                 return False

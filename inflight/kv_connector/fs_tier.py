@@ -1,12 +1,12 @@
 """`FsTier`: objects as files of a folder, which several engines may share. The folder itself is the index.
 
     folder/3f/3f09…(64 digits)                      an object; its time of modification says when it was last used
-    folder/3f/3f09….0123456789abcdef.tmp            one that is being written; it is renamed when it is whole
+    folder/3f/3f09….0123456789abcdef.tmp            an object that is being written; it is renamed when it is whole
 
 Files are read and written with O_DIRECT, past the page cache, where the file system can do that. A thread sweeps the folder at
-the start, and after every 1/16 of `max_bytes` that this object has written: it removes what dead writers left, and when the
-objects take more than 15/16 of `max_bytes`, the least recently used ones until 9/10 are left. Nothing is synced: after a power
-failure the digests tell which objects are whole. Other files in the folder are left alone.
+the start, and whenever this `FsTier` has written 1/16 of `max_bytes`. It removes what dead writers left. If the objects take
+more than 15/16 of `max_bytes`, it removes the least recently used ones until the others take 9/10. Nothing is synced: after a
+power failure the digests tell which objects are whole. Other files in the folder are left alone.
 """
 
 import errno
@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 _OBJECT = re.compile(r"/[0-9a-f]{64}\Z")
 _TEMPORARY = re.compile(r"/[0-9a-f]{64}\.[0-9a-f]{16}\.tmp\Z")
-_USED_AGAIN_SECONDS = 60.0  # the time of last use is this exact
+_USED_AGAIN_SECONDS = 60.0  # the time of last use may be wrong by so much
 
 
 class FsTier(Tier):
     """
     Args:
         shard: the folder within `config.path` for this rank's objects.
-        num_shards: among how many such folders `config.max_bytes` is divided.
+        num_shards: `config.max_bytes` is divided among so many such folders.
 
     Raises:
         ConfigError: the folder cannot be made.
@@ -46,7 +46,7 @@ class FsTier(Tier):
         self._folder = os.path.join(config.path, shard)
         self._num_shards = num_shards
         self._max_bytes = config.max_bytes // num_shards  # 0 until the first sweep has measured what is free
-        self._stale_seconds = 10 * config.timeout_seconds  # a writer has `timeout_seconds`
+        self._stale_seconds = 10 * config.timeout_seconds  # a living writer needs at most `timeout_seconds`
         self._direct = os.O_DIRECT  # 0 once the file system has refused it
         try:
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
@@ -72,7 +72,7 @@ class FsTier(Tier):
             while done < end and (got := os.preadv(file, [into[done:]], done)):
                 done += got
             if time.time() - status.st_mtime > _USED_AGAIN_SECONDS:
-                with suppress(OSError):  # of a folder that can only be read
+                with suppress(OSError):  # the folder may be read-only
                     os.utime(file)
             return status.st_size if done == end else done
         finally:
@@ -141,7 +141,7 @@ class FsTier(Tier):
             try:
                 self.sweep()
             except OSError as error:
-                logger.warning("KV tier fs: the folder could not be swept: %s", error.strerror)
+                logger.warning("KV tier fs: %s could not be swept of old files: %s", self._folder, error.strerror)
             self._wake.wait()
             self._wake.clear()
 

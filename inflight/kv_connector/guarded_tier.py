@@ -1,8 +1,8 @@
-"""`GuardedTier`: a tier that never raises and never takes longer than its deadline, whatever is behind it.
+"""`GuardedTier`: calls a tier so that no call takes longer than its deadline, whatever the tier does.
 
-Operations run in threads of this object, because nothing else can end a wait for a folder on a dead server or a user's class.
-One that is late goes on in its thread, and holds one of the `max_operations` places until it ends; its caller goes on at once.
-Reads and writes have a breaker each: a full disk can still be read.
+Operations run in threads of this object, because a wait for a folder on a dead server, or for a user's class, cannot be ended
+in another way. A late operation goes on in its thread, and holds one of the `max_operations` places until it ends; its caller
+goes on at once. Reads and writes have a breaker each: a full disk can still be read.
 """
 
 import logging
@@ -66,7 +66,7 @@ class GuardedTier:
         self._is_closed = False
 
     def get(self, name: bytes, into: memoryview) -> int | None:
-        """Returns what `Tier.get` returns, -1 in place of what is no number; None too if it failed or was rejected.
+        """Returns what `Tier.get` returns; -1 if that is no number; None also if the operation failed or was rejected.
 
         Raises:
             AbandonedError: `into` must not be used any more.
@@ -93,7 +93,7 @@ class GuardedTier:
         return is_done
 
     def discard(self, name: bytes) -> None:
-        """Removes a damaged object if it can."""
+        """Removes a damaged object, if the tier can do that now."""
         with suppress(AbandonedError):
             self._run(self._writes, lambda: self._tier.discard(name))
 
@@ -109,7 +109,7 @@ class GuardedTier:
         return counts
 
     def close(self) -> None:
-        """Ends all waits and closes the tier. A tier that does not close in time is left alone."""
+        """Ends all waits and closes the tier. If it has not closed after `timeout_seconds`, it is left alone."""
         with self._lock:
             self._is_closed = True
             for job in self._waiting:
@@ -164,9 +164,9 @@ class GuardedTier:
                 self._num_running -= 1
                 job.is_done = True
             job.ended.set()
-            del job  # with its buffer
+            del job  # or this thread would keep its buffer until the next job
 
 
 def _describe(error: BaseException) -> str:
-    """What the error is, without a library's text, which can contain an address with a password."""
+    """Names the error without a library's text, because that can contain an address with a password."""
     return type(error).__name__ + (f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else "")

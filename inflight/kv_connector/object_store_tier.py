@@ -1,4 +1,4 @@
-"""`ObjectStoreTier`: objects in S3, in Google's or Azure's store, or in what speaks S3's protocol."""
+"""`ObjectStoreTier`: objects in S3, in a store with S3's protocol, or in Google's or Azure's store."""
 
 import errno
 from datetime import timedelta
@@ -11,7 +11,7 @@ from inflight.config.kv_tiers import KVTierConfig
 from inflight.errors import ConfigError
 from inflight.kv_connector.tier import Tier
 
-_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "proxy_url")  # not of the store, but of its HTTP client
+_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "proxy_url")  # obstore gives them to its HTTP client
 
 
 class ObjectStoreTier(Tier):
@@ -26,7 +26,7 @@ class ObjectStoreTier(Tier):
         arguments: dict[str, object] = {"mkdir": True} if config.url.startswith("file:") else {}
         if config.url.startswith(("s3:", "gs:", "az:")):
             client = {name: options.pop(name) for name in _CLIENT_OPTIONS if name in options}
-            time = timedelta(seconds=0.9 * config.timeout_seconds)  # so that it fails before its thread is left alone
+            time = timedelta(seconds=0.9 * config.timeout_seconds)  # it fails before `GuardedTier` gives it up
             arguments = {
                 "config": options,
                 "client_options": {"timeout": time, "connect_timeout": time, **client},
@@ -62,10 +62,10 @@ class ObjectStoreTier(Tier):
         try:
             obstore.put(self._store, name.hex(), data, mode="create", use_multipart=False)
         except AlreadyExistsError:
-            return  # by another writer, with the same bytes
+            return  # another writer was faster
 
     def discard(self, name: bytes) -> None:
         obstore.delete(self._store, name.hex())
 
     def close(self) -> None:
-        """Its operations end by their own time limits."""
+        """Does nothing: operations end by their own time limits."""

@@ -3,14 +3,14 @@
     arena  <-- load --  slab  <-- fetch --  tiers
     arena  -- save -->  slab  -- store -->  tiers
 
-The arena has the blocks of the prefix cache and of running requests. The slab is host memory with room for more blocks, its
-slots. The tiers (tier_stack.py) are files or servers, which may be slow, dead or wrong. So only a copy within this machine
-writes to the arena, and only verified bytes get into the slab. The engine decides which block and slot is used for what
-(scheduler/kv_transfers.py), and all ranks use the same numbers.
+The arena has the blocks of the prefix cache and of running requests. The slab is host memory with room for more blocks, one in
+each *slot*. The tiers (tier_stack.py) are files or servers, which may be slow, dead or wrong. So only a copy within this
+machine writes to the arena, and only verified bytes get from a tier into the slab. The engine decides which blocks and slots
+are used for what (scheduler/kv_transfers.py), and all ranks use the same numbers.
 
-One thread copies between arena and slab, in the order of the calls. Other threads fetch, and others store, so that neither
-waits for the other. After a fault the ranks begin a new epoch, and the engine may use any slot and block again. So
-`begin_epoch` waits for the copies to the arena, and nothing that began before it writes to the slab afterwards.
+One thread copies between arena and slab, in the order of the calls. Some threads only fetch, and others only store, so that
+neither waits for the other. After a fault the ranks begin a new epoch, and the engine may use any slot and block again. So
+`begin_epoch` waits for the copies between arena and slab, and no fetch that began before it writes to the slab afterwards.
 """
 
 import logging
@@ -36,7 +36,7 @@ Counts = dict[str, dict[str, float]]
 
 
 class Copies(Protocol):
-    """What device/block_copies.py makes."""
+    """The interface of `BlockCopies` (device/block_copies.py), without an import of torch."""
 
     slab: np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -46,10 +46,10 @@ class Copies(Protocol):
 
 
 class RankTransfers:
-    """The rank's thread calls the methods. No method waits, but for `begin_epoch` and `close`.
+    """The rank's thread calls the methods. Only `begin_epoch` and `close` wait.
 
-    A transfer that fails has a result that says so, and no exception. For an exception would reach the engine before the other
-    ranks have ended the transfer, and blocks must not be used again while a rank copies.
+    If a transfer fails, its future has a result that says so, and no exception. An exception would reach the engine before the
+    other ranks have ended the transfer, and blocks must not be used again while a rank copies.
     """
 
     def __init__(self, copies: Copies, tiers: TierStack | None) -> None:
@@ -57,7 +57,7 @@ class RankTransfers:
         self._copier = ThreadPoolExecutor(1, "inflight-kv-copy")
         self._fetchers = ThreadPoolExecutor(NUM_FETCH_THREADS, "inflight-kv-fetch")
         self._storers = ThreadPoolExecutor(NUM_STORE_THREADS, "inflight-kv-store")
-        self._lock = threading.Lock()  # for all of these, and while the slab is written to by a fetch
+        self._lock = threading.Lock()  # for the next two, and for writes of fetches to the slab
         self._epoch = 0
         self._num_waiting_stores = 0
         self._stored: dict[int, Future[tuple[bool, Counts]]] = {}  # id of a save -> the end of its stores
@@ -65,8 +65,8 @@ class RankTransfers:
     def save(
         self, transfer_id: int, blocks: Sequence[int], slots: Sequence[int], keys: Sequence[bytes]
     ) -> Future[bool]:
-        """Copy blocks of the arena to slots, and then store them in the tiers, if `keys` are given. The future says whether the
-        copies have succeeded. `stored` gives the end of the stores."""
+        """Copy blocks of the arena to slots. If `keys` are given, store the blocks in the tiers after that. The future says
+        whether the copies have succeeded; the future of `stored` ends with the stores."""
         epoch, ended = self._epoch, Future[tuple[bool, Counts]]()
         if keys:
             self._stored[transfer_id] = ended
@@ -80,7 +80,8 @@ class RankTransfers:
         return self._copier.submit(copy)
 
     def stored(self, transfer_id: int) -> Future[tuple[bool, Counts]]:
-        """The future says whether the tiers have been asked to store the blocks of this save, and what the tiers have done."""
+        """The future ends when the blocks of this save are stored, or given up. It says whether the tiers were asked to store
+        them, and what the tiers have done since they were last counted."""
         stored = self._stored.pop(transfer_id, None)
         if stored is None:  # an epoch has begun since
             stored = Future()
@@ -88,7 +89,8 @@ class RankTransfers:
         return stored
 
     def load(self, slots: Sequence[int], blocks: Sequence[int], after: Future[Any] | None) -> Future[bool]:
-        """Copy slots to blocks of the arena, when the step `after` has ended: older steps may still use these blocks."""
+        """Copy slots to blocks of the arena when the step `after` has ended: it and older steps may still use the blocks.
+        The future says whether the copies have succeeded."""
         epoch = self._epoch
 
         def copy() -> bool:
@@ -114,8 +116,9 @@ class RankTransfers:
     def fetch(
         self, keys: Sequence[bytes], slots: Sequence[int], ends: Sequence[bool]
     ) -> Future[tuple[list[bool], Counts]]:
-        """Copy blocks from the tiers to slots. If a key is missing for which `ends` is set, later keys are not looked for. The
-        future says of each key whether its slot has the block now, and what the tiers have done."""
+        """Copy blocks from the tiers to slots. If no tier has a key for which `ends` is set, later keys are not looked for. The
+        future says of each key whether its slot has the block now, and what the tiers have done since they were last
+        counted."""
         tiers, epoch, future = self._tiers, self._epoch, Future[tuple[list[bool], Counts]]()
         assert tiers is not None
         found, num_left, end = [False] * len(keys), len(keys), len(keys)
@@ -124,7 +127,7 @@ class RankTransfers:
             nonlocal num_left, end
             got = tiers.fetch(keys[i]) if i < end else None
             if got is not None and len(got[0]) != self._copies.slab.shape[1]:
-                got = None  # whoever can write to a tier can write this
+                got = None  # a writer to the tier who can make checksums can make this, too
             with self._lock:
                 if got is not None and epoch == self._epoch:
                     self._copies.slab[slots[i]] = np.frombuffer(got[0], dtype=np.uint8)
@@ -157,7 +160,7 @@ class RankTransfers:
         def store_one(i: int) -> None:
             nonlocal num_left
             payload = self._copies.slab[slots[i]].copy()
-            if epoch == self._epoch:  # the slot had still the block when it was copied
+            if epoch == self._epoch:  # then the slot still had this block when it was copied
                 tiers.store(keys[i], memoryview(payload))
             with self._lock:
                 self._num_waiting_stores -= 1
@@ -170,14 +173,15 @@ class RankTransfers:
             self._storers.submit(store_one, i)
 
     def begin_epoch(self) -> None:
-        """Nothing that has begun writes to arena or slab after this call. The steps under way have ended or were cancelled."""
+        """No transfer that began before this call writes to arena or slab after it. Call it when all steps have ended or were
+        cancelled: a load waits for a step."""
         with self._lock:
             self._epoch += 1
             self._stored.clear()
         self._copier.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Wait for stores, at most MAX_CLOSING_SECONDS. Idempotent."""
+        """Wait for copies, and at most MAX_CLOSING_SECONDS for stores, and close the tiers. Idempotent."""
         end = time.monotonic() + MAX_CLOSING_SECONDS
         self._copier.shutdown(wait=True)
         while self._num_waiting_stores and time.monotonic() < end:

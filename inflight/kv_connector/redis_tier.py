@@ -23,7 +23,7 @@ _NOTHING = memoryview(b"")
 
 
 class _DamagedError(OSError):
-    """What has the object's name cannot be an object: it has another type, or is too long."""
+    """The value under the object's name cannot be an object: it has another type, or is too long."""
 
 
 class RedisTier(Tier):
@@ -34,7 +34,7 @@ class RedisTier(Tier):
 
     def __init__(self, config: KVTierConfig) -> None:
         assert config.url is not None
-        seconds = 0.9 * config.timeout_seconds  # so that an operation ends by itself before its thread is left alone
+        seconds = 0.9 * config.timeout_seconds  # an operation ends by itself before `GuardedTier` gives it up
         try:
             self._pool = redis.ConnectionPool.from_url(
                 config.url,
@@ -45,7 +45,7 @@ class RedisTier(Tier):
             )
             self._pool.connection_class(**self._pool.connection_kwargs)  # connects to nothing; refuses unknown options
         except (ValueError, TypeError, redis.RedisError) as error:
-            # not the text: it may contain the address
+            # without the error's text, which may contain the address with its password
             raise ConfigError(
                 f"secondary_tiers: the url of a redis tier cannot be used ({type(error).__name__}); correct it"
             ) from None
@@ -58,7 +58,7 @@ class RedisTier(Tier):
             return 0
 
     def put(self, name: bytes, data: memoryview) -> None:
-        if not self._call("EXISTS", _key(name)):  # or the whole object is sent in vain
+        if not self._call("EXISTS", _key(name)):  # otherwise the whole object would be sent in vain
             self._call("SET", _key(name), data, "NX", *self._expiry)
 
     def discard(self, name: bytes) -> None:
@@ -68,7 +68,7 @@ class RedisTier(Tier):
         self._pool.disconnect()
 
     def _call(self, *command: str | bytes | int | memoryview, into: memoryview = _NOTHING) -> int | None:
-        """Sends a command. Returns a number that is the answer, 0 for "OK", None for nil, or the length of an answer that was
+        """Sends a command. Returns the answer if it is a number, 0 for "OK", None for nil, and the length of an answer that was
         received into `into`."""
         connection: Any = self._pool.get_connection()  # Any: redis-py types it in part
         try:
@@ -86,7 +86,7 @@ def _key(name: bytes) -> bytes:
 
 
 def _receive(peer: socket.socket, into: memoryview) -> int | None:
-    with peer.makefile("rb") as reader:  # large reads pass by its buffer; it cannot read too much, as one answer is due
+    with peer.makefile("rb") as reader:  # large reads bypass its buffer; it cannot read more than this answer
         line = reader.readline(_MAX_LINE_BYTES)
         if not (parts := re.fullmatch(rb"(?:([:$])(-?\d{1,18})|-([A-Z]+).*|\+.*)\r\n", line)):
             raise ConnectionError(errno.EPROTO, "the server's answer is cut short or not understood")

@@ -7,8 +7,8 @@ class Tier(ABC):
     """Several threads call one tier at the same time. Several engines may share what it stores.
 
     A user's class is made with one argument: the dictionary `options` of its configuration. Nothing that a tier returns is
-    trusted: what does not verify counts as missing. Any exception counts as a failure. An operation that takes longer than the
-    tier's `timeout_seconds` is left alone, and its buffer is not used for anything else.
+    trusted: an object that does not verify counts as missing. Any exception counts as a failure. An operation that takes longer
+    than the tier's `timeout_seconds` is left alone, and its buffer is not used for anything else.
     """
 
     @abstractmethod
@@ -17,11 +17,11 @@ class Tier(ABC):
 
         Args:
             name: 32 bytes.
-            into: writable bytes. Other objects may have left bytes in it. It may be written until this call returns.
+            into: writable bytes. It may still contain bytes of other objects. It may be written until this call returns.
 
         Returns:
             The length of the object in bytes; None if there is none of this name. An object that is longer than `into` is
-            damaged: any length but the right one says so.
+            damaged: return a length above that of `into`, or 0.
         """
 
     @abstractmethod
@@ -30,9 +30,9 @@ class Tier(ABC):
         is a multiple of 4096, and it may be read until this call returns."""
 
     def discard(self, name: bytes) -> None:
-        """Removes an object that turned out to be damaged, so that the next `put` can replace it. Names contain all that
-        determines the bytes of an object, so no other engine can see it as good. By default nothing happens."""
+        """Removes an object that turned out to be damaged, so that the next `put` can replace it. The object is damaged for all
+        engines, because a name covers all by which they verify. By default nothing happens."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the tier. Calls that wait soon fail. Called once; no call follows."""
+        """Ends the tier. Called once. Calls that run, or that begin at the same moment, should soon fail."""

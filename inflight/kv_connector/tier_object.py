@@ -5,7 +5,7 @@
       version   32 bytes     of payload, little-endian
 
 The digest covers magic, name, length and payload. It is XXH3-128 (against accidents), or with a key BLAKE2b-256 (against
-writers who do not have the key). The zeros are written but not verified.
+writers who do not have the key). The zeros are not verified.
 """
 
 import struct
@@ -25,14 +25,14 @@ def padded(payload_bytes: int) -> int:
 class TierObject:
     """
     Args:
-        root: 32 bytes that name what all payloads belong to.
+        root: 32 bytes that stand for all that the payloads have in common: weights, numerics, layout, rank.
         checksum_key: a secret, or None.
     """
 
     def __init__(self, root: bytes, checksum_key: str | None) -> None:
         assert len(root) == 32
         self._key = b"" if checksum_key is None else blake2b(checksum_key.encode()).digest()
-        # Formats and keys are a part of every name, so that engines with different ones never see each other's objects.
+        # Every name depends on the format and the key: engines that differ in these never see each other's objects.
         self._prefix = MAGIC + root + self._digest(b"name")
 
     def name(self, key: bytes) -> bytes:
@@ -52,7 +52,7 @@ class TierObject:
 
     def payload(self, buffer: memoryview, name: bytes, length: object) -> memoryview | None:
         """Returns the payload of the object at the beginning of `buffer`, or None if it is not the object `name`, whole and
-        undamaged. `length`: what the tier said."""
+        undamaged. `length`: the object's length as the tier has returned it."""
         magic, found, payload_bytes, digest = HEADER.unpack_from(buffer)
         if magic != MAGIC or found != name or padded(payload_bytes) != length or padded(payload_bytes) > len(buffer):
             return None

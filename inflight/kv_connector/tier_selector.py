@@ -7,7 +7,7 @@ from inflight.errors import ConfigError
 from inflight.kv_connector.fs_tier import FsTier
 from inflight.kv_connector.tier import Tier
 
-# type -> the file and the class, which need an optional library
+# type -> the file and the class in it. Both need an optional library
 _OPTIONAL = {"redis": ("redis_tier", "RedisTier"), "obj": ("object_store_tier", "ObjectStoreTier")}
 
 

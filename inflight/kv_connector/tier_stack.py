@@ -1,4 +1,4 @@
-"""`TierStack`: the tiers of one rank in order, the first is asked first. Its callers are several threads."""
+"""`TierStack`: the tiers of one rank, in the order in which they are asked. Several threads call it."""
 
 import mmap
 import threading
@@ -12,13 +12,13 @@ from inflight.kv_connector.tier_selector import open_tier
 
 
 class TierStack:
-    """Each thread that calls has a staging buffer of its own, of the size of one object.
+    """Each calling thread has a staging buffer of its own, of the size of one object.
 
     Args:
         root: 32 bytes, SHA-256 over all that gives payloads their meaning: the weights' contents, numerics, layout, this rank's
             part.
         shard: names this rank's part, as a folder: "tp0of2-pp0of1".
-        num_shards: how many ranks store objects, for limits of bytes.
+        num_shards: how many ranks store objects. A limit of bytes is divided among them.
         payload_bytes: the length of the longest payload.
 
     Raises:
@@ -48,7 +48,7 @@ class TierStack:
 
     def fetch(self, key: bytes) -> tuple[memoryview, int] | None:
         """Returns the verified payload, and the number of the tier that had it. The payload is in this thread's staging buffer:
-        it is valid until this thread's next call. Returns None if no tier has it whole; never raises."""
+        it is valid until this thread's next call. Returns None if no tier has a good one; never raises."""
         for number, (sealed, tier) in enumerate(self._tiers):
             buffer, name = self._buffer(), sealed.name(key)
             try:
@@ -66,8 +66,8 @@ class TierStack:
         return None
 
     def store(self, key: bytes, payload: memoryview, stop: int | None = None) -> bool:
-        """Writes a payload to those of the tiers [0, stop) that lack it (None: all). Returns whether all of them have it now;
-        never raises. `payload` may be what this thread's `fetch` has returned."""
+        """Writes a payload to those of the first `stop` tiers that lack it (None: of all tiers). Returns whether all of these
+        have it now; never raises. `payload` may be what this thread's `fetch` has returned."""
         are_good = []
         for sealed, tier in self._tiers[:stop]:
             buffer, name = self._buffer(), sealed.name(key)
@@ -80,17 +80,17 @@ class TierStack:
         return all(are_good)
 
     def take_counts(self) -> dict[str, dict[str, float]]:
-        """Label of the tier ("fs", "redis", "obj", "custom"; "fs-2" for the second of its type) -> `guarded_tier.COUNTS` since
-        the last call."""
+        """Returns the counts since the last call: label of the tier ("fs", "redis", "obj", "custom"; "fs-2" is the second one
+        of its type) -> a name of `guarded_tier.COUNTS` -> number."""
         return {tier.label: tier.take_counts() for _, tier in self._tiers}
 
     def close(self) -> None:
-        """Calls that wait return as if the tiers had failed."""
+        """Closes all tiers. Calls that wait return as if the tiers had failed."""
         for _, tier in self._tiers:
             tier.close()
 
     def _buffer(self) -> memoryview:
-        """This thread's staging buffer, page-aligned. It is a new one if the last one was left to a late operation."""
+        """This thread's staging buffer, page-aligned. It is a new one if a late operation may still use the old one."""
         if not hasattr(self._staging, "buffer"):
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             self._staging.buffer = memoryview(mmap.mmap(-1, self._object_bytes, flags=flags))

@@ -12,10 +12,10 @@ from inflight.scheduler.suspects import Suspects
 
 
 class Gates:
-    """A request whose grammar is compiled is held by `Scheduler.add_request`; the other gates are here.
+    """All reasons for a request to wait, but one: while its grammar is being compiled, `Scheduler.add_request` holds it.
 
     Attributes:
-        transfers: brings cached blocks of waiting requests.
+        transfers: brings blocks that waiting requests need into the arena.
     """
 
     def __init__(self, waiting: RequestQueue, sharing: PromptSharing, suspects: Suspects, limits: StepLimits) -> None:
@@ -23,9 +23,9 @@ class Gates:
         self.transfers = NoTransfers()
 
     def next_request(self, *, may_start_long: bool) -> Request | None:
-        """Returns the first request in queue order that may be admitted now; None if there is none. Holds those that must wait
-        until their leader has planned their prompt, or until their cached blocks are in the arena. While there are suspects,
-        only the oldest of them may be admitted."""
+        """Returns the first request in queue order that may be admitted now; None if there is none. Holds requests that must
+        wait until their leader's prompt is planned, or until their blocks are in the arena. While there are suspects, only
+        the oldest of them may be admitted."""
         if self._suspects.alone is not None:
             request = self._suspects.lone
             if request is None or request.status is RequestStatus.RUNNING or request.num_in_flight:
@@ -33,7 +33,7 @@ class Gates:
             return None if self._waiting.is_held(request) else request
         while (request := self._waiting.peek(may_start_long=may_start_long)) is not None:
             if request.num_in_flight:
-                return None  # it was preempted and can soon be admitted again; later requests would take its blocks
+                return None  # it was preempted, and is soon admitted again; later requests would take its blocks
             if (leader := self._sharing.leader_to_wait_for(request)) is not None:
                 self._waiting.hold(request, leader.request_id)
             elif not request.blocks.were_sought and self._begin_transfer(request):
@@ -54,8 +54,8 @@ class Gates:
     def check_progress(
         self, requests: Collection[object], in_flight: Collection[object], *, is_compiling: bool
     ) -> None:
-        """Called if nothing can be scheduled. Raises unless a step is in flight, a transfer runs, or all wait for a grammar or
-        a leader."""
+        """Called if nothing can be scheduled. Raises `EngineError`, unless a step is in flight, a transfer runs, or all
+        requests wait for a grammar or a leader."""
         num_free = 0 if self._suspects.alone is not None else len(requests) - self._waiting.num_held
         awaits_news = in_flight or self.transfers.is_running or (is_compiling and not num_free)
         if requests and not awaits_news:

@@ -1,16 +1,18 @@
-"""`KVTransfers`: copies blocks that others have computed into the arena, and computed blocks out of it.
+"""`KVTransfers`: copies blocks that were computed before into the arena, and computed blocks out of it.
 
     arena  <-- load --  slab  <-- fetch --  tiers          arena  -- save -->  slab  -- store -->  tiers
 
-A rank copies (kv_connector/rank_transfers.py); this object decides what. The slab is a second `BlockPool` under the same keys,
-whose block ids are the numbers of slots. All ranks use the same slots. What a tier has is not known: to fetch is to look.
+The ranks copy (kv_connector/rank_transfers.py); this object decides what they copy. The slab's index is a second `BlockPool`
+with the same keys, whose block ids are the numbers of slots. All ranks use the same slots. What a tier has is not known: a
+fetch finds it out.
 
-A *transfer* is a generator. Each `yield` waits for a call of all ranks. The blocks and slots that a transfer copies belong to
-the transfer, which holds references. So a request may end or be preempted, and the caches may be reset, at any time. When a
-transfer has ended, its blocks are in the prefix cache like all others, and it lets go of them. The waiting request is admitted
-like one whose blocks were computed before. If a block has been evicted meanwhile, it is computed.
+A *transfer* is a generator. Each `yield` waits for a call of all ranks, or for the end of another transfer. A transfer holds
+references to the blocks and slots that it copies. So a request may end or be preempted, and the caches may be reset, at any
+time. When a transfer has loaded blocks, they are in the prefix cache like all others, and it gives up its references. Then the
+waiting request is admitted like any other, and finds its blocks in the prefix cache. If one was evicted, it is computed.
 
-A request waits no longer than the computation of its blocks is worth: then it computes, and the transfer goes on for others.
+A request waits for blocks no longer than it would compute them. (If that was not measured yet, or if the slab has blocks, it
+may wait UNKNOWN_WAIT_SECONDS.) Then it computes, and the transfer goes on for other requests.
 """
 
 import logging
@@ -32,12 +34,12 @@ from inflight.scheduler.request import Request
 
 logger = logging.getLogger(__name__)
 
-FIRST_CHUNK, LAST_CHUNK = 2, 64  # how many blocks of a sequence a fetch asks for
-POOL_SHARE = 4  # transfers hold at most one block in so many, in each direction
+FIRST_CHUNK, LAST_CHUNK = 2, 64  # how many blocks of a sequence a fetch asks for: first 2, then twice as many each time
+POOL_SHARE = 4  # saves hold at most one block of the arena in so many, and so do loads if there are several
 # How long a request waits for its blocks: at least and at most these shares of the time to compute them.
 MIN_WAIT_SHARE, MAX_WAIT_SHARE = 0.2, 1.0
-UNKNOWN_WAIT_SECONDS = 2.0  # if the speed of neither way was measured
-PROBE_SECONDS = 10.0  # how often a slow tier is tried again
+UNKNOWN_WAIT_SECONDS = 2.0  # for tiers, if it is unknown how fast tokens compute; for the slab at least
+PROBE_SECONDS = 10.0  # after so long, tiers that are slower than computing are tried again
 SMOOTHING = 0.3  # weight of the newest measurement
 
 # Any: what a call of all ranks returned, one value for each rank
@@ -47,7 +49,7 @@ Transfer = Generator[Future[Any], list[Any], None]
 @dataclass(slots=True)
 class _Wait:
     """A request that waits for a transfer. `deadline`: a time of `time.monotonic()`. `fetch_seconds`: how long it waits for the
-    tiers, after the load of what the slab has."""
+    tiers, from the end of the load from the slab on."""
 
     request: Request
     deadline: float
@@ -57,11 +59,12 @@ class _Wait:
 class KVTransfers(NoTransfers):
     """
     Args:
-        num_slots: the size of the slab.
-        block_bytes: of one block on all ranks together.
-        call: calls `kv_transfer` of all ranks with these arguments, beside the steps.
+        num_slots: the size of the slab in blocks.
+        block_bytes: the bytes of one block, all ranks together.
+        call: calls `kv_transfer` of all ranks with its arguments, while steps go on.
         on_brought: called with a request that need not wait any more.
-        fail: called with the id of a request whose blocks could not be loaded, and with a reason, if such requests must fail.
+        fail: ends a request whose blocks could not be loaded, if the configuration says so. Called with its id, a reason and
+            the kind of error.
     """
 
     def __init__(
@@ -87,10 +90,9 @@ class KVTransfers(NoTransfers):
         self._num_saving = 0  # blocks
         self._waiters: list[Future[Any]] = []
         self._num_saves = self._num_resets = self._num_running = 0
-        self._generation = b""  # a part of the names in the tiers
-        self._token_seconds = self._block_seconds = (
-            0.0  # to compute a token, to fetch a block of a sequence; 0: unknown
-        )
+        self._generation = b""  # the beginning of all keys in the tiers; `forget_tiers` changes it
+        # to compute a token, to fetch a block of a sequence; 0: unknown
+        self._token_seconds = self._block_seconds = 0.0
         self._next_probe = 0.0
         self._counts = TransferCounts()
 
@@ -169,7 +171,7 @@ class KVTransfers(NoTransfers):
             self._on_brought(request)
 
     def _find_near(self, key: BlockKey) -> int | None:
-        """Whether arena or slab has the block. The number says nothing."""
+        """Returns None if neither arena nor slab has the block. Otherwise the number has no meaning."""
         block_id = self._pool.lookup(key)
         return self._slab.lookup(key) if block_id is None else block_id
 
@@ -189,21 +191,21 @@ class KVTransfers(NoTransfers):
         self._refresh(needed)
         missing = [key for key in needed if self._pool.lookup(key) is None]
         if missing and not self._loading and not self._has_room(needed, len(missing)):
-            return False  # running requests have the blocks, so it is not admitted either, and asks again
+            return False  # running requests hold the blocks: this one is not admitted now, and comes here again
         blocks.were_sought = True
         self._counts.num_queried_tokens += (limit - local) * size
         seconds = self._seconds_to_wait((limit - near) * size)
         fetches = bool(self._config.tiers) and near < limit and seconds > 0
         if not (missing or fetches):
             return False
-        # the slab is near, so a load is waited for as long as its blocks take to compute
+        # a load from the slab is fast, but may have to wait for other copies
         load_seconds = max(UNKNOWN_WAIT_SECONDS, (near - local) * size * self._token_seconds) if missing else 0.0
         self._waits[request.request_id] = _Wait(request, time.monotonic() + (load_seconds or seconds), seconds)
         self._start(self._bring(request, limit, near if fetches else limit, local))
         return self.awaits(request)
 
     def _seconds_to_wait(self, num_tokens: int) -> float:
-        """How long a request waits for tokens from the tiers. 0: it does not, because to compute them is faster."""
+        """How long a request waits for tokens from the tiers. 0: it does not wait, because computing them is faster."""
         compute, fetch = num_tokens * self._token_seconds, num_tokens / self._kv_cache.block_size * self._block_seconds
         if not compute:
             return UNKNOWN_WAIT_SECONDS
@@ -217,11 +219,12 @@ class KVTransfers(NoTransfers):
     def end_step(self, num_tokens: int, num_rows: int, seconds: float) -> None:
         if self._unsaved:
             self._save_committed()
-        if num_tokens >= 8 * num_rows and seconds > 0:  # a step that computes mostly prompts
+        if num_tokens >= 8 * num_rows and seconds > 0:  # most of the step's tokens are of prompts
             self._token_seconds = _smooth(self._token_seconds, seconds / num_tokens)
 
     def _bring(self, request: Request, limit: int, first: int, local: int) -> Transfer:
-        """Fetch blocks [first, limit), then load what the arena lacks. The prefix cache has `local` blocks of the request."""
+        """Load what the slab has, fetch blocks [first, limit), and load these. The arena already has the first `local` blocks
+        of the request."""
         wait = self._waits[request.request_id]
         try:
             yield from self._load(request, limit, local)
@@ -230,7 +233,7 @@ class KVTransfers(NoTransfers):
                 yield from self._fetch(request, limit, first)
                 yield from self._load(request, limit, first)
         finally:
-            if self._waits.get(request.request_id) is wait:  # it may have been preempted, and wait again
+            if self._waits.get(request.request_id) is wait:  # after a preemption it may wait for another
                 self._let_go(request)
 
     def _fetch(self, request: Request, limit: int, first: int) -> Transfer:
@@ -244,7 +247,7 @@ class KVTransfers(NoTransfers):
                 if self._find_near(key) is None
             ]
             if not self._fetching.isdisjoint(key for key, _ in wanted):
-                yield self._end_of_another()  # it fetches them for a request with the same prefix
+                yield self._end_of_another()  # which fetches them for a request with the same prefix
                 continue
             first, size = indices.stop, min(2 * size, LAST_CHUNK)
             if not wanted:
@@ -295,7 +298,8 @@ class KVTransfers(NoTransfers):
             if not all((yield self._call("load", slots, new))):
                 self._counts.num_failed += 1
                 if self._config.fails_if_not_loaded and self.awaits(request):
-                    self._fail(request.request_id, "its cached KV blocks could not be loaded", ErrorKind.ENGINE)
+                    reason = "its saved KV blocks could not be loaded (kv_load_failure_policy='fail'); send it again"
+                    self._fail(request.request_id, reason, ErrorKind.ENGINE)
             elif num_resets == self._num_resets:
                 for key, block_id in zip(keys, new, strict=True):
                     self._pool.register(block_id, key)
@@ -310,7 +314,7 @@ class KVTransfers(NoTransfers):
             self._wake_others()
 
     def _end_of_another(self) -> Future[Any]:
-        """Returns a future that ends when another transfer has loaded or fetched blocks, or has failed to."""
+        """Returns a future that ends when the load or the fetch of another transfer has ended."""
         self._waiters.append(Future())
         return self._waiters[-1]
 
@@ -320,13 +324,13 @@ class KVTransfers(NoTransfers):
             waiter.set_result([])
 
     def _has_room(self, needed: Sequence[BlockKey], count: int) -> bool:
-        """Whether the arena has room for `count` blocks more, without those that it has of `needed`."""
+        """Whether `count` more blocks may be loaded, and the blocks of `needed` that the arena has stay there."""
         present = [block_id for key in needed if (block_id := self._pool.lookup(key)) is not None]
         free = self._pool.num_free_blocks - self._pool.count_free(present)
         return count <= free and (not self._loading or len(self._loading) + count <= self._share)
 
     def _refresh(self, keys: Sequence[BlockKey]) -> None:
-        """The slab's copies of these blocks are evicted later, because the blocks are in use."""
+        """Note that these blocks are in use, so that the slab evicts its copies of them later."""
         slots = [slot for key in keys if (slot := self._slab.lookup(key)) is not None]
         self._slab.touch(slots)
         self._slab.free(reversed(slots))
@@ -346,8 +350,8 @@ class KVTransfers(NoTransfers):
                 self._unsaved += [key for key, _ in self._kv_cache.keys_at(blocks, index)]
 
     def _save_committed(self) -> None:
-        """Begin to save blocks that have been named. Those for which there is no room now are saved later, unless they
-        are evicted by then. A call looks at no more names than it saves, however many wait."""
+        """Begin to save committed blocks. Blocks for which there is no room now wait; they are skipped if they are evicted
+        meanwhile, or if more blocks wait than the arena has. Each key is looked at once, however many wait."""
         found, most = dict[BlockKey, int](), self._pool.num_blocks
         room = min(self._share - self._num_saving, self._slab.num_free_blocks // 2)
         while self._unsaved and (len(found) < room or len(self._unsaved) > most):

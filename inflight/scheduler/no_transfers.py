@@ -8,13 +8,13 @@ from inflight.scheduler.request import Request
 
 
 class NoTransfers:
-    """`KVTransfers` is the heir for an engine that has a slab.
+    """`KVTransfers` inherits from this class, and is used in an engine that has a slab.
 
     Attributes:
-        on_news: called in any thread when a call has ended, so that `settle` should be called soon.
+        on_news: called in any thread when a call of the ranks has ended. Then `settle` should be called soon.
         is_busy: whether requests wait for a transfer.
-        is_running: whether a transfer runs. While it saves or loads blocks, too few may be free to admit a request.
-        held_blocks: block of the arena -> how many references to it transfers hold. For tests.
+        is_running: whether a transfer runs. It holds blocks, so there may be too few free ones to admit a request.
+        held_blocks: block of the arena -> number of references that transfers hold to it. For tests.
     """
 
     is_busy = is_running = False
@@ -24,12 +24,13 @@ class NoTransfers:
         self.on_news: Callable[[], None] = lambda: None
 
     def begin(self, request: Request, last: int) -> bool:
-        """Begin to bring the blocks of the tokens before position `last`, which the request computes itself. Returns whether
-        the request must wait until `on_brought` is called. Called once for each admission of the request."""
+        """Begin to bring the blocks of the tokens before position `last`. (The request computes the token at `last` itself.)
+        Returns whether the request must wait until `on_brought` is called. Called once for each admission of the request, and
+        again if there was no room."""
         return False
 
     def settle(self) -> None:
-        """Go on with the transfers whose calls have ended. Let requests run that have waited long enough."""
+        """Go on with the transfers whose calls have ended. Release the requests that have waited long enough."""
 
     def note_committed(self, request: Request, first: int) -> None:
         """The blocks of the request from number `first` on have been committed."""
@@ -41,10 +42,11 @@ class NoTransfers:
         """The request has ended."""
 
     def reset(self, *, with_slab: bool) -> None:
-        """What is under way will not be named. With `with_slab` the slab has nothing for later requests."""
+        """Blocks that are being copied will join neither prefix cache nor slab. With `with_slab` also empty the slab."""
 
     def forget_tiers(self) -> None:
-        """What is in the tiers now is not used any more."""
+        """Use new keys in the tiers until this process ends: it finds no block that is stored now, and no other engine finds
+        the blocks that it stores later. The next process begins with the first keys again."""
 
     def take_counts(self) -> TransferCounts | None:
         """Returns what the transfers have done since the last call."""
@@ -55,7 +57,7 @@ class NoTransfers:
         return False
 
     def wait(self, seconds: float) -> None:
-        """Wait until a call has ended, but at most `seconds`."""
+        """Wait until a call of the ranks has ended, but at most `seconds`."""
 
     def check_integrity(self) -> None:
         """Assert that nothing is held while no transfer runs. For tests."""

@@ -1,4 +1,4 @@
-"""`make_transfers`: makes what copies KV blocks of one rank to and from its slab and the tiers."""
+"""`make_transfers`: makes the `RankTransfers` of one rank, with its slab and its tiers."""
 
 import hashlib
 
@@ -17,10 +17,10 @@ from inflight.kv_connector.tier_stack import TierStack
 def make_transfers(
     config: EngineConfig, rank: int, device: Device, arena: Tensor, kv_cache_config: KVCacheConfig
 ) -> RankTransfers:
-    """`arena`: uint8 [num_blocks, block_bytes].
+    """Returns the transfers, and allocates the slab. `arena`: uint8 [num_blocks, block_bytes].
 
     Raises:
-        ConfigError: a tier cannot be used.
+        ConfigError: a tier cannot be made.
         OutOfMemoryError: the host has too little free memory for the slab.
     """
     transfer, layout = config.cache.transfer, config.parallel.layout
@@ -30,7 +30,7 @@ def make_transfers(
         return RankTransfers(copies, None)
     tp_size, pp_size = layout.tensor_parallel_size, layout.pipeline_parallel_size
     shard = f"tp{layout.tp_rank(rank)}of{tp_size}-pp{layout.pp_rank(rank)}of{pp_size}"
-    # another kernel rounds in another way, so its blocks are not ours
+    # other kernels round differently, so their blocks get other names
     kernels = load_kernels() if device.kind == "cpu" else torch.cuda.get_device_name()
     computed_by = getattr(kernels, "instruction_set", kernels), torch.__version__
     layers = kv_cache_config.groups, kv_cache_config.block_bytes, config.parallel.pipeline_layer_partition

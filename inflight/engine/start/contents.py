@@ -1,9 +1,11 @@
-"""`contents_of`: a digest of everything that determines keys and values, so that engines can share KV blocks."""
+"""`contents_of`: a digest of the model, for the names by which engines share KV blocks."""
 
 import hashlib
 import logging
 import time
+from importlib import metadata
 
+from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import ModelConfig
 from inflight.config.safetensors_file import digests, find_files
 from inflight.version import __version__
@@ -12,9 +14,16 @@ logger = logging.getLogger(__name__)
 
 
 def contents_of(model: ModelConfig) -> bytes:
-    """Returns 32 bytes. Reads all weights: one core needs some seconds for a GB."""
+    """Returns 32 bytes: a digest of Inflight's version, the model's settings, and the contents of its weights. For a model on
+    the code of transformers also of its version, and of the model's Python files. Reads all weights: one core needs some
+    seconds for a GB. Each rank adds what else determines its blocks (worker/kv_transfers.py).
+    """
     start = time.perf_counter()
     files = [] if model.load_format == "dummy" else [model.folder]
-    known = digests(find_files(model.folder)[0] if files and model.folder.is_dir() else files)
-    logger.info("the digest of the weights, for names of KV blocks, took %.2f s", time.perf_counter() - start)
+    if files and model.folder.is_dir():
+        files = find_files(model.folder)[0]
+    known = digests([*files, *sorted(model.folder.glob("*.py"))])
+    if model.architecture.implementation == TRANSFORMERS:
+        known["transformers"] = metadata.version("transformers")
+    logger.info("the digest of the weights, for names of KV blocks in tiers, took %.2f s", time.perf_counter() - start)
     return hashlib.sha256(repr((__version__, model.fingerprint, sorted(known.items()))).encode()).digest()

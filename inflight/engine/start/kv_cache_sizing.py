@@ -108,7 +108,7 @@ def make_kv_cache_configs(
     num_slots = slab_bytes // sum(block_bytes)
     if slab_bytes and num_slots < MIN_SLOTS:
         raise OutOfMemoryError(
-            f"kv_offloading_size (cpu_bytes_to_use) is {_size(slab_bytes)}, but blocks need at least "
+            f"kv_offloading_size (cpu_bytes_to_use) is {_size(slab_bytes)}, but {MIN_SLOTS} blocks, the fewest, need "
             f"{_size(MIN_SLOTS * sum(block_bytes))}; raise it"
         )
     return [

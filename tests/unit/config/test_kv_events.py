@@ -45,11 +45,11 @@ def test_ports_of_another_machine_are_no_conflict() -> None:
         ({**ON, "topic": "a\ud800"}, r"topic='a\\ud800' has characters that cannot be printed"),
         ({**ON, "endpoint": "tcp://a:57", "replay_endpoint": "tcp://a:58"}, "have common ports"),
         ({**ON, "endpoint": "tcp://*:\u0665\u0665\u0665\u0667"}, "is no endpoint"),
-        ("", "='' is not a dictionary"),
+        ("", "a str, not a dictionary"),
         ({**ON, "replay_endpoint": "tcp://*"}, "'tcp://\\*' is no endpoint"),
         ({**ON, "buffer_steps": 0}, "buffer_steps=0"),
         ({**ON, "publisher": "kafka"}, "publisher='kafka'"),
-        ("yes", "is not a dictionary"),
+        ("yes", "a str, not a dictionary"),
     ],
 )
 def test_what_is_wrong(given: Any, message: str) -> None:

@@ -81,13 +81,13 @@ def test_settings_of_vllm() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("fs", r"tiers is no list; give a list"),
-        ({}, r"tiers is no list; give a list"),
-        (["redis://:hunter2@host"], r"tiers\[0\] is no dictionary; give one like"),
+        ("fs", r"tiers is a str, no list; give a list"),
+        ({}, r"tiers is a dict, no list; give a list"),
+        (["redis://:hunter2@host"], r"tiers\[0\] is a str, no dictionary; give one like"),
         ([FS, {}], r"tiers\[1\]: type=None is not one of 'fs', 'redis', 'obj', 'custom'; give one"),
         ([{"type": "p2p"}], r"tiers\[0\]: type='p2p' is not one of"),
         ([{**FS, "pth": "/x"}], r"tiers\[0\] has no 'pth'; did you mean 'path'"),
-        ([{"type": "fs"}], r"tiers\[0\]: its path is missing or wrong; give one like '/mnt/kv'"),
+        ([{"type": "fs"}], r"tiers\[0\]: its path is missing; give one like '/mnt/kv'"),
         ([{**FS, "path": 5}], r"tiers\[0\]: path=5 is not a text"),
         ([{**FS, "max_bytes": -1}], r"max_bytes=-1 is not an integer in \[0, "),
         ([{**FS, "max_bytes": 2.5}], r"max_bytes=2.5 is not an integer"),
@@ -99,17 +99,17 @@ def test_settings_of_vllm() -> None:
         ([{**FS, "checksum_key": "hunter2"}], r"checksum_key is shorter than 16 characters; give a longer one"),
         ([{**FS, "checksum_key": ["hunter2"]}], r"checksum_key is not a text"),
         ([{**OBJ, "options": "hunter2"}], r"options is not a dictionary"),
-        ([{"type": "obj", "store_config": {"endpoint_override": "x", "secret_key": "hunter2"}}], "its url is missing"),
-        ([{**CUSTOM, "module_path": "package.module"}], "module_path is missing or wrong; give one like .package.module:Class"),
+        ([{"type": "obj", "store_config": {"endpoint_override": "x", "secret_key": "hunter2"}}], "its url is wrong"),
+        ([{**CUSTOM, "module_path": "package.module"}], "module_path is wrong; give one like .package.module:Class"),
         *(
-            ([{**REDIS, "url": url}], r"its url is missing or wrong; give one like 'redis://user:password@host:6379/0'")
+            ([{**REDIS, "url": url}], r"its url is wrong; give one like 'redis://user:password@host:6379/0'")
             for url in (
                 "host:6379", "http://:hunter2@host", "redis://", "redis://:hunter2@host/x", "redis://:hunter2@host:port",
                 "redis://:hunter2@host?socket_timeout=9", "redis://:hunter2@host\n", "unix://", "redis://:hunter2@ho st",
             )
         ),
         *(
-            ([{**OBJ, "url": url}], r"its url is missing or wrong; give one like 's3://bucket/prefix'")
+            ([{**OBJ, "url": url}], r"its url is wrong; give one like 's3://bucket/prefix'")
             for url in ("bucket", "s3://", "s3://key:hunter2@bucket", "s3://b?x=hunter2", "https://hunter2", "file://x", "file:///")
         ),
     ],

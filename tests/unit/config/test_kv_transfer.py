@@ -90,7 +90,7 @@ EXTRA = r"kv_transfer_config\.kv_connector_extra_config"
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("lru", "kv_transfer_config='lru' is not a dictionary; give one, or leave it out"),
+        ("lru", "kv_transfer_config is not a dictionary; give one"),
         ({"kv_conector": "x"}, "kv_transfer_config has no 'kv_conector'; did you mean 'kv_connector'"),
         (
             {"kv_connector": "LMCacheConnectorV1"},
@@ -98,15 +98,15 @@ EXTRA = r"kv_transfer_config\.kv_connector_extra_config"
         ),
         ({"kv_role": "both"}, "kv_role='both'.*'kv_both'.*'kv_producer'.*'kv_consumer'.*; give one"),
         ({"kv_load_failure_policy": "retry"}, "kv_load_failure_policy='retry'.*'recompute'.*'fail'.*; give one"),
-        ({"kv_connector_extra_config": [1]}, rf"{EXTRA}=\[1\] is not a dictionary; give one"),
+        ({"kv_connector_extra_config": [1]}, rf"{EXTRA} is a list, not a dictionary; give one"),
         (with_extra(cpu_bytes=1), rf"{EXTRA} has no 'cpu_bytes'; did you mean 'cpu_bytes_to_use'.*; correct it"),
         (with_extra(cpu_bytes_to_use=-1), rf"{EXTRA}: cpu_bytes_to_use=-1.*; give one"),
         (with_extra(cpu_bytes_to_use="8GB"), rf"{EXTRA}: cpu_bytes_to_use='8GB'.*; give one"),
         (with_extra(cpu_bytes_to_use=float("nan")), rf"{EXTRA}: cpu_bytes_to_use=nan.*; give one"),
         (with_extra(eviction_policy="random"), rf"{EXTRA}: eviction_policy='random'.*'lru'.*; give one"),
         (with_extra(offload_prompt_only="yes"), rf"{EXTRA}: offload_prompt_only='yes'.*; give one"),
-        (with_extra(secondary_tiers={"type": "fs"}), rf"{EXTRA}\.secondary_tiers is no list; give a list"),
-        (with_extra(secondary_tiers=[FS, "fs"]), rf"{EXTRA}\.secondary_tiers\[1\] is no dictionary; give one"),
+        (with_extra(secondary_tiers={"type": "fs"}), rf"{EXTRA}\.secondary_tiers is a dict, no list; give a list"),
+        (with_extra(secondary_tiers=[FS, "fs"]), rf"{EXTRA}\.secondary_tiers\[1\] is a str, no dictionary; give one"),
         (with_extra(secondary_tiers=[{"type": "fs"}]), rf"{EXTRA}\.secondary_tiers\[0\]: its path is missing"),
         ({}, "kv_transfer_config: no host memory is given; give kv_offloading_size in GiB, or cpu_bytes_to_use"),
         (with_extra(cpu_bytes_to_use=0.5), "kv_transfer_config: no host memory is given; give"),

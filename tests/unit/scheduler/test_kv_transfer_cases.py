@@ -239,7 +239,8 @@ def test_a_request_that_may_not_be_computed_fails_once() -> None:
     request = bench.request(tokens(17))
     assert bench.begin(request)
     bench.end("load", False)
-    assert bench.failed == [(request.request_id, "its cached KV blocks could not be loaded", ErrorKind.ENGINE)]
+    reason = "its saved KV blocks could not be loaded (kv_load_failure_policy='fail'); send it again"
+    assert bench.failed == [(request.request_id, reason, ErrorKind.ENGINE)]
     bench.check_idle()
 
 
