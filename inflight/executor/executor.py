@@ -80,30 +80,24 @@ class Executor(StepProtocol):
         self.meeting = Meeting(self._table.epoch, self.world_size)
         self.starting: set[int] = set()
         self._shut_down = threading.Lock()  # the first call of `shutdown` acquires it and never releases it
-        self._kv_cache_specs: list[dict[str, KVCacheSpec]] | None = None
-        self._available_memory: list[int] | None = None
         self._kv_cache_configs: list[KVCacheConfig] | None = None
 
-    # -- start-up, in this order; each is idempotent -----------------------------------------------------------
+    # -- start-up, in this order -------------------------------------------------------------------------------
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         """Returns for each rank: layer name -> spec."""
-        if self._kv_cache_specs is None:
-            self._kv_cache_specs = self.collective_rpc("get_kv_cache_specs")
-        return list(self._kv_cache_specs)
+        specs: list[dict[str, KVCacheSpec]] = self.collective_rpc("get_kv_cache_specs")
+        return specs
 
     def determine_available_memory(self) -> list[int]:
         """Returns for each rank how many bytes its KV cache can have, measured in a profile run."""
-        if self._available_memory is None:
-            self._available_memory = self.collective_rpc("determine_available_memory")
-        return list(self._available_memory)
+        num_bytes: list[int] = self.collective_rpc("determine_available_memory")
+        return num_bytes
 
     def initialize_from_config(self, kv_cache_configs: Sequence[KVCacheConfig]) -> None:
-        """Allocate the KV caches, one config per rank, and warm up. Does nothing if the configs are those of the last call."""
+        """Allocate the KV caches, one config per rank, and warm up."""
         configs = list(kv_cache_configs)
         assert len(configs) == self.world_size, f"{len(configs)} KV cache configs for {self.world_size} ranks"
-        if configs == self._kv_cache_configs:
-            return
         self._call("initialize_from_config", [(config,) for config in configs]).result()
         self._kv_cache_configs = configs
 

@@ -64,9 +64,8 @@ class Meeting:
     def close(self, error: InflightError | None = None) -> None:
         """Let all waits fail with `error`, now and later. By default it says that the executor was shut down."""
         with self._changed:
-            self._error = (
-                self._error or error or EngineClosedError("the executor was shut down before its ranks were ready")
-            )
+            reason = error or EngineClosedError("the executor was shut down before its ranks were ready")
+            self._error = self._error or reason
             self._changed.notify_all()
 
     @property

@@ -32,17 +32,14 @@ class OutputParser:
         keeps_blanks: bool = False,
         only_calls: bool = False,
         max_tool_calls: int | None = None,
-        make_call_id: Callable[[], str] | None = None,
     ) -> None:
         """
         Args:
             keeps_blanks: whether white space between the reasoning and the content is content, not markup.
             only_calls: whether a grammar admits nothing but calls after the reasoning.
-            make_call_id: makes the ids of calls. By default the tool parser makes them; tests give another function.
         """
-        make_id = make_call_id or (tool_parser or ToolParser).make_call_id
         self._reader = TextReader()
-        self._writer = EventWriter(make_id, max_tool_calls, keeps_blanks=keeps_blanks)
+        self._writer = EventWriter((tool_parser or ToolParser).make_call_id, max_tool_calls, keeps_blanks=keeps_blanks)
         self._tools = tool_parser(self._reader, self._writer, tools) if tool_parser is not None else None
         self._reasoning = reasoning
         self._only_calls = only_calls

@@ -1,7 +1,7 @@
 """Chooses the tool parser and the reasoning parser of a model, by name or from the model's chat template."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -101,7 +101,6 @@ def create_output_parser(
     keeps_blanks: bool = False,
     only_calls: bool = False,
     max_tool_calls: int | None = None,
-    make_call_id: Callable[[], str] | None = None,
 ) -> OutputParser:
     """Make a parser for one completion.
 
@@ -114,7 +113,6 @@ def create_output_parser(
         keeps_blanks: whether the constraint counts white space between the reasoning and the content.
         only_calls: whether the constraint admits nothing but calls after the reasoning.
         max_tool_calls: the largest number of calls; later calls are left out. It is 1 for parallel_tool_calls=False.
-        make_call_id: makes the id of a call. By default ids are random, in the form that the family's templates accept.
 
     Raises:
         ConfigError: there is no parser of this name.
@@ -139,7 +137,6 @@ def create_output_parser(
         keeps_blanks=keeps_blanks,
         only_calls=only_calls,
         max_tool_calls=max_tool_calls,
-        make_call_id=make_call_id,
     )
     parser.push(begun)  # the part of the format that stands in the prompt
     return parser

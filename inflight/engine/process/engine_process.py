@@ -78,7 +78,7 @@ class EngineProcess:
         self._unconnected: list[int] = []
         self.faults: FaultStatus | None = None
         self.suspect, self._received = "", b""
-        self._pings = PingWatch(self._ping, self._hangs)
+        self._pings = PingWatch(self._ping, lambda _, reason: self.kill(reason))
         self._has_news = asyncio.Event()
         self._control, theirs = socket.socketpair()
         try:
@@ -164,9 +164,6 @@ class EngineProcess:
     def _ping(self, _: int) -> None:
         with contextlib.suppress(OSError):  # the socket's buffer is full, or the process has ended
             self._control.send(_line({"ping": True}))
-
-    def _hangs(self, _: int, reason: str) -> None:
-        self.kill(reason)
 
     def kill(self, reason: str) -> None:
         """Kill the process, and log the reason."""

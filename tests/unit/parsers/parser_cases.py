@@ -58,7 +58,13 @@ class Case:
 
     def parser(self) -> OutputParser:
         options = {"tools": TOOLS, **self.options}
-        return create_output_parser(self.tool, self.reasoning, make_call_id=counted_ids(), **options)
+        return with_ids(create_output_parser(self.tool, self.reasoning, **options), counted_ids())
+
+
+def with_ids(parser: OutputParser, make_id: Callable[[], str]) -> OutputParser:
+    """The same parser, but `make_id` makes the ids of its calls, so that they can be compared."""
+    parser._writer._make_id = make_id
+    return parser
 
 
 def counted_ids() -> Callable[[], str]:

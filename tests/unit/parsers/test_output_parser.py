@@ -26,7 +26,7 @@ from inflight.parsers.held_value import as_json
 from inflight.parsers.reasoning import Opening
 from inflight.parsers.selector import _REASONING, _TOOL_PARSERS, create_output_parser
 from tests.unit.parsers.habit_cases import HABITS
-from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse
+from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse, with_ids
 
 IDS = [f"{case.tool}-{case.reasoning}-{case.text[:24]!r}" for case in CASES]
 
@@ -201,7 +201,7 @@ def check_order(events: list[Event], *, is_reasoning_first: bool) -> None:
 
 
 def test_events_come_as_soon_as_they_are_sure() -> None:
-    parser = create_output_parser("hermes", "qwen3", tools=TOOLS, make_call_id=lambda: "id")
+    parser = with_ids(create_output_parser("hermes", "qwen3", tools=TOOLS), lambda: "id")
     steps: list[tuple[str, list[Event]]] = [
         ("<think>Hm", [ReasoningDelta("Hm")]),
         (" ok", [ReasoningDelta(" ok")]),

@@ -22,7 +22,7 @@ from inflight.parsers.selector import (
     resolve_parsers,
 )
 from inflight.tokenizer.chat_template import ChatTemplate
-from tests.unit.parsers.parser_cases import TOOLS, counted_ids, parse
+from tests.unit.parsers.parser_cases import TOOLS, counted_ids, parse, with_ids
 from tests.unit.structured_output.grammar_case import MODEL
 
 TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
@@ -251,7 +251,7 @@ def test_a_templates_own_rendering_of_calls_parses_back(name: str) -> None:
         except InvalidRequestError:  # Llama's takes one call in a turn
             assert (name, len(calls)) == ("llama", 3)
             continue
-        parser = create_output_parser(found.tool, found.reasoning, tools=TOOLS, make_call_id=counted_ids())
+        parser = with_ids(create_output_parser(found.tool, found.reasoning, tools=TOOLS), counted_ids())
         events = parse(parser, list(text))
         assert [event.text for event in events if isinstance(event, ContentDelta)] == ["Wait."] * bool(turn["content"])
         assert [event.text for event in events if isinstance(event, ReasoningDelta)] == (

@@ -15,6 +15,7 @@ from inflight.parsers.selector import create_output_parser
 from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.stop_strings import StopStrings
 from tests.support.fakes_tokenizer import EOS, EOS_ID, byte_tokenizer
+from tests.unit.parsers.parser_cases import with_ids
 
 
 def make(parser: OutputParser | None = None, **params: Any) -> Detokenizer:
@@ -134,7 +135,7 @@ def test_with_a_parser_stop_strings_end_the_content_only(
     text: str, stop: list[str], expected: list[Event], found: str | None, end: str
 ) -> None:
     def parser() -> OutputParser:
-        return create_output_parser("hermes", "qwen3", tools=[{"name": "f"}], make_call_id=lambda: "id")
+        return with_ids(create_output_parser("hermes", "qwen3", tools=[{"name": "f"}]), lambda: "id")
 
     detokenizer = make(parser(), stop=stop)
     ids = list(text.encode())

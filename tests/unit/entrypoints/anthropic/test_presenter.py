@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,14 +15,19 @@ from inflight.entrypoints.openai.errors import to_api_error
 from inflight.entrypoints.openai.presenter import AnswerTo
 from inflight.errors import EngineClosedError, RequestTimeoutError
 from inflight.outputs import CompletionOutput
+from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.selector import create_output_parser
 from inflight.sampling_params import SamplingParams
 from tests.unit.entrypoints.openai.outputs import completion, output, request
+from tests.unit.parsers.parser_cases import with_ids
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-PARSER = partial(
-    create_output_parser, "hermes", "qwen3", tools=[{"function": {"name": "f"}}], make_call_id=lambda: "id"
-)
+
+
+def make_parser() -> OutputParser:
+    return with_ids(create_output_parser("hermes", "qwen3", tools=[{"function": {"name": "f"}}]), lambda: "id")
+
+
 ANSWERS = [
     "Hi there.",
     "<think>Hm.</think>\n\nHi.",
@@ -41,7 +45,7 @@ def presenter(max_tokens: int | None = None) -> MessagesPresenter:
 
 def parsed(pieces: list[str], reason: str, **more: Any) -> list[CompletionOutput]:
     """The outputs of the engine for a choice with a parser."""
-    parser = PARSER()
+    parser = make_parser()
     found = [completion("", len(piece), events=parser.push(piece)) for piece in pieces]
     last = completion("", 0, events=parser.finish(is_cut=reason != "stop"), finish_reason=reason, **more)
     return [*found, last]
