@@ -78,11 +78,11 @@ class TorchSdpaBackend(AttentionBackend):
                 first = row.first_key if sliding_window is None else max(row.first_key, start - sliding_window + 1)
                 keys, values = gathered[[0, -1], :, first - row.first_key : end - row.first_key]
                 values = values[..., : params.value_dim]
-                visible = _visible(
-                    torch.arange(start, end, dtype=torch.int64, device="cpu")[:, None],
-                    torch.arange(first, end, dtype=torch.int64, device="cpu"),
-                    sliding_window,
-                )
+                queried = torch.arange(start, end, dtype=torch.int64, device="cpu")[:, None]
+                places = torch.arange(first, end, dtype=torch.int64, device="cpu")
+                visible = places <= queried
+                if sliding_window is not None:
+                    visible &= places > queried - sliding_window
                 output[tokens] = _attend(query[tokens], keys, values, visible, params)
         return output
 
@@ -94,11 +94,6 @@ def _row(block_ids: np.ndarray, first_token: int, num_computed: int, seq_len: in
         first_block = max(0, num_computed - spec.sliding_window + 1) // spec.block_size
     seen = block_ids[first_block : -(-seq_len // spec.block_size)]
     return Row(first_token, num_computed, seq_len, first_block * spec.block_size, torch.from_numpy(seen))
-
-
-def _visible(queries: torch.Tensor, keys: torch.Tensor, sliding_window: int | None) -> torch.Tensor:
-    causal = keys <= queries
-    return causal if sliding_window is None else causal & (keys > queries - sliding_window)
 
 
 def _attend(

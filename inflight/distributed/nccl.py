@@ -30,13 +30,7 @@ class Communicator:
     """Holds the only reference to an NCCL backend. All ranks of a group must make their communicators at the same time."""
 
     def __init__(self, backend: Any) -> None:  # Any: torch's stubs leave out the collectives of its backends
-        self._backend = backend
-
-    @property
-    def backend(self) -> Any:
-        if self._backend is None:
-            raise ConnectionError("this rank has stopped its communication")
-        return self._backend
+        self.backend = backend  # None after `close`
 
     def run(self, collective: str, *arguments: Any) -> None:
         """Launch the method `collective` of the backend on the current stream, and return. Later work on the stream can use
@@ -45,8 +39,11 @@ class Communicator:
         Raises:
             ConnectionError: this rank has left the group.
         """
+        backend = self.backend
+        if backend is None:
+            raise ConnectionError("this rank has stopped its communication")
         arguments[-1].asyncOp = False
-        getattr(self.backend, collective)(*arguments)
+        getattr(backend, collective)(*arguments)
 
     def close(self) -> None:
         """End the communicator's kernels on this rank. Returns at once. Idempotent, from any thread.
@@ -55,7 +52,7 @@ class Communicator:
         communicator have been deleted, and the kernels of all communicators on the device have ended. So each communicator is
         aborted in its own thread.
         """
-        backend, self._backend = self._backend, None
+        backend, self.backend = self.backend, None
         if backend is not None:
             threading.Thread(target=_abort, args=(backend,), name="inflight-abort", daemon=True).start()
 

@@ -14,13 +14,22 @@ from torch import Tensor
 from inflight.distributed.channel import Channel
 
 
-class TokenSender:
-    """The end of the link on the last stage. It owns the channel."""
+class _TokenLink:
+    """One end of the link. It owns the channel. `width`: how many numbers each row of a message has."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, width: int = 1) -> None:
+        self._channel, self._width = channel, width
         self._pool = ThreadPoolExecutor(1, "inflight-tokens")
-        self._sent: Future[None] | None = None
+
+    def close(self) -> None:
+        self._channel.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class TokenSender(_TokenLink):
+    """The end of the link on the last stage."""
+
+    _sent: Future[None] | None = None  # the last message
 
     def send(self, message: Tensor) -> None:
         """Queue a step's message, int32 [num_sampling_rows, width], with at least one row. After this call the message must not
@@ -33,25 +42,13 @@ class TokenSender:
             self._sent.result()
         self._sent = self._pool.submit(self._channel.send, message)
 
-    def close(self) -> None:
-        self._channel.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
-
-class TokenReceiver:
-    """The end of the link on an earlier stage. It owns the channel."""
-
-    def __init__(self, channel: Channel, width: int = 1) -> None:
-        self._channel, self._width = channel, width
-        self._pool = ThreadPoolExecutor(1, "inflight-tokens")
+class TokenReceiver(_TokenLink):
+    """The end of the link on an earlier stage."""
 
     def post(self, num_rows: int) -> Future[Tensor]:
         """Begin to receive the message of the next step that draws. The future's result is int32 [num_rows, width]."""
         return self._pool.submit(self._receive, num_rows)
-
-    def close(self) -> None:
-        self._channel.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _receive(self, num_rows: int) -> Tensor:
         message = torch.empty(num_rows, self._width, dtype=torch.int32, device="cpu")

@@ -145,7 +145,7 @@ def test_a_future_cannot_be_cancelled(executor_factory: ExecutorFactory) -> None
 
 def test_a_dummy_batch_reaches_all_ranks(executor_factory: ExecutorFactory) -> None:
     executor = executor_factory()
-    executor.execute_dummy_batch()
+    executor.collective_rpc("execute_dummy_batch")
     assert executor.collective_rpc("calls") == [["load_model", "execute_dummy_batch"]] * executor.world_size
 
 
@@ -323,7 +323,7 @@ def test_after_shutdown_everything_is_refused(executor_factory: ExecutorFactory)
     with pytest.raises(EngineClosedError):
         executor.check_health()
     with pytest.raises(EngineClosedError):
-        executor.execute_dummy_batch()
+        executor.collective_rpc("execute_dummy_batch")
     with pytest.raises(EngineClosedError):
         executor.get_kv_cache_specs()
 

@@ -130,7 +130,7 @@ def test_check_health_and_dummy_batches_have_the_budget_of_a_step(
     with pytest.raises(StepTimeoutError, match="check_health"):
         executor.check_health()
     with pytest.raises(StepTimeoutError, match="execute_dummy_batch"):
-        executor.execute_dummy_batch()
+        executor.collective_rpc("execute_dummy_batch", timeout=executor._step_budget)
     release.touch()
 
 

@@ -184,7 +184,7 @@ def test_memory_is_measured_on_every_rank(engines: Engines) -> None:
     assert len(executor.determine_available_memory()) == 4
     (output,) = llm.generate([[3, 4, 5]], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 3
-    executor.execute_dummy_batch()
+    executor.collective_rpc("execute_dummy_batch")
     llm.close()
 
 

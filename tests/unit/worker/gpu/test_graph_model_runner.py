@@ -190,7 +190,7 @@ def test_a_dummy_step_between_two_steps_changes_no_token(folder: Path, monkeypat
 
     def commit_and_check() -> None:
         commit()
-        driven.executor.execute_dummy_batch()
+        driven.executor.collective_rpc("execute_dummy_batch")
 
     ahead.commit = commit_and_check  # type: ignore[method-assign]
     ahead.run()
