@@ -101,6 +101,10 @@ class StepProtocol(ABC):
                 for rank in range(self.output_rank, self.world_size):
                     self._send(rank, full if rank == self.output_rank else notice)
 
+    def execute_dummy_batch(self) -> None:
+        """Run a forward pass that belongs to no request, on all ranks, within the time allowed for a step."""
+        self.collective_rpc("execute_dummy_batch", timeout=self._step_budget)
+
     # -- other calls -------------------------------------------------------------------------------------------
     # Arguments and results are typed Any, because each method of the worker has its own.
 

@@ -195,7 +195,7 @@ CALLER = """
         from tests.conformance.configs import engine_config, plan
         from inflight.executor.ray_executor import RayExecutor
         executor = RayExecutor(engine_config(tensor_parallel_size=2, backend="ray"), "SCRIPTED")
-        tokens = executor.execute_model(plan(1)).result().sampled_token_ids.tolist()
+        tokens = executor.execute_model(plan(1)).sampled_token_ids.tolist()
         free = ray.available_resources().get("CPU", 0)
         executor.shutdown()
         return tokens, free

@@ -437,7 +437,7 @@ CUT = """
     start = time.monotonic()
     try:
         if sys.argv[1] == "running":
-            executor.execute_model(plan(5)).result()
+            executor.execute_model(plan(5))
         else:
             while True:
                 executor.check_health() if time.monotonic() - start > 4 else time.sleep(0.05)
