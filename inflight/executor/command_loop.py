@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -202,27 +201,23 @@ class CommandLoop(ABC):
         """Begin the call. If the method returns a future, the thread that completes the future replies."""
         begun = self._run_call(command)
         if isinstance(begun.value, Future):
-            begun.value.add_done_callback(partial(self._call_done, begun))
+            begun.value.add_done_callback(lambda future: self._reply(self._reply_of(command, future.result)))
         else:
             self._reply(begun)
 
-    def _call_done(self, begun: RpcReply, future: Future[Any]) -> None:  # Any: each method has its own result
-        try:
-            reply = replace(begun, value=future.result())
-        except BaseException as error:  # no caller handles it
-            reply = replace(begun, value=None, failure=failure_of(error))
-        self._reply(reply)
-
     def _run_call(self, command: RpcCall) -> RpcReply:
-        value, failure = None, None
         method = None if command.method.startswith("_") else getattr(self._worker, command.method, None)
-        if not callable(method):
-            failure = self._no_such_method(command.method)
-        else:
-            try:
-                value = method(*command.args, **command.kwargs)
-            except Exception as error:
-                failure = failure_of(error)
+        if callable(method):
+            return self._reply_of(command, lambda: method(*command.args, **command.kwargs))
+        failure = self._no_such_method(command.method)
+        return RpcReply(epoch=command.epoch, call_id=command.call_id, rank=self._rank, failure=failure)
+
+    def _reply_of(self, command: RpcCall, call: Callable[[], Any]) -> RpcReply:  # Any: each method has its own result
+        value, failure = None, None
+        try:
+            value = call()
+        except Exception as error:
+            failure = failure_of(error)
         return RpcReply(epoch=command.epoch, call_id=command.call_id, rank=self._rank, value=value, failure=failure)
 
     def _no_such_method(self, name: str) -> WorkerFailure:

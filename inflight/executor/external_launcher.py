@@ -135,10 +135,7 @@ class ExternalLauncherExecutor(Executor):
         if rank == self._me.rank:
             assert self._rank_thread is not None
             assert not isinstance(command, EpochCommand), "the ranks meet only once"
-            is_beside = isinstance(command, RpcCall) and command.beside
-            assert not is_beside or self.world_size == 1, "the other engines do not make this call at the same time"
-            # nobody replies to masks, and every engine makes its own
-            if not is_beside and not isinstance(command, ProvideGrammarOutput):
+            if not isinstance(command, ProvideGrammarOutput):  # nobody replies to masks, and every engine makes its own
                 self._io.call_soon(partial(self._submit, command))  # before the rank gets the command and can reply
             self._rank_thread.loop.put(command)
 
@@ -162,9 +159,6 @@ class ExternalLauncherExecutor(Executor):
         if not isinstance(reply, StepReply | RpcReply):  # the rank has started, or has failed to start
             assert isinstance(reply, Ready | StartUpFailed), reply
             self._send_to_peers(reply)
-            self._deliver(reply)
-            return
-        if reply.key not in self._commands:  # a call beside the steps
             self._deliver(reply)
             return
         self._answers[reply.key] = reply

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from inflight.config.kv_tiers import KVTierConfig
 from inflight.errors import ConfigError
@@ -97,8 +98,7 @@ class FsTier(Tier):
                 self._wake.set()
 
     def discard(self, name: bytes) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(self._path(name))
+        Path(self._path(name)).unlink(missing_ok=True)
 
     def close(self) -> None:
         self._is_closed = True
@@ -117,7 +117,7 @@ class FsTier(Tier):
                 objects.append((status.st_mtime_ns, status.st_size, path))
                 total += status.st_size
             elif _TEMPORARY.search(path) and time.time() - status.st_mtime > self._stale_seconds:
-                _remove(path)
+                Path(path).unlink(missing_ok=True)  # another engine may have been faster
         if not self._max_bytes:
             self._max_bytes = (total + shutil.disk_usage(self._folder).free // self._num_shards) // 2
         if total <= self._max_bytes - self._max_bytes // 16:
@@ -125,7 +125,7 @@ class FsTier(Tier):
         for _, num_bytes, path in sorted(objects):
             if total <= self._max_bytes * 9 // 10 or self._is_closed:
                 break
-            _remove(path)
+            Path(path).unlink(missing_ok=True)
             total -= num_bytes
 
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
@@ -171,8 +171,3 @@ class FsTier(Tier):
                 raise
             self._direct = 0
             return os.open(path, flags, 0o600)
-
-
-def _remove(path: str) -> None:
-    with suppress(FileNotFoundError):  # another engine was faster
-        os.unlink(path)

@@ -13,16 +13,20 @@ neither waits for the other. After a fault the ranks begin a new epoch, and the 
 `begin_epoch` waits for the copies between arena and slab, and no fetch that began before it writes to the slab afterwards.
 """
 
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from inflight.kv_connector.tier_stack import TierStack
+
+if TYPE_CHECKING:
+    from inflight.device.block_copies import BlockCopies  # loads torch
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +34,8 @@ NUM_FETCH_THREADS = 4
 NUM_STORE_THREADS = 2
 MAX_WAITING_STORES = 4096  # blocks; more are not stored in the tiers
 MAX_CLOSING_SECONDS = 2.0  # how long `close` waits for the last blocks to be stored
-MISSING = -1
 
 Counts = dict[str, dict[str, float]]
-
-
-class Copies(Protocol):
-    """The interface of `BlockCopies` (device/block_copies.py), without an import of torch."""
-
-    slab: np.ndarray[Any, np.dtype[np.uint8]]
-
-    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None: ...
-
-    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None: ...
 
 
 class RankTransfers:
@@ -52,7 +45,7 @@ class RankTransfers:
     other ranks have ended the transfer, and blocks must not be used again while a rank copies.
     """
 
-    def __init__(self, copies: Copies, tiers: TierStack | None) -> None:
+    def __init__(self, copies: "BlockCopies", tiers: TierStack | None) -> None:
         self._copies, self._tiers = copies, tiers
         self._copier = ThreadPoolExecutor(1, "inflight-kv-copy")
         self._fetchers = ThreadPoolExecutor(NUM_FETCH_THREADS, "inflight-kv-fetch")
@@ -121,10 +114,10 @@ class RankTransfers:
         counted."""
         tiers, epoch, future = self._tiers, self._epoch, Future[tuple[list[bool], Counts]]()
         assert tiers is not None
-        found, num_left, end = [False] * len(keys), len(keys), len(keys)
+        found, num_ended, end = [False] * len(keys), itertools.count(1), len(keys)
 
         def fetch_one(i: int) -> None:
-            nonlocal num_left, end
+            nonlocal end
             got = tiers.fetch(keys[i]) if i < end else None
             if got is not None and len(got[0]) != self._copies.slab.shape[1]:
                 got = None  # a writer to the tier who can make checksums can make this, too
@@ -134,9 +127,7 @@ class RankTransfers:
                     found[i] = True
                 elif ends[i]:
                     end = min(end, i)
-                num_left -= 1
-                is_last = num_left == 0
-            if is_last:
+            if next(num_ended) == len(keys):
                 future.set_result((found, tiers.take_counts()))
             if got is not None and got[1] > 0:  # a hit in a far tier is copied to the near ones
                 tiers.store(keys[i], got[0], got[1])
@@ -148,7 +139,7 @@ class RankTransfers:
     def _store(
         self, keys: Sequence[bytes], slots: Sequence[int], epoch: int, ended: Future[tuple[bool, Counts]]
     ) -> None:
-        tiers, num_left = self._tiers, len(keys)
+        tiers, num_ended = self._tiers, itertools.count(1)
         assert tiers is not None
         with self._lock:
             has_room = self._num_waiting_stores + len(keys) <= MAX_WAITING_STORES
@@ -158,15 +149,12 @@ class RankTransfers:
             return
 
         def store_one(i: int) -> None:
-            nonlocal num_left
             payload = self._copies.slab[slots[i]].copy()
             if epoch == self._epoch:  # then the slot still had this block when it was copied
                 tiers.store(keys[i], memoryview(payload))
             with self._lock:
                 self._num_waiting_stores -= 1
-                num_left -= 1
-                is_last = num_left == 0
-            if is_last:
+            if next(num_ended) == len(keys):
                 ended.set_result((True, tiers.take_counts()))
 
         for i in range(len(keys)):

@@ -63,17 +63,7 @@ def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str, i
 
 
 # the metrics that come from an engine's reports
-OF_ENGINE = frozenset(
-    """
-    engine_up num_requests_running num_requests_waiting num_waiting_tokens engine_steps iteration_tokens_total step_gap_seconds
-    step_time_ratio hidden_share cores_shared num_preemptions kv_cache_usage_perc prefix_cache_queries prefix_cache_hits
-    external_prefix_cache_queries external_prefix_cache_hits kv_offload_load_bytes kv_offload_store_bytes kv_offload_load_time
-    kv_offload_store_time kv_offload_skipped_blocks kv_offload_failures kv_offload_late_requests kv_tier
-    cache_config_info spec_decode_num_draft_tokens spec_decode_num_accepted_tokens
-    """.split()
-)
-
-INSTRUMENTS = (
+_ENGINE_INSTRUMENTS = (
     # engine
     _gauge("engine_up", "1 while the engine works, 0 once it has failed or its process has ended."),
     _gauge(
@@ -109,12 +99,6 @@ INSTRUMENTS = (
         "How often a running request had to give its KV blocks to others, and to wait again.",
         in_vllm=True,
     ),
-    # faults
-    _gauge("engine_recovering", "1 while the engine recovers from a fault, else 0."),
-    _counter("recoveries", "Recoveries from faults, by cause.", "cause"),
-    _gauge("last_recovery_seconds", "Time from the notice of the last fault to the end of its recovery."),
-    _counter("resumed_requests", "Sequences that went on after a recovery."),
-    _counter("stale_frames", "Late messages from before a recovery that were dropped."),
     # KV cache
     _gauge("kv_cache_usage_perc", "Share of the KV blocks in use, from 0 to 1.", in_vllm=True),
     _counter("prefix_cache_queries", "Tokens of admitted requests, counted at each admission.", in_vllm=True),
@@ -146,6 +130,17 @@ INSTRUMENTS = (
     # speculative decoding
     _counter("spec_decode_num_draft_tokens", "Drafts that were verified.", in_vllm=True),
     _counter("spec_decode_num_accepted_tokens", "How many of these drafts were accepted.", in_vllm=True),
+)
+OF_ENGINE = frozenset(each.name for each in _ENGINE_INSTRUMENTS)
+
+INSTRUMENTS = (
+    *_ENGINE_INSTRUMENTS,
+    # faults
+    _gauge("engine_recovering", "1 while the engine recovers from a fault, else 0."),
+    _counter("recoveries", "Recoveries from faults, by cause.", "cause"),
+    _gauge("last_recovery_seconds", "Time from the notice of the last fault to the end of its recovery."),
+    _counter("resumed_requests", "Sequences that went on after a recovery."),
+    _counter("stale_frames", "Late messages from before a recovery that were dropped."),
     # traffic
     _counter("prompt_tokens", "Prompt tokens of requests that have ended.", in_vllm=True),
     _counter("generation_tokens", "Tokens generated, counted when they are generated.", in_vllm=True),

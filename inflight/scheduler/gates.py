@@ -36,7 +36,7 @@ class Gates:
                 return None  # it was preempted, and is soon admitted again; later requests would take its blocks
             if (leader := self._sharing.leader_to_wait_for(request)) is not None:
                 self._waiting.hold(request, leader.request_id)
-            elif not request.blocks.were_sought and self._begin_transfer(request):
+            elif not request.blocks.were_sought and self._must_wait_for_blocks(request):
                 self._waiting.hold(request, request.request_id)
             elif not request.is_long and self._sharing.is_long(request, self._limits):
                 # since it was queued, its leader has ended, or cached blocks were evicted
@@ -45,11 +45,10 @@ class Gates:
                 return request
         return None
 
-    def _begin_transfer(self, request: Request) -> bool:
-        """Returns whether the request must wait for its blocks."""
-        if self._sharing.leader(request) is not None:
-            return False  # it shares the blocks of its leader
-        return self.transfers.begin(request, self._sharing.last_reusable(request))
+    def _must_wait_for_blocks(self, request: Request) -> bool:
+        """Returns whether the request must wait for its blocks. If it has a leader, it shares the blocks of the leader."""
+        has_leader = self._sharing.leader(request) is not None
+        return not has_leader and self.transfers.begin(request, self._sharing.last_reusable(request))
 
     def check_progress(
         self, requests: Collection[object], in_flight: Collection[object], *, is_compiling: bool

@@ -15,7 +15,6 @@ A request waits for blocks no longer than it would compute them. (If that was no
 may wait UNKNOWN_WAIT_SECONDS.) Then it computes, and the transfer goes on for other requests.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -31,8 +30,6 @@ from inflight.kv_cache.block_pool import BlockKey, BlockPool
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.request import Request
-
-logger = logging.getLogger(__name__)
 
 FIRST_CHUNK, LAST_CHUNK = 2, 64  # how many blocks of a sequence a fetch asks for: first 2, then twice as many each time
 POOL_SHARE = 4  # saves hold at most one block of the arena in so many, and so do loads if there are several
@@ -61,7 +58,7 @@ class KVTransfers(NoTransfers):
     Args:
         num_slots: the size of the slab in blocks.
         block_bytes: the bytes of one block, all ranks together.
-        call: calls `kv_transfer` of all ranks with its arguments, while steps go on.
+        call: calls `kv_transfer` of all ranks with these arguments, while steps go on.
         on_brought: called with a request that need not wait any more.
         fail: ends a request whose blocks could not be loaded, if the configuration says so. Called with its id, a reason and
             the kind of error.
@@ -73,7 +70,7 @@ class KVTransfers(NoTransfers):
         config: KVTransferConfig,
         num_slots: int,
         block_bytes: int,
-        call: Callable[..., Future[Any]],
+        call: Callable[[tuple[Any, ...]], Future[Any]],
         on_brought: Callable[[Request], None],
         fail: Callable[[str, str, ErrorKind], None],
     ) -> None:
@@ -83,33 +80,20 @@ class KVTransfers(NoTransfers):
         self._block_bytes = block_bytes
         self._share = self._pool.num_blocks // POOL_SHARE
         self._ended: SimpleQueue[tuple[Transfer, Future[Any]]] = SimpleQueue()
-        self._waits: dict[str, _Wait] = {}
         self._unsaved: deque[BlockKey] = deque()
         self._saving, self._fetching, self._loading = set[BlockKey](), set[BlockKey](), set[BlockKey]()
         super().__init__()
-        self._num_saving = 0  # blocks
         self._waiters: list[Future[Any]] = []
-        self._num_saves = self._num_resets = self._num_running = 0
+        self._num_saves = self._num_resets = 0
+        self._num_saving = 0  # blocks
         self._generation = b""  # the beginning of all keys in the tiers; `forget_tiers` changes it
-        # to compute a token, to fetch a block of a sequence; 0: unknown
-        self._token_seconds = self._block_seconds = 0.0
-        self._next_probe = 0.0
+        # to compute a token, to fetch a block of a sequence (0: unknown), and when a slow tier is tried again
+        self._token_seconds = self._block_seconds = self._next_probe = 0.0
         self._counts = TransferCounts()
 
     def take_counts(self) -> TransferCounts:
         counts, self._counts = self._counts, TransferCounts()
         return counts
-
-    def awaits(self, request: Request) -> bool:
-        return request.request_id in self._waits
-
-    @property
-    def is_busy(self) -> bool:  # type: ignore[override]  # a constant of the base class
-        return bool(self._waits)
-
-    @property
-    def is_running(self) -> bool:  # type: ignore[override]
-        return self._num_running > 0
 
     # -- the transfers' life -------------------------------------------------------------------------------------------
 
@@ -126,11 +110,8 @@ class KVTransfers(NoTransfers):
                 future = transfer.throw(error)
             else:
                 future = transfer.send(ended.result())
-        except StopIteration:
+        except (StopIteration, EngineError):  # it has come to its end, or a rank was lost, or an epoch has begun
             self._num_running -= 1
-        except EngineError as error:  # a rank was lost, or an epoch has begun
-            self._num_running -= 1
-            logger.debug("a transfer of KV blocks has ended: %s", error)
         else:
             future.add_done_callback(lambda done: self._note_end(transfer, done))
 
@@ -258,7 +239,7 @@ class KVTransfers(NoTransfers):
             keys, ends = [key for key, _ in wanted], [ends for _, ends in wanted]
             self._fetching.update(keys)
             try:
-                answers = yield self._call("fetch", self._wire_keys(keys), slots, ends)
+                answers = yield self._call(("fetch", self._wire_keys(keys), slots, ends))
                 found = [all(has) for has in zip(*(answer[0] for answer in answers), strict=True)]
                 self._counts.add_tiers(answer[1] for answer in answers)
                 if num_resets == self._num_resets:
@@ -295,7 +276,7 @@ class KVTransfers(NoTransfers):
         self._loading.update(keys)
         self.held_blocks.update(kept + new)
         try:
-            if not all((yield self._call("load", slots, new))):
+            if not all((yield self._call(("load", slots, new)))):
                 self._counts.num_failed += 1
                 if self._config.fails_if_not_loaded and self.awaits(request):
                     reason = "its saved KV blocks could not be loaded (kv_load_failure_policy='fail'); send it again"
@@ -377,7 +358,7 @@ class KVTransfers(NoTransfers):
         try:
             try:
                 names = self._wire_keys(keys) if self._config.tiers else []
-                is_saved = all((yield self._call("save", transfer_id, block_ids, slots, names)))
+                is_saved = all((yield self._call(("save", transfer_id, block_ids, slots, names))))
                 if is_saved and num_resets == self._num_resets:
                     for key, slot in zip(keys, slots, strict=True):
                         self._slab.register(slot, key)
@@ -392,7 +373,7 @@ class KVTransfers(NoTransfers):
             if self._unsaved:
                 self._save_committed()
             if self._config.tiers:
-                answers = yield self._call("stored", transfer_id)
+                answers = yield self._call(("stored", transfer_id))
                 self._counts.add_tiers(answer[1] for answer in answers)
                 self._counts.num_skipped_saves += 0 if all(answer[0] for answer in answers) else len(keys)
         finally:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from inflight.interface.statistics import TransferCounts
 from inflight.scheduler.request import Request
@@ -17,11 +18,23 @@ class NoTransfers:
         held_blocks: block of the arena -> number of references that transfers hold to it. For tests.
     """
 
-    is_busy = is_running = False
-
     def __init__(self) -> None:
+        self._waits: dict[str, Any] = {}  # by request id; Any: `KVTransfers` knows what
+        self._num_running = 0
         self.held_blocks = Counter[int]()
         self.on_news: Callable[[], None] = lambda: None
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waits)
+
+    @property
+    def is_running(self) -> bool:
+        return self._num_running > 0
+
+    def awaits(self, request: Request) -> bool:
+        """Whether the request must wait until `on_brought` is called."""
+        return request.request_id in self._waits
 
     def begin(self, request: Request, last: int) -> bool:
         """Begin to bring the blocks of the tokens before position `last`. (The request computes the token at `last` itself.)
@@ -51,10 +64,6 @@ class NoTransfers:
     def take_counts(self) -> TransferCounts | None:
         """Returns what the transfers have done since the last call."""
         return None
-
-    def awaits(self, request: Request) -> bool:
-        """Whether the request must wait until `on_brought` is called."""
-        return False
 
     def wait(self, seconds: float) -> None:
         """Wait until a call of the ranks has ended, but at most `seconds`."""

@@ -98,7 +98,7 @@ class Scheduler:
         self._gates = Gates(self._waiting, self._sharing, self.suspects, self.limits)
 
     def use_transfers(
-        self, config: KVTransferConfig, num_slots: int, block_bytes: int, call: Callable[..., Future[Any]]
+        self, config: KVTransferConfig, num_slots: int, block_bytes: int, call: Callable[[tuple[Any, ...]], Future[Any]]
     ) -> None:
         """Bring cached blocks from a slab and from tiers. `KVTransfers` describes the arguments."""
         given = self._kv_cache, config, num_slots, block_bytes, call

@@ -49,7 +49,7 @@ _TABLE = """
   2b    model_loader       device kernels distributed attention layers models
   2b    sample             device kernels
   2b    spec_decode        device kernels distributed attention layers models model_loader sample
-  2b    kv_connector
+  2b    kv_connector       device
   2b    worker             device kernels distributed attention layers models model_loader sample spec_decode kv_connector
 
   2c    processes

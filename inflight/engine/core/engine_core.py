@@ -11,8 +11,7 @@ only if there is one rank, the step raised an exception, and the rank can comput
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any
+from functools import partial
 
 from inflight.config.engine import EngineConfig
 from inflight.engine.core.fault_record import FaultRecord
@@ -66,16 +65,13 @@ class EngineCore(StepLoop):
         self.block_events = kv_cache.watch_blocks() if config.cache.events is not None else None
         if config.cache.transfer is not None:
             block_bytes = kv_cache_config.block_bytes * parallel.world_size
-            scheduler.use_transfers(config.cache.transfer, kv_cache_config.num_slots, block_bytes, self._transfer)
+            call = partial(executor.collective_rpc, "kv_transfer", non_block=True, beside=True)
+            scheduler.use_transfers(config.cache.transfer, kv_cache_config.num_slots, block_bytes, call)
         self.on_fault_status: Callable[[FaultStatus], None] = lambda status: None
         self._grammars = grammars
         self._has_peers = parallel.world_size > 1
         self._fault_tolerance = config.fault_tolerance
         self._faults = FaultRecord()
-
-    def _transfer(self, action: str, *args: Any) -> Future[Any]:  # Any: each action has its own arguments and result
-        future: Future[Any] = self._executor.collective_rpc("kv_transfer", (action, *args), non_block=True, beside=True)
-        return future
 
     def set_wake(self, wake: Callable[[], None]) -> None:
         """Any thread calls `wake`, which must not block, when a rank has died or a transfer of KV blocks goes on. Then call

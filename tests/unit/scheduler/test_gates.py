@@ -241,9 +241,9 @@ def test_nothing_to_do_is_a_defect_unless_something_is_awaited(waiting: Waiting)
     waiting.in_flight.append(("a plan", []))
     waiting.check()
     waiting.in_flight.clear()
-    waiting.transfers.is_running = True
+    waiting.transfers._num_running = 1
     waiting.check()
-    waiting.transfers.is_running = False
+    waiting.transfers._num_running = 0
     assert waiting.next() is None  # it is held
     with pytest.raises(EngineError):
         waiting.check()

@@ -74,7 +74,7 @@ class Bench:
             KVTransferConfig(cpu_bytes=1, **config),
             num_slots,
             BLOCK_BYTES,
-            self._call,
+            lambda args: self._call(*args),
             lambda request: self.brought.append(request.request_id),
             self._note_failure,
         )
