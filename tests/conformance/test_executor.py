@@ -201,6 +201,8 @@ def test_a_call_runs_after_the_steps_in_flight(executor_factory: ExecutorFactory
 def test_a_call_beside_the_steps_waits_for_none_and_none_waits_for_it(
     executor_factory: ExecutorFactory, tmp_path: Path
 ) -> None:
+    if executor_factory.backend == "external_launcher":
+        pytest.skip("its engines publish their replies in the order of the commands")
     executor = executor_factory()
     last_stage, ranks = range(executor.output_rank, executor.world_size), list(range(executor.world_size))
     for rank in last_stage:
