@@ -20,6 +20,7 @@ from benchmarks.shared.mock_executor import MockTokensWorker
 from benchmarks.shared.precise_sleep import PreciseSleep
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
+from inflight.device.block_copies import BlockCopies
 from inflight.engine.core.engine_core import EngineCore
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.executor.uniproc import UniProcExecutor
@@ -35,7 +36,7 @@ NAME = "benchmarks.kv_tiers.steps:MockExecutor"
 DEVICE_BLOCK_SECONDS = 1_835_008 / 20e9
 
 
-class MockCopies:
+class MockCopies(BlockCopies):
     """Copies of a device: they take their time, and nothing else."""
 
     slab = np.zeros((0, 0), np.uint8)
