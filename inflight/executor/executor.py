@@ -82,7 +82,7 @@ class Executor(StepProtocol):
         self._shut_down = threading.Lock()  # the first call of `shutdown` acquires it and never releases it
         self._kv_cache_configs: list[KVCacheConfig] | None = None
 
-    # -- start-up, in this order -------------------------------------------------------------------------------
+    # -- start-up, in this order; each is idempotent -----------------------------------------------------------
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         """Returns for each rank: layer name -> spec."""
@@ -95,9 +95,11 @@ class Executor(StepProtocol):
         return num_bytes
 
     def initialize_from_config(self, kv_cache_configs: Sequence[KVCacheConfig]) -> None:
-        """Allocate the KV caches, one config per rank, and warm up."""
+        """Allocate the KV caches, one config per rank, and warm up. Does nothing if the configs are those of the last call."""
         configs = list(kv_cache_configs)
         assert len(configs) == self.world_size, f"{len(configs)} KV cache configs for {self.world_size} ranks"
+        if configs == self._kv_cache_configs:
+            return
         self._call("initialize_from_config", [(config,) for config in configs]).result()
         self._kv_cache_configs = configs
 

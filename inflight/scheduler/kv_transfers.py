@@ -343,9 +343,8 @@ class KVTransfers(NoTransfers):
                     found[key] = block_id
                 else:
                     self._counts.num_skipped_saves += 1
-        keys = list(found)
-        if keys:
-            self._start(self._save(keys, [found[key] for key in keys]))
+        if found:
+            self._start(self._save(list(found), list(found.values())))
 
     def _save(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> Transfer:
         self._pool.touch(block_ids)

@@ -28,8 +28,7 @@ def make_transfers(
     copies = block_copies(device, arena, kv_cache_config.num_slots)
     if not transfer.tiers:
         return RankTransfers(copies, None)
-    tp_size, pp_size = layout.tensor_parallel_size, layout.pipeline_parallel_size
-    shard = f"tp{layout.tp_rank(rank)}of{tp_size}-pp{layout.pp_rank(rank)}of{pp_size}"
+    shard = f"tp{layout.tp_rank(rank)}of{layout.tensor_parallel_size}-pp{layout.pp_rank(rank)}of{layout.pipeline_parallel_size}"
     # other kernels round differently, so their blocks get other names
     kernels = load_kernels() if device.kind == "cpu" else torch.cuda.get_device_name()
     computed_by = getattr(kernels, "instruction_set", kernels), torch.__version__
