@@ -13,6 +13,7 @@ The first entry of the list, a `_Tag`, says what the list is.
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass, replace
 from enum import IntEnum
@@ -69,8 +70,10 @@ class _Array(msgspec.Struct, array_like=True):
     data: bytearray | int  # the bytes, or the index of the segment that contains them
 
 
-_array_encoder = msgspec.msgpack.Encoder()
 _array_decoder = msgspec.msgpack.Decoder(_Array)
+# msgspec learns the fields of a dataclass at its first use. Meanwhile, a second thread would use fields that are not there yet,
+# and the process would crash (SIGSEGV, msgspec 0.22). So only one thread at a time may use a class for the first time.
+_first_use = threading.Lock()
 
 
 def schema_digest() -> str:
@@ -133,7 +136,7 @@ def _write(segments: dict[tuple[int, int], tuple[int, ByteArray]], value: object
     else:
         segment = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         data, _ = segments.setdefault((segment.ctypes.data, segment.nbytes), (len(segments), segment))
-    return msgspec.msgpack.Ext(_ARRAY, _array_encoder.encode((dtype, value.shape, data)))
+    return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode((dtype, value.shape, data)))
 
 
 def _pack(value: Any) -> Any:
@@ -193,13 +196,12 @@ class Decoder:
         return message
 
     def _decoder(self, kind: int) -> msgspec.msgpack.Decoder[Any]:
-        decoder = self._decoders.get(kind)
-        if decoder is None:
-            decoder = msgspec.msgpack.Decoder(
-                MESSAGE_TYPES[kind], ext_hook=self._read_extension, dec_hook=self._check_type
-            )
-            self._decoders[kind] = decoder
-        return decoder
+        if kind not in self._decoders:
+            with _first_use:
+                self._decoders[kind] = msgspec.msgpack.Decoder(
+                    MESSAGE_TYPES[kind], ext_hook=self._read_extension, dec_hook=self._check_type
+                )
+        return self._decoders[kind]
 
     def _read_extension(self, code: int, data: memoryview) -> Array:
         if code != _ARRAY:
@@ -257,7 +259,8 @@ def _unpack(tree: Any, dec_hook: Callable[[Any, object], object]) -> Any:
         return tree
     tag, entries = (tree[0], tree[1:]) if tree else (None, [])
     if tag == _Tag.DATACLASS and len(entries) == 2 and entries[0] in _VALUE_TYPES:
-        return msgspec.convert(entries[1], _VALUE_TYPES[entries[0]], dec_hook=dec_hook)
+        with _first_use:
+            return msgspec.convert(entries[1], _VALUE_TYPES[entries[0]], dec_hook=dec_hook)
     values = [_unpack(entry, dec_hook) for entry in entries]
     if tag == _Tag.LIST:
         return values

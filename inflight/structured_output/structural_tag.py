@@ -64,6 +64,11 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     otherwise: Tag | msgspec.UnsetType = msgspec.UNSET
 
 
+msgspec.json.Decoder(
+    _Document
+)  # msgspec learns the fields now: if two threads were the first to use them, it would crash
+
+
 def parse_structural_tag(text: str) -> StructuralTag:
     """Read `{"type": "structural_tag", "structures": [...], "triggers": [...]}`, which vLLM also accepts.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import tracemalloc
 from enum import IntEnum
 from typing import Any
@@ -318,3 +320,48 @@ def test_nothing_behind_a_frame_is_read_without_read_ahead() -> None:
         position += len(buffer)
         frames = reader.received(len(buffer))
     assert data[position:] == wire(Stop())
+
+
+FIRST_USES = """
+import os, sys, threading
+import msgspec
+from inflight.interface.codec import MESSAGE_TYPES, Decoder, _VALUE_TYPES, _unpack
+from inflight.structured_output.structural_tag import _Document
+
+def use(barrier):
+    decoder = Decoder()
+    barrier.wait()
+    for kind in range(len(MESSAGE_TYPES)):
+        try:
+            decoder._decoder(kind).decode(b"\\x80")
+        except msgspec.ValidationError:
+            pass
+    for name in _VALUE_TYPES:
+        try:
+            _unpack([3, name, {}], decoder._check_type)
+        except msgspec.ValidationError:
+            pass
+    try:
+        msgspec.convert({"structures": [{}]}, _Document)
+    except msgspec.ValidationError:
+        pass
+
+for _ in range(8):
+    process = os.fork()
+    if not process:
+        sys.setswitchinterval(1e-6)
+        barrier = threading.Barrier(8)
+        threads = [threading.Thread(target=use, args=(barrier,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
+"""
+
+
+def test_threads_that_decode_a_class_for_the_first_time_do_not_crash() -> None:
+    """An engine core has a receiving thread for each front end. msgspec 0.22 crashed seven of eight such processes."""
+    ended = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
