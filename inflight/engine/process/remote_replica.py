@@ -24,6 +24,7 @@ from inflight.engine.process.engine_keeper import EngineKeeper, FrontEnd
 from inflight.errors import EngineDeadError
 from inflight.executor.join import RETRY_SECONDS, RankAcceptor
 from inflight.hub import resolve_tokenizer_folder
+from inflight.interface.codec import Message
 from inflight.interface.start_up import Hello, ReplicaHello
 from inflight.processes.io_thread import IoThread
 from inflight.processes.streams import REPLACED_LINK_SILENCE_SECONDS, IoStream
@@ -95,9 +96,10 @@ class RemoteReplica:
         if self.spare is not None:
             self.spare.close()
 
-    def has_other(self, process: str) -> bool:
-        """Whether another headless process had this number just now. If it lives, it will connect again."""
-        return self._owner != process and time.monotonic() < self._owned_until
+    def doubt_seconds(self, process: str) -> float:
+        """How long this process has to wait, because another headless process had this number just now. If the other one lives,
+        it will have connected again by then. Not more than 0: it need not wait."""
+        return self._owned_until - time.monotonic() if self.spare is None and self._owner != process else 0.0
 
     def take(self, spare: IoStream, linked: tuple[int, ...], process: str) -> None:
         """Give a new connection to a front end that is not one of `linked`. If there is none, it is spare."""
@@ -165,13 +167,22 @@ class RemoteReplicas(RankAcceptor):
     def describe(self) -> str:
         return ", ".join(f"{number} is {replica.state}" for number, replica in self.replicas.items())
 
+    def _greet(self, stream: IoStream, host: str, hello: Message) -> None:
+        """A headless process that has just been started gets an answer that is certain. A core tries again by itself."""
+        assert isinstance(hello, ReplicaHello)
+        replica = self.replicas.get(hello.rank) if hello.is_trial else None
+        if replica is not None and (seconds := replica.doubt_seconds(hello.process)) > 0:
+            self._io.loop.call_later(seconds, self._greet, stream, host, hello)
+        elif stream in self._strangers:  # otherwise its connection has ended meanwhile
+            super()._greet(stream, host, hello)
+
     def _refusal(self, hello: Hello) -> str:
         assert isinstance(hello, ReplicaHello)
         ours, theirs, replica = self._terms, hello.terms, self.replicas.get(hello.rank)
         if differing := sorted({name for name, _ in ours.items() ^ theirs.items()}):
             told = [f"{name} is {theirs.get(name)} there, and {ours.get(name)} at {self.place}" for name in differing]
             return f"{'; '.join(told)}; use the same model and options on all machines"
-        if replica is None or replica.spare is not None or replica.has_other(hello.process):
+        if replica is None or replica.spare is not None or replica.doubt_seconds(hello.process) > 0:
             expected = f"{self.place} does not wait for it ({self.describe()})"
             return f"{expected}; give each machine a --data-parallel-start-rank of its own"
         return ""

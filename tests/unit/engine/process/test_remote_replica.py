@@ -20,8 +20,8 @@ from inflight.engine.process.remote_replica import make_keepers, terms_of
 from inflight.engine.start.model_files import resolve_config
 from inflight.errors import ConfigError
 from inflight.executor import join
-from inflight.interface.codec import encode
-from inflight.interface.start_up import Hello
+from inflight.interface.codec import encode, schema_digest
+from inflight.interface.start_up import Hello, ReplicaHello
 from inflight.processes.streams import IoStream
 from tests.unit.engine.process.head_cases import TERMS, TOKEN, config_of_replica, head_of
 from tests.unit.engine.process.played_processes import PlayedFrontEnd
@@ -242,10 +242,9 @@ def test_a_second_process_does_not_slip_in_while_the_first_one_connects_again(mo
         await until(lambda: bool(first.sockets))
         for _ in range(2):
             assert replica.spare is None
-            for is_trial in (True, False):
-                parallel = config_of_replica(port, headless="two").parallel
-                with pytest.raises(ConfigError, match=r"does not wait for it \(1 is here\); give each machine a"):
-                    await asyncio.to_thread(join_head, parallel, frozenset(), 0.1, is_trial=is_trial)
+            parallel = config_of_replica(port, headless="two").parallel
+            with pytest.raises(ConfigError, match=r"does not wait for it \(1 is here\); give each machine a"):
+                await asyncio.to_thread(join_head, parallel, frozenset(), 0.1)
             made.append(await joined(port, 0))  # the first process may
             await until(lambda: replica.spare is not None)
             made[-1].close()
@@ -257,6 +256,60 @@ def test_a_second_process_does_not_slip_in_while_the_first_one_connects_again(mo
             await joined(port, 0, is_trial=True)
         await replica.close()
         for each in (*made, *first.sockets):
+            each.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_new_process_waits_until_it_is_known_whether_the_last_one_lives(lives: bool) -> None:
+    """A program that supervises a headless process may start it again at once."""
+
+    async def test() -> None:
+        port = free_port()
+        acceptor, replica = head_of(port)
+        replica.start()
+        made = [await joined(port)]
+        await until(lambda: replica.spare is not None)
+        made[0].close()
+        await until(lambda: replica.spare is None)
+        assert 0 < replica.doubt_seconds("two") <= 2 * join.RETRY_SECONDS and replica.doubt_seconds("one") == 0
+        asked: list[str] = []
+
+        def doubt_seconds(process: str) -> float:
+            asked.append(process)
+            return 0.01 if "doubt" in asked and process != "one" else 0.0
+
+        asked.append("doubt")
+        replica.doubt_seconds = doubt_seconds  # type: ignore[method-assign]
+        parallel = config_of_replica(port, headless="impatient").parallel
+        with socket.create_connection(("127.0.0.1", port)) as impatient:
+            hello = ReplicaHello(
+                token=TOKEN,
+                schema=schema_digest(),
+                rank=1,
+                linked=(),
+                terms=parallel.terms,
+                process=parallel.headless,
+                is_trial=True,
+            )
+            impatient.sendall(b"".join(map(bytes, encode(hello).buffers())))
+            await until(lambda: "impatient" in asked)
+        await until(lambda: not acceptor._strangers)
+        trial = asyncio.create_task(joined(port, is_trial=True, headless="two"))
+        await until(lambda: asked.count("two") > 1)
+        assert not trial.done()
+        if lives:
+            made.append(await joined(port))
+            await until(lambda: replica.spare is not None)
+        asked.remove("doubt")
+        if lives:
+            with pytest.raises(ConfigError, match="does not wait for it"):
+                await trial
+        else:
+            made.append(await trial)
+        await replica.close()
+        for each in made:
             each.close()
 
     run(test)
