@@ -82,7 +82,7 @@ def read(server: ServeProcess, index: int, started: threading.Semaphore | None =
     with contextlib.closing(server.connect()) as connection:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
-        assert response.status == 200, response.read()
+        assert response.status == 200, (index, response.status, response.read())
         last = 0.0
         while line := response.readline():
             if not line.startswith(b"data: {"):
@@ -103,6 +103,8 @@ def streams(server: ServeProcess, count: int = 16) -> Iterator[list[Future[Answe
     started = threading.Semaphore(0)
     with ThreadPoolExecutor(count) as threads:
         futures = [threads.submit(read, server, index, started) for index in range(count)]
+        for future in futures:
+            future.add_done_callback(lambda done: done.exception() and started.release())  # no event will come
         for _ in range(count):
             started.acquire(timeout=300)
         yield futures
