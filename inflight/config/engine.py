@@ -154,8 +154,7 @@ class ParallelConfig:
     @property
     def places(self) -> tuple[Place, ...]:
         """Where the ranks run, if they are split evenly over the nodes."""
-        nodes = range(self.nnodes)
-        machines = [node for node in nodes for _ in ranks_of_node(self.world_size, self.nnodes, node)]
+        machines = [node for node in range(self.nnodes) for _ in ranks_of_node(self.world_size, self.nnodes, node)]
         return places_on(machines, replica=self.replica_index, num_replicas=len(self.replicas))
 
     @property

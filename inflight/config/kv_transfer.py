@@ -97,12 +97,6 @@ def resolve_kv_transfer(args: EngineArgs) -> KVTransferConfig | None:
     )
 
 
-def has_tiers(args: EngineArgs) -> bool:
-    """Whether blocks are kept in tiers, where other engines may find them."""
-    config = resolve_kv_transfer(args)
-    return config is not None and bool(config.tiers)
-
-
 def _read(
     kind: type[Config], option: str, given: Mapping[str, Any] | None, ignored: frozenset[str]
 ) -> tuple[Config, list[str]]:

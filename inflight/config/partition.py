@@ -49,8 +49,7 @@ def _choose_partition(text: str | None, architecture: ModelArchitecture, num_sta
     if text is None:
         drawn_head_cost = head_cost(architecture) // TOKENS_PER_DRAWN_TOKEN
         return partition_by_cost(num_layers, num_stages, layer_cost(architecture), drawn_head_cost)
-    fields = text.split(",")
-    counts = tuple(int(field) if field.strip().isdecimal() else 0 for field in fields)
+    counts = tuple(int(field) if field.strip().isdecimal() else 0 for field in text.split(","))
     if len(counts) != num_stages or min(counts) < 1 or sum(counts) != num_layers:
         raise ConfigError(
             f"pipeline_layer_partition={text!r} must be {num_stages} numbers (one per stage), each at least 1, that add up to "

@@ -28,7 +28,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.fault_tolerance import resolve_fault_tolerance
 from inflight.config.json_option import from_json
 from inflight.config.kv_events import resolve_kv_events
-from inflight.config.kv_transfer import has_tiers, resolve_kv_transfer
+from inflight.config.kv_transfer import resolve_kv_transfer
 from inflight.config.machine import Machine
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.ranks import ranks_of_node
@@ -77,9 +77,19 @@ def resolve(
     may_have_states = architecture.recurrences or is_of_transformers
     num_states = 1 if speculative is None or not may_have_states else 1 + speculative.num_speculative_tokens
     weights_seed = 0 if args.seed is None else args.seed
+    cache = resolve_cache(
+        args,
+        max_model_len=max_model_len,
+        dtype=kv_cache_dtype,
+        machine=machine,
+        default_block_size=_default_block_size(
+            architecture, dtype, kv_cache_dtype, args.tensor_parallel_size, num_states
+        ),
+        num_states=num_states,
+    )
+    is_on_one_machine = args.served_replicas == args.replicas and not (cache.transfer and cache.transfer.tiers)
     fingerprint = _fingerprint(
-        # it may have another name on each machine
-        folder if args.served_replicas == args.replicas and not has_tiers(args) else Path("/"),
+        folder if is_on_one_machine else Path("/"),  # it may have another name on each machine
         architecture,
         args.hf_overrides if is_of_transformers else None,  # which else is in the architecture
         dtype,
@@ -104,16 +114,7 @@ def resolve(
             config_overrides=dict(args.hf_overrides or {}),
             trust_remote_code=args.trust_remote_code,
         ),
-        cache=resolve_cache(
-            args,
-            max_model_len=max_model_len,
-            dtype=kv_cache_dtype,
-            machine=machine,
-            default_block_size=_default_block_size(
-                architecture, dtype, kv_cache_dtype, args.tensor_parallel_size, num_states
-            ),
-            num_states=num_states,
-        ),
+        cache=cache,
         scheduler=scheduler,
         parallel=parallel,
         device=resolve_device(

@@ -43,8 +43,7 @@ class GatedDeltaShape:
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of the matrices of all value heads (float32), and of the last inputs of the convolution."""
-        state = self.num_value_heads, self.key_dim, self.value_dim
-        return state, (self.kernel_size - 1, self.num_channels)
+        return (self.num_value_heads, self.key_dim, self.value_dim), (self.kernel_size - 1, self.num_channels)
 
 
 @dataclass(frozen=True, kw_only=True)

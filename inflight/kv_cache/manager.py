@@ -86,8 +86,7 @@ class KVCacheManager:
     @property
     def usage(self) -> float:
         """Share of the blocks in use, in [0, 1]."""
-        usable = self.pool.num_blocks - 1
-        return 1.0 - self.pool.num_free_blocks / usable
+        return 1.0 - self.pool.num_free_blocks / (self.pool.num_blocks - 1)
 
     def new_request(self, cache_salt: str, num_prompt_tokens: int = 0) -> RequestBlocks:
         root, num_prompt_blocks = self._hasher.root(cache_salt), max(0, num_prompt_tokens - 1) // self.block_size

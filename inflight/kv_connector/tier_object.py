@@ -56,8 +56,7 @@ class TierObject:
         magic, found, payload_bytes, digest = HEADER.unpack_from(buffer)
         if magic != MAGIC or found != name or padded(payload_bytes) != length or padded(payload_bytes) > len(buffer):
             return None
-        end = HEADER.size + payload_bytes
-        payload = buffer[HEADER.size : end]
+        payload = buffer[HEADER.size : HEADER.size + payload_bytes]
         return payload if digest == self._digest(buffer[:_DIGESTED], payload) else None
 
     def _digest(self, *parts: bytes | memoryview) -> bytes:

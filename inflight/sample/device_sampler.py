@@ -61,8 +61,7 @@ class DeviceSampler:
         if not features & (RANDOM | RESTRICTED):
             return words
         row = parameters_of(sampling, vocab_size)
-        restricted = bool(features & RESTRICTED)
-        words[kernels.MODE.value] = (kernels.RESTRICTED if restricted else kernels.RANDOM).value
+        words[kernels.MODE.value] = (kernels.RESTRICTED if features & RESTRICTED else kernels.RANDOM).value
         for column, value in (
             (kernels.TEMPERATURE, row["temperature"]),
             (kernels.SEED, seed_words(row["seed"])),

@@ -38,8 +38,7 @@ class UserTokenizer:
         return self._tokenizer.encode(text, add_special_tokens)
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
-        ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        return self._tokenizer.decode(ids, skip_special_tokens)
+        return self._tokenizer.decode([token_ids] if isinstance(token_ids, int) else token_ids, skip_special_tokens)
 
     def batch_decode(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
         return [self._tokenizer.decode(ids, skip_special_tokens) for ids in rows]

@@ -78,8 +78,7 @@ class Router:
 
     def best(self, request: ProcessedRequest) -> EngineClient | None:
         """Returns the engine that goes on with a request whose engine was lost; None if no engine is connected."""
-        connected = self._connected()
-        return min(connected, key=lambda engine: self._score(engine, request, 0), default=None)
+        return min(self._connected(), key=lambda engine: self._score(engine, request, 0), default=None)
 
     def _connected(self) -> list[EngineClient]:
         """The engines that make steps; if there is none, those that are connected and recover."""

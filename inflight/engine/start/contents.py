@@ -22,8 +22,8 @@ def contents_of(model: ModelConfig) -> bytes:
     files = [] if model.load_format == "dummy" else [model.folder]
     if files and model.folder.is_dir():
         files = find_files(model.folder)[0]
-    known = digests([*files, *sorted(model.folder.glob("*.py"))])
+    known = digests(files)
     if model.architecture.implementation == TRANSFORMERS:
-        known["transformers"] = metadata.version("transformers")
+        known |= digests(sorted(model.folder.glob("*.py"))) | {"transformers": metadata.version("transformers")}
     logger.info("the digest of the weights, for names of KV blocks in tiers, took %.2f s", time.perf_counter() - start)
     return hashlib.sha256(repr((__version__, model.fingerprint, sorted(known.items()))).encode()).digest()

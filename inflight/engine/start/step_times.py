@@ -92,5 +92,4 @@ def measured_request(request_id: str, num_prompt_tokens: int, max_tokens: int) -
     """Returns an invented request, which draws exactly `max_tokens` tokens, and its prompt."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     sampling = ResolvedSampling(params=params, seed=0, max_tokens=max_tokens)
-    request = EngineCoreRequest(request_id=request_id, sampling=sampling)
-    return request, np.zeros(num_prompt_tokens, dtype=np.int32)
+    return EngineCoreRequest(request_id=request_id, sampling=sampling), np.zeros(num_prompt_tokens, dtype=np.int32)

@@ -127,8 +127,7 @@ class ApiError(HTTPException):
         return json.dumps(form(self.status_code, message, self.type, param, self.code)).encode("ascii")
 
     def response(self, form: ErrorForm = openai_error) -> Response:
-        headers = dict(self.headers or {})
-        return Response(self.body(form), self.status_code, headers, media_type="application/json")
+        return Response(self.body(form), self.status_code, dict(self.headers or {}), media_type="application/json")
 
 
 class FieldError(InvalidRequestError):
@@ -234,8 +233,7 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
         allowed = (error.headers or {}).get("Allow", "")
         headers = {"Allow": f"{allowed}, HEAD" if "GET" in allowed else allowed}  # the server answers HEAD like GET
         return ApiError(405, message, code="method_not_allowed", headers=headers)
-    phrase = HTTPStatus(error.status_code).phrase.lower()
-    return ApiError(error.status_code, phrase, headers=error.headers)
+    return ApiError(error.status_code, HTTPStatus(error.status_code).phrase.lower(), headers=error.headers)
 
 
 def _instead_of(path: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inflight.config.engine_args import EngineArgs
-from inflight.config.kv_transfer import KVTransferConfig, has_tiers, resolve_kv_transfer
+from inflight.config.kv_transfer import KVTransferConfig, resolve_kv_transfer
 from inflight.errors import ConfigError
 
 GIB = 1 << 30
@@ -25,7 +25,6 @@ def with_extra(**extra: Any) -> dict[str, Any]:
 def test_without_options_there_are_no_transfers() -> None:
     assert resolved() is None
     assert resolved(kv_offloading_backend="native") is None
-    assert not has_tiers(EngineArgs(model="/nowhere"))
 
 
 def test_host_memory_needs_its_size_alone() -> None:
@@ -67,8 +66,6 @@ def test_the_other_options() -> None:
     assert config is not None
     assert config.fails_if_not_loaded and config.offload_prompt_only and config.ignored == ()
     assert [(tier.type, tier.path) for tier in config.tiers] == [("fs", "/mnt/kv")]
-    assert has_tiers(EngineArgs(model="/nowhere", kv_transfer_config=given))
-    assert not has_tiers(EngineArgs(model="/nowhere", kv_offloading_size=1))
 
 
 def test_what_has_no_meaning_here_is_named() -> None:
