@@ -122,9 +122,7 @@ class AttentionBackend(ABC):
 
     def layer_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
         """Makes the data of a step that the layers of a KV group share, attention or recurrent."""
-        if spec.is_state:
-            return self.build_state_metadata(inputs, spec)
-        return self.build_metadata(inputs, spec)
+        return self.build_state_metadata(inputs, spec) if spec.is_state else self.build_metadata(inputs, spec)
 
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
         """Returns one layer's cache: a typed, strided view of `arena` (uint8, `[num_blocks, block_bytes]`), not a copy.

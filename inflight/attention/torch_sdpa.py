@@ -89,9 +89,8 @@ class TorchSdpaBackend(AttentionBackend):
 
 def _row(block_ids: np.ndarray, first_token: int, num_computed: int, seq_len: int, spec: KVCacheSpec) -> Row:
     """`block_ids`: the row of this request in the block table."""
-    first_block = 0
-    if spec.sliding_window is not None:
-        first_block = max(0, num_computed - spec.sliding_window + 1) // spec.block_size
+    window = num_computed if spec.sliding_window is None else spec.sliding_window - 1
+    first_block = max(0, num_computed - window) // spec.block_size
     seen = block_ids[first_block : -(-seq_len // spec.block_size)]
     return Row(first_token, num_computed, seq_len, first_block * spec.block_size, torch.from_numpy(seen))
 

@@ -83,8 +83,7 @@ class TritonPagedBackend(AttentionBackend):
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:
         copied = torch.from_numpy(np.array(array, dtype=np.int32))
         # `torch.tensor` cannot pin an array of numpy
-        pinned = copied.pin_memory() if self._device.type == "cuda" else copied
-        return pinned.to(self._device, non_blocking=True)
+        return (copied.pin_memory() if self._device.type == "cuda" else copied).to(self._device, non_blocking=True)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache) -> Tensor:
         return self.attend(torch.cat((query, key, value), dim=1), None, None, cache, num_heads=query.shape[1])

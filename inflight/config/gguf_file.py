@@ -163,9 +163,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 def _map(path: Path) -> memoryview:
     try:
-        if not path.stat().st_size:
-            return memoryview(b"")
-        return np.memmap(path, np.uint8, "r").data
+        return np.memmap(path, np.uint8, "r").data if path.stat().st_size else memoryview(b"")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 

@@ -28,9 +28,7 @@ def available_bytes(root: Path = ROOT) -> int:
 
 def _host_available_bytes(root: Path) -> int:
     available = _read_field(root / "proc/meminfo", "MemAvailable:")
-    if available is not None:
-        return available * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available * 1024 if available is not None else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cgroup_headrooms(root: Path) -> Iterator[int]:

@@ -116,8 +116,7 @@ class ProcessWorld(World):
         """Make a communicator of the GPUs of `ranks`, which all call this."""
         try:
             store = meet_store(self._mesh, self.rank, ranks, name, self._host, self._timeout)
-            own = ranks.index(self.rank)
-            return self._own(connect(store, own, len(ranks), self._device, self._timeout, max_ctas))
+            return self._own(connect(store, ranks.index(self.rank), len(ranks), self._device, self._timeout, max_ctas))
         except (OSError, RuntimeError) as error:
             raise ConnectionError(
                 f"rank {self.rank} could not join the communicator {name!r} of ranks {ranks}: {error}"

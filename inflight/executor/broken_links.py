@@ -87,6 +87,5 @@ def smallest_cover(links: Collection[Link], cost: Callable[[int], Cost]) -> set[
     neighbours = {rank for link in links if most in link for rank in link} - {most}
     covers = []
     for part in ({most}, neighbours):
-        rest = [link for link in links if part.isdisjoint(link)]
-        covers.append(part | smallest_cover(rest, cost))
+        covers.append(part | smallest_cover([link for link in links if part.isdisjoint(link)], cost))
     return min(covers, key=lambda cover: tuple(map(sum, zip(*map(cost, cover), strict=True))))

@@ -101,8 +101,7 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
         if time.monotonic() >= deadline:
             problem = f"engine_recovery_timeout_sec={seconds:g} has passed"
             break
-        reason = str(error).partition("\n")[0]
-        logger.warning("the ranks could not begin epoch %d: %s", executor.meeting.epoch, reason)
+        logger.warning("the ranks could not begin epoch %d: %s", executor.meeting.epoch, str(error).partition("\n")[0])
         cut_off = links.ranks_to_replace(executor.meeting, has_new_ranks=bool(new))
         num_lost = num_lost + 1 if new else 0  # another try to meet costs little
         time.sleep(min(pause_seconds(max(num_lost, 1)), max(deadline - time.monotonic(), 0.0)))

@@ -256,9 +256,7 @@ class ReplyTable:
             self._changed.wait_for(lambda: self._closed or self._first_cause() is not None, seconds)
             if (cause := self._first_cause()) is not None:
                 return cause
-            if pending is None or not pending.missing:
-                return error
-            return self._activities.silence_behind(error, pending)
+            return error if pending is None or not pending.missing else self._activities.silence_behind(error, pending)
 
     def _first_cause(self) -> RankError | None:
         return next((error for error in self._errors if not error.is_echo), None)

@@ -144,8 +144,7 @@ def quantize_rows(weight: Tensor, *, bits: int, group_size: int) -> QuantizedWei
         if offsets is None:
             values[rows], scales[rows] = _symmetric(weight[rows].float())
         else:
-            grouped = weight[rows].float().view(-1, num_groups, group_size)
-            quantized, scales[rows], offsets[rows] = _groups(grouped)
+            quantized, scales[rows], offsets[rows] = _groups(weight[rows].float().view(-1, num_groups, group_size))
             values[rows] = quantized.flatten(1)
     return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
 

@@ -99,8 +99,7 @@ def load_model(
         check_size(weight_bytes(model, model_config))
     if source is not None:
         # tensors on the meta device have shapes but no memory
-        on_meta = replace(later, device=torch.device("meta"))
-        described = model if stage == whole else make(on_meta, whole)
+        described = model if stage == whole else make(replace(later, device=torch.device("meta")), whole)
         unlisted = check_weights(source, described)
         if unlisted and tp.rank == 0 and stage.is_last:
             logger.warning("the model does not need these tensors, which no index lists: %s", list_names(unlisted))

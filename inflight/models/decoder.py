@@ -309,9 +309,7 @@ class DecoderForCausalLM(CausalLM):
         delta, residual = (
             compute() if step.layers is not None else self.taped(compute, inputs, rows, step.attn_metadata)
         )
-        if not self.stage.is_last:
-            return IntermediateTensors(delta, residual)
-        return self.norm.add_and_norm(delta, residual)
+        return self.norm.add_and_norm(delta, residual) if self.stage.is_last else IntermediateTensors(delta, residual)
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         logits: Tensor = self.lm_head(hidden, out)

@@ -117,9 +117,7 @@ class ChildProcess:
     @property
     def is_alive(self) -> bool:
         """Whether the process runs. Uses the pidfd, because `Popen.poll` returns None while another thread polls."""
-        if self._popen.returncode is not None:
-            return False
-        return not wait([self.pidfd], 0)
+        return self._popen.returncode is None and not wait([self.pidfd], 0)
 
     @property
     def exit_code(self) -> int | None:

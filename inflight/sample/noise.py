@@ -49,8 +49,7 @@ def noise_words(hashes: Tensor, keys: Tensor, out: Tensor | None = None) -> Tens
 
 def log_exponential(words: Tensor) -> Tensor:
     """log E of each word of `noise_words`, float32. It is subtracted from the token's logit."""
-    noise = words.to(torch.float32).mul_(-(2.0**-31)).clamp_(-_LARGEST, -_SMALLEST)
-    return noise.log1p_().neg_().log_()
+    return words.to(torch.float32).mul_(-(2.0**-31)).clamp_(-_LARGEST, -_SMALLEST).log1p_().neg_().log_()
 
 
 def bound_from_below(words: Tensor, out: Tensor) -> Tensor:

@@ -45,8 +45,7 @@ def num_emitted(sampled: Tensor, draft_token_ids: Tensor, query_start_loc: Int32
     assert not num_requests or (num_drafts.min() >= 0 and num_drafts.max() <= k), "each request has 1 to k + 1 draws"
     columns = np.arange(k)
     counts = columns < num_drafts  # [n, k]
-    rows = torch.from_numpy(np.where(counts, starts + columns, 0)).to(sampled.device, non_blocking=True)
-    draws = sampled[rows]
+    draws = sampled[torch.from_numpy(np.where(counts, starts + columns, 0)).to(sampled.device, non_blocking=True)]
     equal = (draws == draft_token_ids) & (draws >= 0) & torch.from_numpy(counts).to(sampled.device, non_blocking=True)
     return 1 + equal.cumprod(dim=1).sum(dim=1)
 

@@ -151,8 +151,7 @@ class LLGuidanceBackend(GrammarBackend):
     @classmethod
     def why_refused(cls, schema: object) -> str:
         try:
-            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
-            return str(LLMatcher.validate_grammar(grammar, None))
+            return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)), None))
         except Exception as error:  # the library raises no more specific class
             return str(error)
 

@@ -128,9 +128,7 @@ class StructuredOutputManager:
         spec = GrammarSpec.from_params(params)
         future = self._cache.get(spec)
         grammar = self._grammars[request_id] = RequestGrammar(spec, future, has_frame=frame is not None)
-        if frame is None and not emitted_token_ids:
-            return future
-        return self._prepare(grammar, frame, emitted_token_ids)
+        return future if frame is None and not emitted_token_ids else self._prepare(grammar, frame, emitted_token_ids)
 
     def _prepare(
         self, grammar: RequestGrammar, frame: AnswerFrame | None, emitted_token_ids: Sequence[int]

@@ -40,10 +40,8 @@ class GrammarSpec:
         kind = params.constraint
         if kind == "choice":
             text = json.dumps(list(dict.fromkeys(params.choice or ())), ensure_ascii=False)
-        elif kind == "json_object":
-            text = "{}"
         else:
-            text = getattr(params, kind)
+            text = "{}" if kind == "json_object" else getattr(params, kind)
         if params.disable_any_whitespace or params.separators is not None:
             return cls(kind, text, "", params.separators or _COMPACT, params.lenient)
         return cls(kind, text, params.whitespace_pattern or DEFAULT_WHITESPACE, is_lenient=params.lenient)

@@ -221,8 +221,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class _Namespace(jinja2.utils.Namespace):

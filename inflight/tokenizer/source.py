@@ -27,9 +27,7 @@ def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | N
         ConfigError: the template cannot be read, or is not valid.
     """
     source = _source(model_folder, tokenizer)
-    if source.is_file():
-        return gguf_chat_template(read_gguf(source), given)
-    return ChatTemplate.from_folder(source, given)
+    return gguf_chat_template(read_gguf(source), given) if source.is_file() else ChatTemplate.from_folder(source, given)
 
 
 def _source(model_folder: Path, tokenizer: str | None) -> Path:

@@ -98,8 +98,7 @@ class Tokenizer:
         """The UTF-8 bytes of a byte-level token; b"" for an id without a token."""
         found = self._token_bytes.get(token_id)
         if found is None:
-            piece = self.id_to_piece(token_id)
-            found = self._token_bytes[token_id] = _piece_to_bytes(piece or "")
+            found = self._token_bytes[token_id] = _piece_to_bytes(self.id_to_piece(token_id) or "")
         return found
 
     def vocabulary(self) -> dict[str, int]:

@@ -258,7 +258,6 @@ class ModelRunner(Runner):
         logits = self._model.compute_logits(hidden[:num_rows])
         if self._draws:
             for slot in range(max_num_seqs):
-                sampling = ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1)
-                self._sampling_state.add(slot, sampling)
+                self._sampling_state.add(slot, ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1))
             draws = np.arange(num_rows, dtype=np.int32)
             self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws))

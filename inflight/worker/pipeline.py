@@ -69,8 +69,7 @@ def _link(spec: LinkSpec, stage: PipelineStage, world: World, device: Device, ti
     after = None if next_ is None else world.channel(next_, "activations")
     if not isinstance(device, Accelerator):
         template = IntermediateTensors.template(spec.hidden_size, spec.dtype, device.torch_device)
-        group = world.tensor_parallel_group("link")
-        return StageLink(spec, template, group, timeline, before=before, after=after)
+        return StageLink(spec, template, world.tensor_parallel_group("link"), timeline, before=before, after=after)
     agree(spec, before, after)
     return DeviceStageLink(
         spec,

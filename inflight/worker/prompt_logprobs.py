@@ -79,6 +79,5 @@ class PromptLogprobsProgress:
                 continue
             self.wanted[slot] = (wanted, stop)
             first_token = int(query_start_loc[row]) + start - 1 - computed
-            targets = batch.token_ids[slot, start:stop].copy()
-            spans.append(PromptLogprobsSpan(row, start, first_token, targets, wanted))
+            spans.append(PromptLogprobsSpan(row, start, first_token, batch.token_ids[slot, start:stop].copy(), wanted))
         return tuple(spans)

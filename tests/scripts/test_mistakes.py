@@ -42,6 +42,7 @@ def with_mistakes(source: str) -> list[str]:
 def repository(tmp_path: Path) -> Path:
     files = {
         ".gitignore": "build/\n__pycache__/\n",
+        "pytest.ini": "[pytest]\n",  # otherwise pytest would look for one in the folders above
         "inflight/__init__.py": "",
         "inflight/room/__init__.py": "",
         "inflight/room/limits.py": LIMITS,

@@ -50,8 +50,7 @@ class Family:
 
     def from_gguf(self, given: Mapping[str, object]) -> dict[str, object]:
         """The fields of config.json that only this family has, from the keys of a GGUF file."""
-        same = {name: given[key] for key, name in self.gguf_names.items() if key in given}
-        return same | self.gguf_fields(given)
+        return {name: given[key] for key, name in self.gguf_names.items() if key in given} | self.gguf_fields(given)
 
     def specify(self, fields: FamilyFields) -> ModelArchitecture:
         """

@@ -12,8 +12,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
 
 
 def parse_glm(fields: FamilyFields, norms: NormNames) -> ModelArchitecture:
-    share = fields.number("partial_rotary_factor", 0.5)
-    attention = fields.attention(head_dim=128, partial_rotary_factor=share)
+    attention = fields.attention(head_dim=128, partial_rotary_factor=fields.number("partial_rotary_factor", 0.5))
     assert attention.rope is not None
     attention = replace(
         attention, rope=replace(attention.rope, interleaved=True), qkv_bias=fields.boolean("attention_bias", True)

@@ -182,5 +182,4 @@ class EngineCore(StepLoop):
 def _failed_plans(cause: Exception, plans: Sequence[SchedulerOutput]) -> Sequence[SchedulerOutput]:
     """Returns the plans of the steps that may have caused the error. If a step raised the error, the error names this step. If
     a rank died or hangs, any of the steps may be the cause."""
-    failed = [plan for plan in plans if isinstance(cause, StepError) and plan.step_id == cause.step_id]
-    return failed or plans
+    return [plan for plan in plans if isinstance(cause, StepError) and plan.step_id == cause.step_id] or plans

@@ -254,8 +254,7 @@ class CoreServer:
                     if is_guilty:  # siblings have the same prompt, so each of them would end this process, too
                         self._core.scheduler.fail(sequence.request_id, GUILTY, ErrorKind.ENGINE)
                     elif sequence.emitted_token_ids:
-                        num_resumed = self._past.num_resumed_requests + 1
-                        self._past = replace(self._past, num_resumed_requests=num_resumed)
+                        self._past = replace(self._past, num_resumed_requests=self._past.num_resumed_requests + 1)
                         self._has_fault_news = True
             case AbortRequests():
                 self._abort(each for each in message.request_ids if self._owners.get(each) is link)
@@ -424,8 +423,7 @@ def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, Eng
     logger.debug("libraries were imported and the weights were loaded in %.2f s", time.perf_counter() - begin)
     try:
         if config.cache.events is not None:
-            replica = config.parallel.replicas[config.parallel.replica_index]
-            server.publisher = _publisher(config.cache.events, replica)
+            server.publisher = _publisher(config.cache.events, config.parallel.replicas[config.parallel.replica_index])
         grammars = None
         if not start_engine.skip_tokenizer_init:
             grammars = make_grammars(config, partial(read_tokenizer, config.model.folder, start_engine.tokenizer))

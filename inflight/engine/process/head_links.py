@@ -103,8 +103,7 @@ def join_head(
             joined.settimeout(None)
             return joined
         except (ConfigError, EngineError) as error:
-            is_final = isinstance(error, ConfigError) and is_trial
-            if is_final or time.monotonic() + RETRY_SECONDS > end:
+            if (isinstance(error, ConfigError) and is_trial) or time.monotonic() + RETRY_SECONDS > end:
                 raise
             logger.warning("%s; the next try is in %g s", error, RETRY_SECONDS)
         time.sleep(RETRY_SECONDS)

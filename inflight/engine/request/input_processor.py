@@ -260,8 +260,7 @@ class InputProcessor:
         turn = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in self.eos_token_ids), 0)
         text = self.tokenizer.decode(prompt[turn:], skip_special_tokens=False)
         has_tag = any(tag in text for tag in (self._reasoning.begin, self._reasoning.end) if tag)
-        opening = find_opening(self._reasoning, text, text if has_tag else None)
-        return answer_frame(self._reasoning, opening)
+        return answer_frame(self._reasoning, find_opening(self._reasoning, text, text if has_tag else None))
 
     # -- the prompt ----------------------------------------------------------------------------------------------------
 

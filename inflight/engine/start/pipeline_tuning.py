@@ -94,8 +94,7 @@ class _Measurement:
         """Returns the time of the loop and the time of the slowest stage, in seconds, for steps of `num_rows` requests."""
         rows, depth = self.num_rows, self._depth
         loop = self._period(self._scheduler(2, rows * (1 + self._num_drafts)), rows, self._max_tokens, 2)
-        stage = self._period(self._scheduler(depth, rows), rows * (depth + 1 + NUM_STEPS), 1, depth)
-        return loop, stage
+        return loop, self._period(self._scheduler(depth, rows), rows * (depth + 1 + NUM_STEPS), 1, depth)
 
     def _period(self, scheduler: Scheduler, num_requests: int, max_tokens: int, depth: int) -> float:
         """Returns the median time from one commit to the next, with `depth` steps in flight. The first `depth` steps fill the

@@ -50,8 +50,7 @@ def measured_step_times(
 
 def _fitting(length: int, config: EngineConfig, kv_cache_config: KVCacheConfig) -> int:
     """Returns `length`, or less if a prompt of this length would not fit into a step, the model's context or the KV cache."""
-    blocks_of_group = (kv_cache_config.num_blocks - 1) // len(kv_cache_config.groups)
-    room = blocks_of_group * kv_cache_config.groups[0].spec.block_size
+    room = (kv_cache_config.num_blocks - 1) // len(kv_cache_config.groups) * kv_cache_config.groups[0].spec.block_size
     return max(1, min(length, config.scheduler.max_num_batched_tokens, config.model.max_model_len - 1, room - 1))
 
 

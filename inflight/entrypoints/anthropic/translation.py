@@ -116,8 +116,7 @@ class _MessageReader:
         parts = block.content or ""
         if not isinstance(parts, str):
             parts = "\n".join(part.text if isinstance(part, TextBlock) else self._definition(part) for part in parts)
-        text = f"Error: {parts}" if block.is_error else parts
-        return _chat_message("tool", text, tool_call_id=block.tool_use_id)
+        return _chat_message("tool", f"Error: {parts}" if block.is_error else parts, tool_call_id=block.tool_use_id)
 
     def _definition(self, reference: ToolReferenceBlock) -> str:
         """The definition of a deferred tool in the form in which most templates list tools. Other tools are only named."""

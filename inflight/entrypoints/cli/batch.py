@@ -149,9 +149,8 @@ def has_chat_template(engine: LLMEngine) -> bool:
 def unbounded(params: SamplingParams) -> SamplingParams:
     """Returns the model's sampling defaults, but with `max_tokens` None (no limit) instead of 16, the default of
     `SamplingParams`."""
-    if params.max_tokens != SamplingParams().max_tokens:
-        return params
-    return dataclasses.replace(params, max_tokens=None)
+    is_given = params.max_tokens != SamplingParams().max_tokens
+    return params if is_given else dataclasses.replace(params, max_tokens=None)
 
 
 def to_json(row: InputRow, output: RequestOutput, *, with_token_ids: bool) -> dict[str, Any]:  # Any: JSON

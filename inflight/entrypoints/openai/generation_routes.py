@@ -93,8 +93,7 @@ def respond(
             if not validated.presentation.stream:
                 answer = await whole_answer(streams, presenter)
                 return Response(answer, headers=headers, media_type="application/json")
-            keep_alive = server.settings.stream_keep_alive_interval
-            events = EventStream(send, keep_alive, headers, presenter.media_type)
+            events = EventStream(send, server.settings.stream_keep_alive_interval, headers, presenter.media_type)
             await send_events(streams, presenter, events)
             return None
         except (InvalidRequestError, TokenizerError) as error:

@@ -106,8 +106,7 @@ async def within_deadline(request: Request) -> AsyncIterator[None]:
     except TimeoutError:
         if not scope.expired():
             raise
-        message = f"the request did not begin to run within its deadline of {timeout:g} s"
-        raise RequestTimeoutError(message) from None
+        raise RequestTimeoutError(f"the request did not begin to run within its deadline of {timeout:g} s") from None
 
 
 def wanted_replica(request: Request) -> int | None:

@@ -89,8 +89,7 @@ class IgnoredFields:
             return {}
         shown = [_plain(name) for name in distinct[:MAX_NAMES]]
         self._log(shown)
-        more = ["and more"] if len(distinct) > MAX_NAMES else []
-        return {HEADER: ", ".join([*shown, *more])}
+        return {HEADER: ", ".join([*shown, *(["and more"] if len(distinct) > MAX_NAMES else [])])}
 
     def _log(self, names: Iterable[str]) -> None:
         for name in names:

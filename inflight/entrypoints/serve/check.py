@@ -43,8 +43,7 @@ def model_problems(args: EngineArgs) -> list[str]:
         source = _find_model(args)
     except ConfigError as error:
         # The model's folder is unknown, but a tokenizer that --tokenizer names can be checked without it.
-        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())
-        return [str(error), *own]
+        return [str(error), *([] if args.tokenizer is None else _tokenizer_problems(args, Path()))]
     found = _tokenizer_problems(args, source)
     found += _problems_of(lambda: _check_generation_config(args, source))
     found += _problems_of(lambda: _check_weight_files(args, source))

@@ -46,8 +46,7 @@ class Listener:
             hint = (
                 "; stop the program that uses it, or choose another --port" if error.errno == errno.EADDRINUSE else ""
             )
-            reason = error.strerror or str(error)
-            raise ConfigError(f"cannot listen on {where}: {reason}{hint}") from error
+            raise ConfigError(f"cannot listen on {where}: {error.strerror or str(error)}{hint}") from error
         self.socket.setblocking(False)
 
     @property

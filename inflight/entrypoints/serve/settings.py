@@ -187,9 +187,7 @@ class ServerSettings:
     def url(self) -> str:
         """The address of the server, as it is shown to people."""
         scheme = "http" if self.ssl_certfile is None else "https"
-        if self.uds is not None:
-            return f"{scheme}+unix://{self.uds}"
-        return f"{scheme}://{shown(self.host, self.port)}"
+        return f"{scheme}+unix://{self.uds}" if self.uds is not None else f"{scheme}://{shown(self.host, self.port)}"
 
     @property
     def trusted_proxies(self) -> list[str]:
@@ -200,9 +198,7 @@ class ServerSettings:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the server."""
-        if self.uds is not None or self.host == "localhost":
-            return True
-        return is_loopback(self.host)
+        return self.uds is not None or self.host == "localhost" or is_loopback(self.host)
 
     @property
     def asks_for_key(self) -> bool:

@@ -314,8 +314,7 @@ class Supervisor:
             if self._limits.problem():
                 return False
             self._limits.note()
-            deadline = time.monotonic() + self._limits.config.engine_recovery_timeout_sec
-            fault = self._faults[index] = _Fault(deadline)
+            fault = self._faults[index] = _Fault(time.monotonic() + self._limits.config.engine_recovery_timeout_sec)
         else:  # the one that took the place of a dead one has died, too, before it was ready
             fault.num_failed += 1
         while True:

@@ -220,8 +220,7 @@ class PackedAttention:
         assert layer.kv_cache is not None, f"{call.name} has no KV cache yet"
         cache = LayerCache(layer.kv_cache, self._metadata[layer.group_index], call.params)
         query, key, value = (_to_rows(each, call.head_dim) for each in (query, key, value))
-        out = self.backend.forward(query, key, value, cache)
-        return out[None, :, :, : call.value_dim]
+        return self.backend.forward(query, key, value, cache)[None, :, :, : call.value_dim]
 
     def _describe(
         self,

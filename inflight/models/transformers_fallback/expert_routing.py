@@ -50,5 +50,4 @@ def _rows(values: Tensor, num_tokens: int) -> Tensor | None:
     """[num_tokens, ...] or [1, num_tokens, ...] as [num_tokens, ...]; None if it has no row for each token."""
     if values.dim() > 1 and len(values) == num_tokens:
         return values
-    is_batch = values.dim() > 2 and values.shape[:2] == (1, num_tokens)
-    return values[0] if is_batch else None
+    return values[0] if values.dim() > 2 and values.shape[:2] == (1, num_tokens) else None

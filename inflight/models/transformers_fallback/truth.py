@@ -177,8 +177,7 @@ class Truth:
                 layer.forward = partial(_pass_on, calls, make)
             try:
                 decoder(**named(inputs), **given, use_cache=False)
-                shapes = {hidden_of(*call).shape for call in calls}
-                if len(calls) >= len(self._layers) and len(shapes) == 1:
+                if len(calls) >= len(self._layers) and len({hidden_of(*call).shape for call in calls}) == 1:
                     return calls
             except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
                 problem = error

@@ -109,8 +109,7 @@ class StepBudget:
             must_move = not self.has_long_prompt
         else:  # behind a long prompt of a higher priority `num_short_tokens` is 0, and a short prompt may have to wait
             must_move = not self.has_short_prompt and (self.num_short_tokens > 0 or not self.has_long_prompt)
-        least = min(self.block_size, room) if must_move else 0
-        return min(wanted, max(share, least))
+        return min(wanted, max(share, min(self.block_size, room) if must_move else 0))
 
     def add_prompt(self, prompt: Prompt, num_tokens: int) -> None:
         """Count a prompt of which the step computes `num_tokens`, or 0 if it skips the prompt."""
@@ -210,8 +209,7 @@ class StepLimits:
         if waiting is not None and self._config.max_num_partial_prefills > 1:
             first_long = first_long or waiting.peek()
             if first_long is not None:
-                most = self._config.max_num_batched_tokens
-                num_tokens += waiting.num_short_tokens(waiting.key(first_long)[0], most)
+                num_tokens += waiting.num_short_tokens(waiting.key(first_long)[0], self._config.max_num_batched_tokens)
         return num_tokens
 
     def _limit(self, times: StepTimeModel, step_id: int, running: Sequence[Request], load: StepLoad) -> float:

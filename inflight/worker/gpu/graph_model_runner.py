@@ -172,8 +172,7 @@ class GraphModelRunner(Runner):
 
     def _stage_dummies(self, kind: str, size: int) -> None:
         """Write the inputs of a dummy step, which belongs to no request, to the state."""
-        num_rows = 1 if kind == "mixed" else size
-        self._write(self._ring, self._entries.dummies(size, num_rows))
+        self._write(self._ring, self._entries.dummies(size, 1 if kind == "mixed" else size))
         self._advanced = self._applied = None
 
     def _max_num_tokens(self) -> int:
