@@ -94,11 +94,14 @@ class SamplingParams:
     )
     logit_bias: Mapping[int, float] | None = setting(None, "Token id -> number in [-100, 100] to add to its logit.")
     allowed_token_ids: Sequence[int] | None = setting(None, "The only tokens that can be drawn.")
+    max_load_tokens: int | None = setting(
+        None, "Use saved KV blocks (docs/kv-cache-tiers.md) for the first so many tokens only.", **_COUNT
+    )
+    max_offload_tokens: int | None = setting(None, "Save KV blocks of the first so many tokens only.", **_COUNT)
     detokenize: bool = setting(True, "False: the text stays empty, and stop texts cannot be used.")
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else as_tuple("stop", self.stop)
-        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else as_tuple("stop", self.stop))
         object.__setattr__(self, "stop_token_ids", as_tuple("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "bad_words", as_tuple("bad_words", self.bad_words))
         if self.allowed_token_ids is not None:

@@ -18,6 +18,7 @@ class KVTransferConfig:
     Attributes:
         cpu_bytes: the size of the slab (host memory for blocks), all ranks together.
         loads, saves: whether blocks are copied from the slab and the tiers into the cache, and from the cache to these.
+        uses_arc: the slab evicts by ARC, and not the least recently used block.
         offload_prompt_only: only blocks of prompts are saved.
         fails_if_not_loaded: a request fails if a rank cannot copy its blocks from the slab. Otherwise they are computed.
         ignored: the given options that have no meaning here.
@@ -26,6 +27,7 @@ class KVTransferConfig:
     cpu_bytes: int
     loads: bool = True
     saves: bool = True
+    uses_arc: bool = False
     offload_prompt_only: bool = False
     fails_if_not_loaded: bool = False
     tiers: tuple[KVTierConfig, ...] = ()
@@ -47,7 +49,7 @@ class _Extra:
     """What `kv_connector_extra_config` may contain, besides `_IGNORED_EXTRA`."""
 
     cpu_bytes_to_use: float = setting(0, "Bytes of host memory, all ranks together.", bounds=(0, 2**50))
-    eviction_policy: str = setting("lru", "Which block of the slab is dropped for a new one.", choices=("lru",))
+    eviction_policy: str = setting("lru", "Which block of the slab is dropped for a new one.", choices=("lru", "arc"))
     offload_prompt_only: bool = setting(False, "Whether only blocks of prompts are saved.")
     secondary_tiers: object = None
 
@@ -90,6 +92,7 @@ def resolve_kv_transfer(args: EngineArgs) -> KVTransferConfig | None:
         cpu_bytes=cpu_bytes,
         loads=option.kv_role != "kv_producer",
         saves=option.kv_role != "kv_consumer",
+        uses_arc=extra.eviction_policy == "arc",
         offload_prompt_only=extra.offload_prompt_only,
         fails_if_not_loaded=option.kv_load_failure_policy == "fail",
         tiers=tiers,

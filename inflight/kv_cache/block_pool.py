@@ -15,7 +15,7 @@ blocks that a request does not need any more.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from inflight.interface.kv_cache import DUMMY_BLOCK
 
@@ -62,9 +62,14 @@ class BlockPool:
         if self._first_untouched < self.num_blocks:
             self._first_untouched += 1
             return self._first_untouched - 1
-        block_id, _unused = self._cached.popitem(last=False)
+        block_id = self._victim()
+        del self._cached[block_id]
         self._forget(block_id)
         return block_id
+
+    def _victim(self) -> int:
+        """Chooses the cached block that is evicted."""
+        return next(iter(self._cached))
 
     def touch(self, block_ids: Iterable[int]) -> None:
         """Add a reference to each block but the dummy block. So a cached block becomes a block in use."""
@@ -88,6 +93,11 @@ class BlockPool:
                     self._empty.append(block_id)
                 else:
                     self._cached[block_id] = None
+
+    def refresh(self, block_ids: Sequence[int]) -> None:
+        """Note that the contents of these blocks are used again. The first of `block_ids` will be evicted last."""
+        self.touch(block_ids)
+        self.free(reversed(block_ids))
 
     def count_free(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks are free."""

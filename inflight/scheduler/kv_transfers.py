@@ -26,6 +26,7 @@ from typing import Any
 from inflight.config.kv_transfer import KVTransferConfig
 from inflight.errors import EngineError, ErrorKind
 from inflight.interface.statistics import TransferCounts
+from inflight.kv_cache.arc_pool import ArcPool
 from inflight.kv_cache.block_pool import BlockKey, BlockPool
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.no_transfers import NoTransfers
@@ -76,7 +77,7 @@ class KVTransfers(NoTransfers):
     ) -> None:
         self._kv_cache, self._config, self._call = kv_cache, config, call
         self._on_brought, self._fail = on_brought, fail
-        self._pool, self._slab = kv_cache.pool, BlockPool(num_slots)
+        self._pool, self._slab = kv_cache.pool, (ArcPool if config.uses_arc else BlockPool)(num_slots)
         self._block_bytes = block_bytes
         self._share = self._pool.num_blocks // POOL_SHARE
         self._ended: SimpleQueue[tuple[Transfer, Future[Any]]] = SimpleQueue()
@@ -167,9 +168,11 @@ class KVTransfers(NoTransfers):
         blocks, size = request.blocks, self._kv_cache.block_size
         limit = self._kv_cache.name_blocks(blocks, request.token_ids[: last + 1])
         local = self._kv_cache.longest_hit(blocks, limit, self._pool.lookup)
+        limit = max(local, _first_blocks(limit, request.sampling.params.max_load_tokens, size))
         near = self._kv_cache.longest_hit(blocks, limit, self._find_near)
         needed = self._kv_cache.needed_keys(blocks, near)
-        self._refresh(needed)
+        # the slab evicts its copies of these blocks later
+        self._slab.refresh([slot for key in needed if (slot := self._slab.lookup(key)) is not None])
         missing = [key for key in needed if self._pool.lookup(key) is None]
         if missing and not self._loading and not self._has_room(needed, len(missing)):
             return False  # running requests hold the blocks: this one is not admitted now, and comes here again
@@ -310,12 +313,6 @@ class KVTransfers(NoTransfers):
         free = self._pool.num_free_blocks - self._pool.count_free(present)
         return count <= free and (not self._loading or len(self._loading) + count <= self._share)
 
-    def _refresh(self, keys: Sequence[BlockKey]) -> None:
-        """Note that these blocks are in use, so that the slab evicts its copies of them later."""
-        slots = [slot for key in keys if (slot := self._slab.lookup(key)) is not None]
-        self._slab.touch(slots)
-        self._slab.free(reversed(slots))
-
     def _free_blocks(self, block_ids: Sequence[int]) -> None:
         self._pool.free(reversed(block_ids))
         self.held_blocks.subtract(block_ids)
@@ -323,9 +320,10 @@ class KVTransfers(NoTransfers):
     # -- out -----------------------------------------------------------------------------------------------------------
 
     def note_committed(self, request: Request, first: int) -> None:
-        blocks, stop = request.blocks, request.blocks.num_committed
+        blocks, size = request.blocks, self._kv_cache.block_size
+        stop = _first_blocks(blocks.num_committed, request.sampling.params.max_offload_tokens, size)
         if self._config.offload_prompt_only:
-            stop = min(stop, request.num_prompt_tokens // self._kv_cache.block_size)
+            stop = min(stop, request.num_prompt_tokens // size)
         if self._config.saves and blocks.may_be_named:
             for index in range(first, stop):
                 self._unsaved += [key for key, _ in self._kv_cache.keys_at(blocks, index)]
@@ -390,3 +388,7 @@ class KVTransfers(NoTransfers):
 
 def _smooth(old: float, new: float) -> float:
     return new if not old else (1 - SMOOTHING) * old + SMOOTHING * new
+
+
+def _first_blocks(num_blocks: int, max_tokens: int | None, block_size: int) -> int:
+    return num_blocks if max_tokens is None else min(num_blocks, max_tokens // block_size)

@@ -6,7 +6,12 @@ Prompts are computed, then the prefix cache is emptied, or is too small anyway. 
 from __future__ import annotations
 
 import json
+import os
+import random
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,7 @@ from inflight import LLM, RequestOutput, SamplingParams
 from inflight.interface.statistics import TransferCounts
 from inflight.scheduler.kv_transfers import KVTransfers
 from inflight.structured_outputs_params import StructuredOutputsParams
+from tests.conftest import FULL
 from tests.e2e.identity import assert_close
 from tests.e2e.serve_process import serving
 from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
@@ -201,9 +207,9 @@ def test_the_server_keeps_blocks_in_host_memory() -> None:
         lines = server.request("GET", "/metrics")[1].splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"inflight:{name}"))
 
-    def complete() -> tuple[str, int]:
+    def complete(**more: Any) -> tuple[str, int]:
         """The text, and how many tokens of the prompt were cached."""
-        body = {"model": "tested", "prompt": PROMPTS[0], "max_tokens": 16, "temperature": 0}
+        body = {"model": "tested", "prompt": PROMPTS[0], "max_tokens": 16, "temperature": 0, **more}
         status, text = server.request("POST", "/v1/completions", body)
         assert status == 200, text
         answer = json.loads(text)
@@ -218,6 +224,12 @@ def test_the_server_keeps_blocks_in_host_memory() -> None:
         assert text == truth
         return num_cached > 0 and metric("kv_offload_load_bytes") > 0
 
+    def loads_three_blocks() -> bool:
+        reset()
+        text, num_cached = complete(kv_transfer_params={"max_load_tokens": 3 * BLOCK})
+        assert text == truth and num_cached in (0, 3 * BLOCK)  # 0: the copy came too late
+        return num_cached > 0
+
     with serving("--kv-offloading-size", "0.1", "--block-size", "16", "--dtype", "float32") as server:
         truth, num_cached = complete()
         assert num_cached == 0 and metric("kv_offload_load_bytes") == 0
@@ -227,3 +239,49 @@ def test_the_server_keeps_blocks_in_host_memory() -> None:
         reset("/reset_prefix_cache?reset_connector=true")
         assert complete() == (truth, 0)
         wait_until(was_loaded, server.text_of_log)  # it was saved again
+        reset()
+        assert complete(kv_transfer_params={"max_load_tokens": 0}) == (truth, 0)
+        wait_until(loads_three_blocks, server.text_of_log)
+        reset("/reset_prefix_cache?reset_connector=true")
+        num_bytes = metric("kv_offload_store_bytes")
+        assert complete(kv_transfer_params={"max_offload_tokens": 0}) == (truth, 0)
+        assert (
+            complete(prompt=PROMPTS[2])[1] == 0
+        )  # its blocks are saved, after those of the last request would have been
+        wait_until(lambda: metric("kv_offload_store_bytes") > num_bytes, server.text_of_log)
+        reset()
+        assert complete() == (truth, 0)
+
+
+def test_no_token_changes_when_processes_die_while_blocks_are_copied(tmp_path: Path) -> None:
+    """Two ranks with a folder behind their slabs. Before each round the arena is empty, so that all blocks are loaded, fetched
+    or computed and saved while a rank or the engine dies."""
+    rng = random.Random(1)
+    extra = {"secondary_tiers": [{"type": "fs", "path": str(tmp_path), "max_bytes": 1 << 28}]}
+    options = ["-tp", "2", "--dtype", "float32", "--block-size", str(BLOCK), "--kv-cache-memory-bytes", str(1 << 24)]
+    options += [
+        "--kv-offloading-size",
+        "0.02",
+        "--kv-transfer-config",
+        json.dumps({"kv_connector_extra_config": extra}),
+    ]
+    limits = json.dumps({"max_recoveries": 1000})
+
+    def complete(prompt: str) -> str:
+        body = {"model": "tested", "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+        status, text = server.request("POST", "/v1/completions", body)
+        assert status == 200, text
+        return str(json.loads(text)["choices"][0]["text"])
+
+    with serving(*options, "--fault-tolerance-config", limits) as server, ThreadPoolExecutor(len(PROMPTS)) as threads:
+        truth = list(threads.map(complete, PROMPTS))
+        for number in range(40 if FULL else 6):
+            assert server.request("POST", "/reset_prefix_cache")[0] == 200
+            futures = [threads.submit(complete, prompt) for prompt in PROMPTS]
+            time.sleep(0.3 * rng.random())  # any moment is right
+            victim = ("worker tp1 pp0", "worker tp0 pp0", "engine")[number % 3]
+            os.kill(server.wait_for_child(victim), signal.SIGKILL)
+            assert [future.result() for future in futures] == truth
+        lines = server.request("GET", "/metrics")[1].splitlines()
+        [hits] = [line for line in lines if line.startswith("inflight:kv_tier_total") and 'what="hits"' in line]
+        assert float(hits.split()[-1]) > 0, lines

@@ -70,6 +70,15 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = no_effect("The server adds no padding to chunks.")
 
 
+class KVTransferParams(StrictModel):
+    max_load_tokens: int | None = sampling_field(
+        "max_load_tokens", "Use saved KV blocks for the first so many tokens only."
+    )
+    max_offload_tokens: int | None = sampling_field(
+        "max_offload_tokens", "Save KV blocks of the first so many tokens only."
+    )
+
+
 class JsonSchemaFormat(StrictModel):
     name: str = no_effect("A name for the schema.", default=..., min_length=1, max_length=64)
     description: str | None = no_effect("What the schema is for. The model does not see it.")
@@ -245,6 +254,7 @@ class GenerationFields(SamplingFields):
     priority: int | None = optional(
         "Lower runs first; needs scheduling_policy='priority'.", ge=-MAX_PRIORITY, le=MAX_PRIORITY
     )
+    kv_transfer_params: KVTransferParams | None = optional("Limits of saved KV blocks, for this request.")
     # how the answer is shown
     stream: bool | None = optional("Server-sent events, ended by [DONE].")
     stream_options: StreamOptions | None = optional("Options of a stream; only with stream.")
@@ -280,6 +290,7 @@ class GenerationFields(SamplingFields):
         given: dict[str, Any] = {name: value for name in same if (value := getattr(self, name)) is not None}
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
         given |= {"logit_bias": self._logit_bias(), "structured_outputs": self._structured_outputs()}
+        given |= {} if self.kv_transfer_params is None else self.kv_transfer_params.model_dump(exclude_none=True)
         return replace(defaults, **given)
 
     def presentation(self, model: str, *, force_usage: bool) -> Presentation:
@@ -343,8 +354,7 @@ class GenerationFields(SamplingFields):
                 )
             found["response_format"] = StructuredOutputsParams(json=wanted.schema_, lenient=not wanted.strict)
         elif isinstance(self.response_format, StructuralTagFormat):
-            document = self.response_format.document()
-            found["response_format"] = StructuredOutputsParams(structural_tag=document)
+            found["response_format"] = StructuredOutputsParams(structural_tag=self.response_format.document())
         elif isinstance(self.response_format, ValueFormat):
             found["response_format"] = StructuredOutputsParams(json=self.response_format.value, lenient=True)
         elif isinstance(self.response_format, RegexFormat):

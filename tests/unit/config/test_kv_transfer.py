@@ -64,6 +64,10 @@ def test_the_other_options() -> None:
     }
     config = resolved(given)
     assert config is not None
+    assert not config.uses_arc
+    assert resolved(with_extra(cpu_bytes_to_use=1, eviction_policy="arc")) == KVTransferConfig(
+        cpu_bytes=1, uses_arc=True
+    )
     assert config.fails_if_not_loaded and config.offload_prompt_only and config.ignored == ()
     assert [(tier.type, tier.path) for tier in config.tiers] == [("fs", "/mnt/kv")]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -92,17 +92,18 @@ class Bench:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def request(self, token_ids: Int32Array, num_prompt_tokens: int | None = None) -> Request:
+    def request(self, token_ids: Int32Array, num_prompt_tokens: int | None = None, **limits: int) -> Request:
         self._num_requests += 1
         prompt = token_ids[: num_prompt_tokens or len(token_ids)]
         emitted = tuple(token_ids[len(prompt) :].tolist())
-        core = EngineCoreRequest(request_id=f"r{self._num_requests}", sampling=SAMPLING, emitted_token_ids=emitted)
+        sampling = replace(SAMPLING, params=SamplingParams(**limits))
+        core = EngineCoreRequest(request_id=f"r{self._num_requests}", sampling=sampling, emitted_token_ids=emitted)
         blocks = self.kv_cache.new_request("", len(prompt))
         return Request(core, prompt, order=self._num_requests, blocks=blocks, max_model_len=10**6)
 
-    def compute(self, token_ids: Int32Array, num_prompt_tokens: int | None = None) -> Request:
+    def compute(self, token_ids: Int32Array, num_prompt_tokens: int | None = None, **limits: int) -> Request:
         """A request that is admitted, and computed in one step, which begins a save of its new blocks."""
-        request = self.request(token_ids, num_prompt_tokens)
+        request = self.request(token_ids, num_prompt_tokens, **limits)
         blocks = request.blocks
         computed = self.kv_cache.get_computed_blocks(blocks, token_ids)
         assert self.kv_cache.allocate_slots(blocks, len(token_ids), computed) is not None
@@ -725,6 +726,50 @@ def test_only_blocks_of_prompts_are_saved_if_asked() -> None:
         assert [len(blocks) for _, blocks, _, _ in bench.pending("save")] == [2 if prompt_only else 5]
         bench.end("save", True)
         bench.check_idle()
+
+
+@pytest.mark.parametrize(("most", "num_blocks"), [(0, 0), (3, 0), (4, 1), (9, 2), (100, 5)])
+def test_a_request_may_limit_what_is_saved_for_it(most: int, num_blocks: int) -> None:
+    bench = Bench()
+    for _ in range(2):
+        bench.kv_cache.free(bench.compute(tokens(21), max_offload_tokens=most).blocks)
+        assert [len(blocks) for _, blocks, _, _ in bench.pending("save")] == [num_blocks] * (num_blocks > 0)
+        if num_blocks:
+            bench.end("save", True)
+        bench.forget_arena()
+        bench.transfers.reset(with_slab=True)
+    bench.check_idle()
+
+
+@pytest.mark.parametrize(("most", "num_blocks"), [(0, 0), (3, 0), (4, 1), (15, 3), (100, 5)])
+@pytest.mark.parametrize("in_tiers", [True, False])
+def test_a_request_may_limit_what_is_loaded_for_it(most: int, num_blocks: int, in_tiers: bool) -> None:
+    bench = Bench(tiers=(TIER,))
+    if in_tiers:
+        with_tiers(bench, tokens(21))
+    else:
+        bench.save(tokens(21))
+        bench.forget_arena()
+    request = bench.request(tokens(21), max_load_tokens=most)
+    assert bench.begin(request) == (num_blocks > 0)
+    num_fetched = 0
+    while bench.pending("fetch"):
+        num_fetched += len(bench.pending("fetch")[0][0])
+        bench.end_fetch()
+    assert num_fetched == (num_blocks if in_tiers else 0)
+    assert [len(blocks) for _, blocks in bench.pending("load")] == [num_blocks] * (num_blocks > 0)
+    if num_blocks:
+        bench.end("load", True)
+    assert len(bench.kv_cache.get_computed_blocks(request.blocks, tokens(21))[0]) == num_blocks
+    other = bench.request(tokens(21))  # it is not limited
+    assert bench.begin(other) == (num_blocks < 5)
+    while bench.pending("fetch"):
+        bench.end_fetch()
+    if num_blocks < 5:
+        bench.end("load", True)
+    assert len(bench.kv_cache.get_computed_blocks(other.blocks, tokens(21))[0]) == 5
+    assert not bench.begin(bench.request(tokens(21), max_load_tokens=4))  # all is in the arena, which has no limit
+    bench.check_idle()
 
 
 def test_a_producer_loads_nothing() -> None:

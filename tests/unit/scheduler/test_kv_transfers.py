@@ -22,6 +22,7 @@ def some_engine(rng: random.Random, tiers: dict[bytes, Row], fault_rate: float) 
     config = KVTransferConfig(
         cpu_bytes=rng.choice([16, 24, 64, 200]),  # blocks, here
         saves=rng.random() < 0.95,
+        uses_arc=rng.random() < 0.3,
         offload_prompt_only=rng.random() < 0.2,
         tiers=(TIER,) if rng.random() < 0.7 else (),
     )

@@ -101,6 +101,18 @@ def test_constraints_in_the_words_of_all_engines(fields: dict[str, Any], expecte
     assert params.structured_outputs == expected
 
 
+def test_limits_of_saved_blocks() -> None:
+    for given in ({}, {"max_load_tokens": 7}, {"max_load_tokens": 0, "max_offload_tokens": 12}, None):
+        body = CompletionRequest.model_validate({"prompt": "x", "kv_transfer_params": given})
+        params = body.sampling_params(SamplingParams(), max_tokens=9, logprobs=None, prompt_logprobs=None)
+        expected = given or {}
+        assert params.max_load_tokens == expected.get("max_load_tokens")
+        assert params.max_offload_tokens == expected.get("max_offload_tokens")
+    for wrong in ({"max_load_tokens": -1}, {"max_offload_tokens": "many"}, {"max_load_tokens": 2**31}, 5):
+        with pytest.raises(ValidationError, match="kv_transfer_params"):
+            CompletionRequest.model_validate({"prompt": "x", "kv_transfer_params": wrong})
+
+
 def test_a_format_without_its_constraint() -> None:
     with pytest.raises(FieldError, match="has no schema") as schema:
         constraint({"type": "json_schema", "json_schema": {"name": "x"}})

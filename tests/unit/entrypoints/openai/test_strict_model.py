@@ -45,6 +45,7 @@ CHAT: dict[str, Any] = {
     "response_format": FORMAT,
     "stream_options": {"include_usage": True, "extra_option": 1},
     "structured_outputs": {"regex": "a", "extra_output": 1},
+    "kv_transfer_params": {"max_load_tokens": 5, "do_remote_decode": True},
     "moderation": 1,
     "nothing": None,
 }
@@ -62,6 +63,7 @@ CHAT_NAMES = {
     "response_format.extra_format",
     "stream_options.extra_option",
     "structured_outputs.extra_output",
+    "kv_transfer_params.do_remote_decode",
 }
 
 
