@@ -9,6 +9,7 @@ bandwidth     slab to arena against memcpy, files against O_DIRECT reads, Redis 
 steps         steps while blocks are saved and loaded, and throughput if no block is used again, against an engine without slab
 slow-tier     the first token if the tier takes any time, against the faster of waiting and computing
 chats         hits of chats that need four times the arena, against a cache without bound
+agents        sessions of 30 turns that need four times the arena: what a turn computes again, and its first token
 
 A figure is the median of the rounds; both sides run in turns, in an order that changes. Files are read with O_DIRECT, and are
 not in the page cache. `--quick` takes a tiny model: it shows that everything runs, and its figures say nothing, because
@@ -23,7 +24,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.kv_tiers import bandwidth, chats, first_token, slow_tier, steps
+from benchmarks.kv_tiers import agents, bandwidth, chats, first_token, slow_tier, steps
 from benchmarks.kv_tiers.setting import Row, Setting
 from benchmarks.shared.models import add_model_arguments, model_folder
 from benchmarks.shared.report import allow_slow_steps, emit, print_table
@@ -69,6 +70,7 @@ def main() -> None:
             "steps": lambda: steps.rows(setting, is_quick=args.quick),
             "slow-tier": lambda: slow_tier.rows(setting),
             "chats": lambda: chats.rows(setting, is_quick=args.quick),
+            "agents": lambda: agents.rows(setting, is_quick=args.quick),
         }
         chosen = args.only.split(",") if args.only else [*measurements]
         if unknown := sorted(set(chosen) - set(measurements)):

@@ -76,12 +76,13 @@ class Setting:
 
     def __post_init__(self) -> None:
         config = resolve_config(EngineArgs(model=str(self.model))).model
+        self._num_token_ids = min(3900, config.architecture.vocab_size)
         sizes = [each.num_kv_heads * each.head_dim for each in config.architecture.attentions]
         self.block_bytes = BLOCK_SIZE * 2 * sum(sizes) * (4 if config.dtype == "float32" else 2)
 
     def draw(self, count: int) -> list[int]:
         """A prompt that no engine has seen."""
-        return [self._rng.randrange(3, 3900) for _ in range(count)]
+        return [self._rng.randrange(3, self._num_token_ids) for _ in range(count)]
 
     def num_bytes(self, num_tokens: int) -> int:
         """The size of an arena or a slab for so many tokens, with some blocks more."""

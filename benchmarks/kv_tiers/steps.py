@@ -139,24 +139,26 @@ def _compare(setting: Setting, what: str, bar: float, load: _Load, engines: Sequ
 
 def _mock(setting: Setting, is_quick: bool) -> Row:
     load = _Load(setting, MOCK_STREAMS, 60 if is_quick else MOCK_TOKENS, 480, 8)
-    with _mock_engine(setting, 0) as plain, _mock_engine(setting, 2**24) as slab:
+    with mock_engine(setting, 0) as plain, mock_engine(setting, 2**24) as slab:
         what = f"step while blocks are saved and loaded / without a slab, {MOCK_STREAMS} streams, mock device of 5 ms"
         return _compare(setting, what, MOCK_BAR, load, (plain, slab))
 
 
 @contextmanager
-def _mock_engine(setting: Setting, slab_bytes: int) -> Iterator[LLMEngine]:
+def mock_engine(setting: Setting, slab_bytes: int, **more: Any) -> Iterator[LLMEngine]:  # Any: values of EngineArgs
+    """An engine with a mock device. 0 `slab_bytes`: without a slab."""
     os.environ["MOCK_STEP_SECONDS"] = str(MOCK_STEP_SECONDS)
-    args = EngineArgs(
-        model=str(setting.model),
-        distributed_executor_backend=NAME,
-        max_num_seqs=MOCK_STREAMS + 8,
-        max_model_len=2048,
-        block_size=BLOCK_SIZE,
-        skip_tokenizer_init=True,
-        kv_offloading_size=slab_bytes / 2**30 if slab_bytes else None,
+    args: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": MOCK_STREAMS + 8, **more}
+    engine = LLMEngine.from_args(
+        EngineArgs(
+            model=str(setting.model),
+            distributed_executor_backend=NAME,
+            block_size=BLOCK_SIZE,
+            skip_tokenizer_init=True,
+            kv_offloading_size=slab_bytes / 2**30 if slab_bytes else None,
+            **args,
+        )
     )
-    engine = LLMEngine.from_args(args)
     try:
         yield engine
     finally:
