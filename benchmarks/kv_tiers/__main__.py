@@ -1,4 +1,4 @@
-"""What KV blocks outside of the KV cache bring, as ratios of one run, beside what is asked for.
+"""What KV blocks outside of the KV cache bring: ratios of one run, each beside its bar (the value that it must reach).
 
     python -m benchmarks.kv_tiers [--model qwen3-0.6b] [--prompt-len 4096] [--rounds 5] [--only first-token,steps]
     python -m benchmarks.kv_tiers --quick
@@ -7,13 +7,14 @@ first-token   the first token of a prompt from the slab, from files, from Redis 
               computing it; the bytes loaded if most of a prompt is in the arena
 bandwidth     slab to arena against memcpy, files against O_DIRECT reads, Redis against bare recv_into
 steps         steps while blocks are saved and loaded, and throughput if no block is used again, against an engine without slab
-slow-tier     the first token if the tier takes any time, against the faster of waiting and computing
+slow-tier     the first token with tiers of several speeds, against the faster of waiting and computing
 chats         hits of chats that need four times the arena, against a cache without bound
 agents        sessions of 30 turns that need four times the arena: what a turn computes again, and its first token
 
-A figure is the median of the rounds; both sides run in turns, in an order that changes. Files are read with O_DIRECT, and are
-not in the page cache. `--quick` takes a tiny model: it shows that everything runs, and its figures say nothing, because
-computing a token of it takes less time than reading one. Exit code 1: an answer differs from that of the engine without a slab.
+Most figures are medians of the rounds: both sides run in turns, in an order that changes. chats and agents run once. Files are
+read with O_DIRECT, and are not in the page cache. `--quick` takes a tiny model: it shows that everything runs, and its figures
+say nothing, because computing a token of it takes less time than reading one. Exit code 1: an answer from saved blocks differs
+from the computed one.
 """
 
 from __future__ import annotations

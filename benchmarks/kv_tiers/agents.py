@@ -51,8 +51,8 @@ class Agents:
         self.total_tokens = NUM_SESSIONS * self.length
 
     def run(self, engine: LLMEngine) -> tuple[list[Turn], list[list[int]]]:
-        """Run all sessions, a turn of each in turn. Returns the turns, and what was said in each session. Between two turns
-        there is time for the last copy, as an agent's tools take time."""
+        """Run turn 1 of all sessions one after the other, then turn 2, and so on. Returns the turns, and what was said in each
+        session. After each turn it waits for the turn's copies: an agent's tools leave time for them, too."""
         turns, said = [], [list[int]() for _ in self._messages]
         for number in range(self._num_turns):
             for session, messages in zip(said, self._messages, strict=True):

@@ -125,7 +125,8 @@ def _fs(setting: Setting, plain: LLMEngine) -> list[Row]:
 def _from_tier(
     setting: Setting, plain: LLMEngine, place: str, tier: Tier, prepare: Callable[[], None]
 ) -> tuple[list[Row], list[list[int]]]:
-    """`prepare`: called before each time at which nothing of a prompt is stored, and, for files, nothing is in memory."""
+    """`prepare`: for redis it empties the server before a prompt is computed. For fs it drops the files from the page cache
+    before the first token is timed."""
     found, tokens, prompts = _Ratios(), SIZE * setting.prompt_len, []
     with setting.engine(tokens, tokens, [tier], max_model_len=setting.prompt_len + 1) as engine:
         for _ in range(setting.rounds):

@@ -62,7 +62,7 @@ class Setting:
     """
     Attributes:
         folder: for objects of the tier fs.
-        num_differing: answers that were not those of the engine without a slab, so far.
+        num_differing: answers that differed from the computed ones, so far.
     """
 
     model: Path

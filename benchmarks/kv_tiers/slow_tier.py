@@ -1,6 +1,6 @@
-"""A tier that is as slow as one likes: a request must not wait much longer than the faster of both ways takes.
+"""A tier of a chosen speed: a request must not wait much longer than the faster of fetching and computing takes.
 
-The tier's own way is what its sleeps take, with as many reads at once as the engine makes, and the first token from the slab.
+The time of fetching is the sum of the tier's sleeps (`num_waits` one after another) and of the first token from the slab.
 """
 
 from __future__ import annotations

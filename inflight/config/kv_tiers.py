@@ -19,7 +19,7 @@ class KVTierConfig:
     type: str = setting("fs", "What the tier is.", choices=("fs", "redis", "obj", "custom"))
     path: str | None = setting(None, "fs: the folder. Several engines may share it.")
     max_bytes: int = setting(
-        0, "fs: most bytes of the objects of all ranks; 0: half of what is free and what they take.", bounds=(0, 2**60)
+        0, "fs: most bytes of the objects of all ranks; 0: half of (free space + objects).", bounds=(0, 2**60)
     )
     url: str | None = setting(None, "redis, obj: the address.", is_secret=True)
     ttl_seconds: int = setting(0, "redis: seconds for which an object is kept; 0: no limit.", bounds=(0, 2**31 - 1))
@@ -32,7 +32,7 @@ class KVTierConfig:
     checksum_key: str | None = setting(
         None,
         "A secret of at least 16 characters, the same in all engines of this tier. Give one if others can write to the tier: "
-        "then no object of a writer without this secret is used.",
+        "then only objects of writers with this secret are used.",
         is_secret=True,
     )
     timeout_seconds: float = setting(
@@ -91,7 +91,7 @@ def _resolve_tier(option: str, given: object) -> KVTierConfig:
     kind = _KINDS[config.type]
     own = kind.own.split()
     if other := sorted(set(given) - _COMMON - {*own}):
-        raise ConfigError(f"{option} is a tier of type {config.type!r}, which has no {other[0]}; leave it out")
+        raise ConfigError(f"{option} is a tier of type {config.type!r}, which takes no {other[0]}; leave it out")
     needed = getattr(config, own[0])
     if needed is None or not re.fullmatch(kind.pattern, needed, re.ASCII if config.type != "fs" else 0):
         raise ConfigError(f"{option}: its {own[0]} is {'wrong' if needed else 'missing'}; give one like {kind.example}")

@@ -21,7 +21,7 @@ class KVTransferConfig:
         uses_arc: the slab evicts by ARC, and not the least recently used block.
         offload_prompt_only: only blocks of prompts are saved.
         fails_if_not_loaded: a request fails if a rank cannot copy its blocks from the slab. Otherwise they are computed.
-        ignored: the given options that have no meaning here.
+        ignored: the given settings of vLLM that Inflight ignores.
     """
 
     cpu_bytes: int
@@ -54,7 +54,7 @@ class _Extra:
     secondary_tiers: object = None
 
 
-# names that have no meaning here
+# vLLM's settings that Inflight accepts and ignores; the log names them at the start
 _IGNORED = frozenset(
     "kv_connector_module_path enable_permute_local_kv engine_id kv_buffer_device kv_buffer_size kv_ip kv_parallel_size kv_port "
     "kv_rank".split()

@@ -71,8 +71,8 @@ class _Array(msgspec.Struct, array_like=True):
 
 
 _array_decoder = msgspec.msgpack.Decoder(_Array)
-# msgspec learns the fields of a dataclass at its first use. Meanwhile, a second thread would use fields that are not there yet,
-# and the process would crash (SIGSEGV, msgspec 0.22). So only one thread at a time may use a class for the first time.
+# msgspec learns the fields of a class at its first use. A second thread that uses the class meanwhile crashes the process
+# (SIGSEGV, msgspec 0.22). Any call of `msgspec.convert` may be a first use, so each call holds this lock.
 _first_use = threading.Lock()
 
 

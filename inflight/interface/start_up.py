@@ -55,7 +55,7 @@ class ReplicaHello(Hello):
         linked: the numbers of the front ends that have a connection to the replica. This connection is for another one. When a
             front end takes it, the head sends its number (4 bytes). Then front end and engine core talk.
         terms: what must be the same on both machines, as name -> value.
-        process: a random name of the `--headless` process. No other one may have the same replica while this one lives.
+        process: a random name of the `--headless` process. No other one may have the same replica while this one is connected.
         is_trial: the head only says whether the replica may join, and closes the connection.
     """
 

@@ -2,7 +2,8 @@
 
 Cached blocks are in two lists: *once*, if their content was not used again since it came, and *again*. So prompts that never
 come back do not displace those that come again and again. The names of evicted blocks are remembered for a while. When such a
-content comes back, its list was too short: `target`, the aimed length of *once*, grows or shrinks.
+content comes back, the list that it was in was too short. If that was *once*, `target` (the aimed length of *once*) grows. If
+it was *again*, `target` shrinks.
 """
 
 from collections import OrderedDict

@@ -9,9 +9,9 @@ it. The name is a hash of the tokens (block_hash.py). Every block is in one of t
     cached       count 0, is in the index: `lookup` finds it until its content is evicted
 
 `allocate` first uses empty blocks (the block that was freed last comes first, because its bytes are still in the processor's
-cache), then untouched blocks in the order of their ids. If there are no more of these, it evicts cached blocks, the least
-recently used first. The cost of each block is O(1). Block 0, the *dummy block*, is never given out. In block tables it replaces
-blocks that a request does not need any more.
+cache), then untouched blocks in the order of their ids. If there are no more of these, it evicts cached blocks: here the least
+recently used one (in `ArcPool` another). The cost of each block is O(1). Block 0, the *dummy block*, is never given out. In
+block tables it replaces blocks that a request does not need any more.
 """
 
 from collections import OrderedDict

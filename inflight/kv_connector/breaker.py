@@ -10,8 +10,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds
 
 class Breaker:
     """Closed: operations run. Open: none runs. After the pause one operation may try (half open): success closes the breaker, a
-    failure opens it for twice as long. Each operation has a ticket. It tells operations that began before the breaker opened:
-    their ends do not count."""
+    failure opens it for twice as long. `enter` gives each operation a ticket. If the breaker has opened since, the ticket is
+    old, and the end of the operation does not count."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

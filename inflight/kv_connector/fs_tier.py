@@ -47,7 +47,7 @@ class FsTier(Tier):
         self._folder = os.path.join(config.path, shard)
         self._num_shards = num_shards
         self._max_bytes = config.max_bytes // num_shards  # 0 until the first sweep has measured what is free
-        self._stale_seconds = 10 * config.timeout_seconds  # a living writer needs at most `timeout_seconds`
+        self._stale_seconds = 10 * config.timeout_seconds  # a writer that needs longer has probably died
         self._direct = os.O_DIRECT  # 0 once the file system has refused it
         try:
             os.makedirs(self._folder, mode=0o700, exist_ok=True)

@@ -33,7 +33,7 @@ class ObjectStoreTier(Tier):
                 "retry_config": {"max_retries": 2, "retry_timeout": time},
             }
         elif options:
-            raise ConfigError(f"secondary_tiers: an obj tier at {config.url!r} has no options; leave them out")
+            raise ConfigError(f"secondary_tiers: an obj tier at {config.url!r} takes no options; leave them out")
         try:
             self._store = from_url(config.url, **arguments)  # type: ignore[call-overload]  # arguments by the kind of store
         except BaseException as error:  # a panic of the library is no Exception

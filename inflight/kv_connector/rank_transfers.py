@@ -8,9 +8,10 @@ each *slot*. The tiers (tier_stack.py) are files or servers, which may be slow, 
 machine writes to the arena, and only verified bytes get from a tier into the slab. The engine decides which blocks and slots
 are used for what (scheduler/kv_transfers.py), and all ranks use the same numbers.
 
-One thread copies between arena and slab, in the order of the calls. Some threads only fetch, and others only store, so that
-neither waits for the other. After a fault the ranks begin a new epoch, and the engine may use any slot and block again. So
-`begin_epoch` waits for the copies between arena and slab, and no fetch that began before it writes to the slab afterwards.
+One thread copies between arena and slab, in the order of the calls. Some threads fetch, and copy hits of a far tier to nearer
+tiers. Others store saved blocks, so a fetch does not wait for saves. After a fault the ranks begin a new epoch, and the engine
+may use any slot and block again. So `begin_epoch` waits for the copies between arena and slab, and no fetch that began before
+it writes to the slab afterwards.
 """
 
 import itertools

@@ -26,12 +26,12 @@ class Tier(ABC):
 
     @abstractmethod
     def put(self, name: bytes, data: memoryview) -> None:
-        """Stores an object if none of this name is there. No reader ever sees a part of it. `data` is page-aligned, its length
-        is a multiple of 4096, and it may be read until this call returns."""
+        """Stores an object if none of this name is there. A reader must find the whole object or none. `data` is page-aligned,
+        its length is a multiple of 4096, and it may be read until this call returns."""
 
     def discard(self, name: bytes) -> None:
-        """Removes an object that turned out to be damaged, so that the next `put` can replace it. The object is damaged for all
-        engines, because a name covers all by which they verify. By default nothing happens."""
+        """Removes an object that turned out to be damaged, so that the next `put` can replace it. No engine can use it,
+        because all engines that ask for this name verify the object in the same way. By default nothing happens."""
 
     @abstractmethod
     def close(self) -> None:

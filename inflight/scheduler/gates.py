@@ -53,8 +53,8 @@ class Gates:
     def check_progress(
         self, requests: Collection[object], in_flight: Collection[object], *, is_compiling: bool
     ) -> None:
-        """Called if nothing can be scheduled. Raises `EngineError`, unless a step is in flight, a transfer runs, or all
-        requests wait for a grammar or a leader."""
+        """Called if nothing can be scheduled. Raises `EngineError`, unless a step is in flight, a transfer runs, or a
+        grammar is being compiled while all requests are held, or while a suspect must run first."""
         num_free = 0 if self._suspects.alone is not None else len(requests) - self._waiting.num_held
         awaits_news = in_flight or self.transfers.is_running or (is_compiling and not num_free)
         if requests and not awaits_news:

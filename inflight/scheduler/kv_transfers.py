@@ -11,8 +11,8 @@ references to the blocks and slots that it copies. So a request may end or be pr
 time. When a transfer has loaded blocks, they are in the prefix cache like all others, and it gives up its references. Then the
 waiting request is admitted like any other, and finds its blocks in the prefix cache. If one was evicted, it is computed.
 
-A request waits for blocks no longer than it would compute them. (If that was not measured yet, or if the slab has blocks, it
-may wait UNKNOWN_WAIT_SECONDS.) Then it computes, and the transfer goes on for other requests.
+A request waits for blocks at most as long as computing them would take. It may wait UNKNOWN_WAIT_SECONDS if the engine has not
+measured yet how fast it computes, or for blocks in the slab. After that it computes, and the transfer goes on for others.
 """
 
 import time
@@ -33,10 +33,10 @@ from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.request import Request
 
 FIRST_CHUNK, LAST_CHUNK = 2, 64  # how many blocks of a sequence a fetch asks for: first 2, then twice as many each time
-POOL_SHARE = 4  # saves hold at most one block of the arena in so many, and so do loads if there are several
-# How long a request waits for its blocks: at least and at most these shares of the time to compute them.
+POOL_SHARE = 4  # all saves together hold at most 1/4 of the arena's blocks, and so do all loads, if more than one runs
+# How long a request waits for the tiers: at least and at most these shares of the time that computing the blocks takes.
 MIN_WAIT_SHARE, MAX_WAIT_SHARE = 0.2, 1.0
-UNKNOWN_WAIT_SECONDS = 2.0  # for tiers, if it is unknown how fast tokens compute; for the slab at least
+UNKNOWN_WAIT_SECONDS = 2.0  # for tiers, while the speed of computing is unknown; for the slab, if computing takes less
 PROBE_SECONDS = 10.0  # after so long, tiers that are slower than computing are tried again
 SMOOTHING = 0.3  # weight of the newest measurement
 
@@ -88,7 +88,7 @@ class KVTransfers(NoTransfers):
         self._num_saves = self._num_resets = 0
         self._num_saving = 0  # blocks
         self._generation = b""  # the beginning of all keys in the tiers; `forget_tiers` changes it
-        # to compute a token, to fetch a block of a sequence (0: unknown), and when a slow tier is tried again
+        # seconds to compute a token and to fetch a block (0: unknown); the time at which a slow tier is tried again
         self._token_seconds = self._block_seconds = self._next_probe = 0.0
         self._counts = TransferCounts()
 
@@ -308,7 +308,7 @@ class KVTransfers(NoTransfers):
             waiter.set_result([])
 
     def _has_room(self, needed: Sequence[BlockKey], count: int) -> bool:
-        """Whether `count` more blocks may be loaded, and the blocks of `needed` that the arena has stay there."""
+        """Whether `count` blocks can be loaded now, so that the blocks of `needed` that are in the arena are not evicted."""
         present = [block_id for key in needed if (block_id := self._pool.lookup(key)) is not None]
         free = self._pool.num_free_blocks - self._pool.count_free(present)
         return count <= free and (not self._loading or len(self._loading) + count <= self._share)

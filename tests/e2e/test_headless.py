@@ -129,7 +129,7 @@ def test_who_may_not_join_and_who_may_not_listen() -> None:
             "its INFLIGHT_CLUSTER_TOKEN is not the same as on the head": start(
                 1, token={"INFLIGHT_CLUSTER_TOKEN": "another"}
             ),
-            "dtype is bfloat16 there, and float32 at the head": start(1, "--dtype", "bfloat16"),
+            "dtype is bfloat16 at the replica, float32 at the head": start(1, "--dtype", "bfloat16"),
         }
         for reason, node in wrong.items():
             assert node.end() == 2, node.text_of_log()
@@ -138,7 +138,7 @@ def test_who_may_not_join_and_who_may_not_listen() -> None:
             assert "Traceback" not in node.text_of_log()
         node = start(0)
         assert node.end() == 2
-        assert "the head does not wait for it (1 is missing); give each machine a --data-parallel" in node.text_of_log()
+        assert "the head expects no new replica 0 (1 is missing); give" in node.text_of_log()
         with head(port) as second:
             assert second.end() == 2
             assert f"the head cannot listen on 127.0.0.1:{port} (data_parallel_address" in second.text_of_log()

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 class HeadLinks:
     """A thread keeps a spare connection to the head. When the head gives it to a front end, the thread calls `connect(link, 0)`
-    and makes the next one. If there is none for as long as a recovery may take, the process ends."""
+    and makes the next one. If the head cannot be reached for
+    `engine_recovery_timeout_sec`, the process ends."""
 
     def __init__(self, config: EngineConfig, connect: Callable[[FrontEndLink, int], None]) -> None:
         self._config, self._connect = config, connect

@@ -97,12 +97,13 @@ class RemoteReplica:
             self.spare.close()
 
     def doubt_seconds(self, process: str) -> float:
-        """How long this process has to wait, because another headless process had this number just now. If the other one lives,
-        it will have connected again by then. Not more than 0: it need not wait."""
+        """How many seconds the headless process named `process` must wait, because another one had this replica until just now.
+        If the engine core of that one lives, it connects again in this time. Zero or less: no wait."""
         return self._owned_until - time.monotonic() if self.spare is None and self._owner != process else 0.0
 
     def take(self, spare: IoStream, linked: tuple[int, ...], process: str) -> None:
-        """Give a new connection to a front end that is not one of `linked`. If there is none, it is spare."""
+        """Give a new connection to a front end that has none (one that is not in `linked`). If all have one, it is the spare
+        one."""
         spare.allowed, spare.on_end = (), self._lose
         self._stop_timer()
         self._owner = process
@@ -168,7 +169,8 @@ class RemoteReplicas(RankAcceptor):
         return ", ".join(f"{number} is {replica.state}" for number, replica in self.replicas.items())
 
     def _greet(self, stream: IoStream, host: str, hello: Message) -> None:
-        """A headless process that has just been started gets an answer that is certain. A core tries again by itself."""
+        """Delays the answer to the trial of a new headless process until it is known whether an older process with this number
+        lives. An engine core gets its answer at once, because it tries again after a refusal."""
         assert isinstance(hello, ReplicaHello)
         replica = self.replicas.get(hello.rank) if hello.is_trial else None
         if replica is not None and (seconds := replica.doubt_seconds(hello.process)) > 0:
@@ -179,12 +181,12 @@ class RemoteReplicas(RankAcceptor):
     def _refusal(self, hello: Hello) -> str:
         assert isinstance(hello, ReplicaHello)
         ours, theirs, replica = self._terms, hello.terms, self.replicas.get(hello.rank)
-        if differing := sorted({name for name, _ in ours.items() ^ theirs.items()}):
-            told = [f"{name} is {theirs.get(name)} there, and {ours.get(name)} at {self.place}" for name in differing]
+        if names := sorted({name for name, _ in ours.items() ^ theirs.items()}):
+            told = [f"{name} is {theirs.get(name)} at the replica, {ours.get(name)} at the head" for name in names]
             return f"{'; '.join(told)}; use the same model and options on all machines"
         if replica is None or replica.spare is not None or replica.doubt_seconds(hello.process) > 0:
-            expected = f"{self.place} does not wait for it ({self.describe()})"
-            return f"{expected}; give each machine a --data-parallel-start-rank of its own"
+            expected = f"{self.place} expects no new replica {hello.rank} ({self.describe()})"
+            return f"{expected}; give each machine its own --data-parallel-start-rank, or end the other process first"
         return ""
 
     def _join(self, hello: Hello, stream: IoStream, host: str) -> None:

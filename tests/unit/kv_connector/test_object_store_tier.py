@@ -100,7 +100,7 @@ def test_a_slow_server() -> None:
         ("s3://bucket", {"endpont": "hunter2"}, "endpont"),
         ("s3://bucket", {"timeout": "hunter2"}, "cannot be used"),
         ("s3://bucket", {"region": "r", "skip_signature": "hunter2"}, "cannot be used"),
-        ("memory:///", {"region": "hunter2"}, "an obj tier at 'memory:///' has no options; leave them out"),
+        ("memory:///", {"region": "hunter2"}, "an obj tier at 'memory:///' takes no options; leave them out"),
         ("file:///proc/none/x", None, "cannot be used"),
     ],
 )

@@ -182,14 +182,14 @@ def test_without_a_free_descriptor_the_connection_is_dropped(
 
 
 REFUSALS: dict[str, dict[str, Any]] = {
-    "dtype is bfloat16 there, and float32 at the head; use the same": {"terms": {**TERMS, "dtype": "bfloat16"}},
-    "SHA-256 of model.safetensors is cd there, and ab12 at the head": {
+    "dtype is bfloat16 at the replica, float32 at the head; use the same": {"terms": {**TERMS, "dtype": "bfloat16"}},
+    "SHA-256 of model.safetensors is cd at the replica, ab12 at the head": {
         "terms": {**TERMS, "SHA-256 of model.safetensors": "cd"}
     },
-    "SHA-256 of more.safetensors is 11 there, and None at the head": {
+    "SHA-256 of more.safetensors is 11 at the replica, None at the head": {
         "terms": {**TERMS, "SHA-256 of more.safetensors": "11"}
     },
-    r"the head does not wait for it \(1 is missing\); give each machine a --data-parallel-start-rank": {"number": 0},
+    r"the head expects no new replica 0 \(1 is missing\); give each machine its own --data": {"number": 0},
 }
 
 
@@ -216,7 +216,7 @@ def test_a_second_machine_with_the_same_number_is_refused() -> None:
         _, replica = head_of(port)
         replica.start()
         spare = await joined(port)
-        with pytest.raises(ConfigError, match=r"does not wait for it \(1 is here\); give each machine a"):
+        with pytest.raises(ConfigError, match=r"expects no new replica 1 \(1 is here\); give"):
             await joined(port, is_trial=True)
         spare.close()
         await until(lambda: replica.spare is None)
@@ -243,7 +243,7 @@ def test_a_second_process_does_not_slip_in_while_the_first_one_connects_again(mo
         for _ in range(2):
             assert replica.spare is None
             parallel = config_of_replica(port, headless="two").parallel
-            with pytest.raises(ConfigError, match=r"does not wait for it \(1 is here\); give each machine a"):
+            with pytest.raises(ConfigError, match=r"expects no new replica 1 \(1 is here\); give"):
                 await asyncio.to_thread(join_head, parallel, frozenset(), 0.1)
             made.append(await joined(port, 0))  # the first process may
             await until(lambda: replica.spare is not None)
@@ -252,7 +252,7 @@ def test_a_second_process_does_not_slip_in_while_the_first_one_connects_again(mo
         replica._owned_until = 0.0  # its time is over
         made.append(await joined(port, 0, headless="two"))
         await until(lambda: replica.spare is not None)
-        with pytest.raises(ConfigError, match="does not wait for it"):
+        with pytest.raises(ConfigError, match="expects no new replica 1"):
             await joined(port, 0, is_trial=True)
         await replica.close()
         for each in (*made, *first.sockets):
@@ -304,7 +304,7 @@ def test_a_new_process_waits_until_it_is_known_whether_the_last_one_lives(lives:
             await until(lambda: replica.spare is not None)
         asked.remove("doubt")
         if lives:
-            with pytest.raises(ConfigError, match="does not wait for it"):
+            with pytest.raises(ConfigError, match="expects no new replica 1"):
                 await trial
         else:
             made.append(await trial)
