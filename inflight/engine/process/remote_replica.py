@@ -172,8 +172,9 @@ class RemoteReplicas(RankAcceptor):
         """Delays the answer to the trial of a new headless process until it is known whether an older process with this number
         lives. An engine core gets its answer at once, because it tries again after a refusal."""
         assert isinstance(hello, ReplicaHello)
-        replica = self.replicas.get(hello.rank) if hello.is_trial else None
-        if replica is not None and (seconds := replica.doubt_seconds(hello.process)) > 0:
+        replica = self.replicas.get(hello.rank) if hello.is_trial and not self._foreign(hello) else None
+        if replica is not None and (seconds := replica.doubt_seconds(hello.process)) > 0 and stream in self._strangers:
+            stream.allowed = ()
             self._io.loop.call_later(seconds, self._greet, stream, host, hello)
         elif stream in self._strangers:  # otherwise its connection has ended meanwhile
             super()._greet(stream, host, hello)

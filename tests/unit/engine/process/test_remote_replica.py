@@ -295,6 +295,13 @@ def test_a_new_process_waits_until_it_is_known_whether_the_last_one_lives(lives:
             )
             impatient.sendall(b"".join(map(bytes, encode(hello).buffers())))
             await until(lambda: "impatient" in asked)
+            if not lives:  # a second hello ends the connection
+                impatient.sendall(b"".join(map(bytes, encode(hello).buffers())))
+                assert await asyncio.to_thread(impatient.recv, 10) == b""
+        with socket.create_connection(("127.0.0.1", port)) as stranger:  # it does not have to wait
+            stranger.sendall(b"".join(map(bytes, encode(replace(hello, token="guessed", process="x")).buffers())))
+            assert b"INFLIGHT_CLUSTER_TOKEN" in await asyncio.to_thread(stranger.recv, 1000)
+            assert "x" not in asked
         await until(lambda: not acceptor._strangers)
         trial = asyncio.create_task(joined(port, is_trial=True, headless="two"))
         await until(lambda: asked.count("two") > 1)
