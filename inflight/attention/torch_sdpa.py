@@ -122,7 +122,6 @@ def _attend_with_cap_and_sinks(
         scores = scores.div_(params.soft_cap).tanh_().mul_(params.soft_cap)
     scores = scores.masked_fill_(~visible, -torch.inf)
     if params.sinks is not None:
-        sinks = params.sinks.view(*heads.shape[:2], 1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat((scores, sinks), dim=-1)
+        scores = torch.cat((scores, params.sinks.view(*heads.shape[:2], 1, 1).expand(*scores.shape[:-1], 1)), dim=-1)
     weights = scores.softmax(dim=-1)[..., : keys.shape[2]]
     return (weights @ values.float()).to(heads.dtype)

@@ -165,14 +165,14 @@ class KVTransfers(NoTransfers):
     def begin(self, request: Request, last: int) -> bool:
         if not self._config.loads:
             return False
-        blocks, size = request.blocks, self._kv_cache.block_size
+        blocks, size, is_new = request.blocks, self._kv_cache.block_size, request.num_cached_tokens < 0
         limit = self._kv_cache.name_blocks(blocks, request.token_ids[: last + 1])
         local = self._kv_cache.longest_hit(blocks, limit, self._pool.lookup)
         limit = max(local, _first_blocks(limit, request.sampling.params.max_load_tokens, size))
         near = self._kv_cache.longest_hit(blocks, limit, self._find_near)
         needed = self._kv_cache.needed_keys(blocks, near)
-        # the slab evicts its copies of these blocks later
-        self._slab.refresh([slot for key in needed if (slot := self._slab.lookup(key)) is not None])
+        # The slab evicts its copies of these blocks later. A request that comes back after a preemption is no new use.
+        self._slab.refresh([slot for key in needed if is_new and (slot := self._slab.lookup(key)) is not None])
         missing = [key for key in needed if self._pool.lookup(key) is None]
         if missing and not self._loading and not self._has_room(needed, len(missing)):
             return False  # running requests hold the blocks: this one is not admitted now, and comes here again
@@ -320,13 +320,14 @@ class KVTransfers(NoTransfers):
     # -- out -----------------------------------------------------------------------------------------------------------
 
     def note_committed(self, request: Request, first: int) -> None:
-        blocks, size = request.blocks, self._kv_cache.block_size
+        blocks, size, cache = request.blocks, self._kv_cache.block_size, self._kv_cache
         stop = _first_blocks(blocks.num_committed, request.sampling.params.max_offload_tokens, size)
         if self._config.offload_prompt_only:
             stop = min(stop, request.num_prompt_tokens // size)
         if self._config.saves and blocks.may_be_named:
-            for index in range(first, stop):
-                self._unsaved += [key for key, _ in self._kv_cache.keys_at(blocks, index)]
+            # blocks that it found in the arena may not have been saved for the request that computed them
+            for index in range(0 if first * size == request.num_cached_tokens else first, stop):
+                self._unsaved += [key for key, _ in cache.keys_at(blocks, index) if self._pool.lookup(key) is not None]
 
     def _save_committed(self) -> None:
         """Begin to save committed blocks. Blocks for which there is no room now wait; they are skipped if they are evicted

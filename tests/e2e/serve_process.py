@@ -85,10 +85,10 @@ class ServeProcess:
 
     def wait_for_child(self, title: str) -> int:
         end = time.monotonic() + SECONDS
-        while title not in self.children():
+        while (found := self.children().get(title)) is None:
             assert time.monotonic() < end, self.text_of_log()
             time.sleep(0.01)
-        return self.children()[title]
+        return found
 
     def start_stream(self, max_tokens: int, headers: dict[str, str] | None = None) -> Stream:
         return Stream(self.connect(), max_tokens, headers or {})

@@ -19,6 +19,7 @@ from inflight.errors import EngineError, ErrorKind
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.interface.statistics import TransferCounts
+from inflight.kv_cache.arc_pool import ArcPool
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler import kv_transfers
@@ -108,6 +109,7 @@ class Bench:
         computed = self.kv_cache.get_computed_blocks(blocks, token_ids)
         assert self.kv_cache.allocate_slots(blocks, len(token_ids), computed) is not None
         self.kv_cache.commit(blocks, token_ids, len(token_ids))
+        request.num_cached_tokens = len(computed[0]) * self.block_size
         self.transfers.note_committed(request, len(computed[0]))
         self.transfers.end_step(1, 1, 0.0)
         return request
@@ -738,6 +740,41 @@ def test_a_request_may_limit_what_is_saved_for_it(most: int, num_blocks: int) ->
             bench.end("save", True)
         bench.forget_arena()
         bench.transfers.reset(with_slab=True)
+    bench.check_idle()
+
+
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_blocks_that_a_request_finds_in_the_arena_are_saved_for_it(is_limited: bool) -> None:
+    """Another request has computed them, for which they were not saved. Otherwise the slab would have later blocks only."""
+    bench = Bench(offload_prompt_only=not is_limited)
+    limits = {"max_offload_tokens": 4} if is_limited else {}
+    bench.kv_cache.free(bench.compute(tokens(21), None if is_limited else 6, **limits).blocks)
+    bench.end("save", True)
+    for num_new in (4 + 4, 0):  # the second time the slab has all
+        bench.kv_cache.free(bench.compute(tokens(37)).blocks)
+        assert [len(blocks) for _, blocks, _, _ in bench.pending("save")] == [num_new] * (num_new > 0)
+        if num_new:
+            bench.end("save", True)
+    bench.forget_arena()
+    assert bench.begin(bench.request(tokens(37)))
+    assert [len(blocks) for _, blocks in bench.pending("load")] == [9]
+    bench.end("load", True)
+    assert bench.counts().num_skipped_saves == 0
+    bench.check_idle()
+
+
+def test_a_request_that_comes_back_after_a_preemption_is_no_new_use() -> None:
+    bench = Bench(uses_arc=True)
+    bench.save(tokens(9))
+    for num_cached_tokens, num_again in ((0, 0), (-1, 2)):
+        bench.forget_arena()
+        request = bench.request(tokens(9))
+        request.num_cached_tokens = num_cached_tokens
+        assert bench.begin(request)
+        bench.end("load", True)
+        slab = bench.transfers._slab
+        assert isinstance(slab, ArcPool)
+        assert [len(each) for each in slab._arc.lists] == [2 - num_again, num_again]
     bench.check_idle()
 
 
