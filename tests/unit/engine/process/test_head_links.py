@@ -124,7 +124,7 @@ def test_a_refusal_is_final_only_in_a_trial(caplog: pytest.LogCaptureFixture) ->
         spare.close()
         (await later).close()
         wrong = config_of_replica(port, terms={**TERMS, "dtype": "bfloat16"}).parallel
-        with pytest.raises(ConfigError, match="dtype is bfloat16 there"):
+        with pytest.raises(ConfigError, match="dtype is bfloat16 at the replica"):
             await asyncio.to_thread(join_head, wrong, frozenset(), 60.0, is_trial=True)
         await replica.close()
         with pytest.raises(
