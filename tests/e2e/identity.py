@@ -60,6 +60,8 @@ class Features:
         if self.tensor_parallel_size > 1 or self.pipeline_parallel_size > 1:
             arguments["tensor_parallel_size"] = self.tensor_parallel_size
             arguments["pipeline_parallel_size"] = self.pipeline_parallel_size
+            if self.pipeline_parallel_size > 1:  # not measured: that takes as long as many examples
+                arguments["pipeline_stagger"] = self.pipeline_parallel_size + self.tight
         if self.offloads:
             arguments["kv_offloading_size"] = 2**-8
         if self.num_drafts:

@@ -32,9 +32,14 @@ NUM_PROCESS_EXAMPLES = 40 if FULL else 4
 NUM_LAYERS = 4
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_parallel_size": 2},
-    "pp2": {"pipeline_parallel_size": 2},
+    "pp2": {"pipeline_parallel_size": 2, "pipeline_stagger": 3},
     "pp3": {"pipeline_parallel_size": 3, "pipeline_layer_partition": "1,1,2", "pipeline_stagger": 7},
-    "tp2-pp2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_layer_partition": "3,1"},
+    "tp2-pp2": {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "pipeline_layer_partition": "3,1",
+        "pipeline_stagger": 2,
+    },
 }
 # family -> (configuration, block size): blocks of 16 are attended to by the C++ kernel, of 4 by plain torch
 MODELS = {
