@@ -45,7 +45,8 @@ class LauncherBootstrap:
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # on rank 0: the folder of the token
         attempt = PrefixStore(f"inflight/attempt {me.attempt}", _launched_store(me, timeout_seconds))
         self._store = PrefixStore(f"engine {attempt.add(f'engines of rank {me.rank}', 1)}", attempt)
-        host = _own_address(me)
+        # the address at which the other ranks reach this machine
+        host = "127.0.0.1" if len(me.local_ranks) == me.world_size else local_address(me.master_addr, me.master_port)
         try:
             self._listener = listen(host, 0)
             self._store.set(f"worker {me.rank}", "{} {}".format(*self._listener.getsockname()[:2]))
@@ -111,11 +112,6 @@ def _launched_store(me: LaunchedRank, timeout_seconds: float) -> Store:
         return serve_launched_store(me.master_addr, me.master_port, timeout_seconds, where)
     asked = f"rank {me.rank} cannot reach the launcher's store"
     return reach_store(me.master_addr, me.master_port, timeout_seconds, asked=asked, where=where)
-
-
-def _own_address(me: LaunchedRank) -> str:
-    """The address at which the other ranks reach this machine; loopback if all ranks are on it."""
-    return "127.0.0.1" if len(me.local_ranks) == me.world_size else local_address(me.master_addr, me.master_port)
 
 
 def _find_token(store: Store) -> bytes:

@@ -61,7 +61,7 @@ class CompressedTensors(PackedLayout):
         if "weight_packed" in parts:
             values = unpack_words(read("weight_packed", (rows, ALL)), bits)[:, :num_columns].contiguous()
         else:
-            values = _to_unsigned(read("weight", (rows, ALL)))
+            values = read("weight", (rows, ALL)).view(torch.uint8) ^ 128  # int8 -> uint8, with 128 added
         scales = _read_column(parts, read, "weight_scale", num_rows)[rows].to(torch.float32)
         if "weight_zero_point" not in parts:
             zero_points = torch.full_like(scales, 2 ** (bits - 1))
@@ -94,11 +94,6 @@ def _bits(parts: Mapping[str, StoredTensor], in_features: int) -> int:
 
 def _has_packed_zero_points(parts: Mapping[str, StoredTensor]) -> bool:
     return "weight_packed" in parts and parts.get("weight_zero_point", parts["weight_scale"]).dtype == "I32"
-
-
-def _to_unsigned(values: Tensor) -> Tensor:
-    """int8 -> uint8, with 128 added."""
-    return values.view(torch.uint8) ^ 128
 
 
 def _read_column(parts: Mapping[str, StoredTensor], read: ReadTensor, suffix: str, num_rows: int) -> Tensor:

@@ -144,9 +144,7 @@ class GatedMLP(Loadable):
 
 def _norm(architecture: ModelArchitecture, context: LayerContext, *, reads_stream: bool = False) -> RMSNorm:
     """`reads_stream`: its input is the residual stream, and not what a layer adds to it."""
-    eps = architecture.rms_norm_eps
-    if reads_stream and architecture.stream_eps is not None:
-        eps = architecture.stream_eps
+    eps = architecture.stream_eps if reads_stream and architecture.stream_eps is not None else architecture.rms_norm_eps
     return RMSNorm(architecture.hidden_size, eps, context, offset=architecture.norm_offset)
 
 

@@ -120,10 +120,9 @@ def _append(
     request.append(token)
     added.append(token)
     sampling = request.sampling
-    if token in sampling.stop_token_ids and request.num_output_tokens >= sampling.params.min_tokens:
+    # a grammar ends the request even before min_tokens, because it allows no more tokens
+    if has_ended or (token in sampling.stop_token_ids and request.num_output_tokens >= sampling.params.min_tokens):
         return FinishReason.STOP, ""
-    if has_ended:
-        return FinishReason.STOP, ""  # even before min_tokens, because the grammar allows no more tokens
     return (FinishReason.LENGTH if request.num_tokens >= request.max_num_tokens else None), ""
 
 

@@ -192,9 +192,8 @@ class _Walk:
                     part = find_part(path, self._parts)
                     hint = "" if part is None else "; leave it out, or set strict to false: then it is not enforced"
                     raise self._refusal(f"{path}/{keyword}", f"is not supported{hint}")
-                if problem := _problem(keyword, node[keyword]):
-                    raise self._refusal(f"{path}/{keyword}", problem)
-                if problem := dict(self._support.find_unenforced(node)).get(keyword, ""):
+                problem = _problem(keyword, node[keyword])
+                if problem := problem or dict(self._support.find_unenforced(node)).get(keyword, ""):
                     raise self._refusal(f"{path}/{keyword}", problem)
 
     def _children(self, node: Mapping[str, Any], path: str) -> Iterator[tuple[object, str]]:  # Any: JSON

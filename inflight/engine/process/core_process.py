@@ -424,9 +424,8 @@ def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, Eng
     try:
         if config.cache.events is not None:
             server.publisher = _publisher(config.cache.events, config.parallel.replicas[config.parallel.replica_index])
-        grammars = None
-        if not start_engine.skip_tokenizer_init:
-            grammars = make_grammars(config, partial(read_tokenizer, config.model.folder, start_engine.tokenizer))
+        read = partial(read_tokenizer, config.model.folder, start_engine.tokenizer)
+        grammars = None if start_engine.skip_tokenizer_init else make_grammars(config, read)
         return executor, make_core(config, executor, grammars)
     except BaseException:
         executor.shutdown()

@@ -19,8 +19,9 @@ import time
 from inflight import envs
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.config.safetensors_file import digests, find_files
+from inflight.config.safetensors_file import digests
 from inflight.engine.process.engine_keeper import EngineKeeper, FrontEnd
+from inflight.engine.start.contents import weight_files
 from inflight.errors import EngineDeadError
 from inflight.executor.join import RETRY_SECONDS, RankAcceptor
 from inflight.hub import resolve_tokenizer_folder
@@ -222,8 +223,6 @@ def terms_of(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
     """What must be the same on all machines, so that a request can go on at any replica with the same tokens: name -> value.
     Reads all weights if it has not read them before."""
     model, parallel = config.model, config.parallel
-    files = [] if model.load_format == "dummy" else [model.folder]
-    weights = find_files(model.folder)[0] if files and model.folder.is_dir() else files
     tokenizer = model.folder if args.tokenizer is None else resolve_tokenizer_folder(args.tokenizer)
     terms = {
         "the version of Inflight": __version__,
@@ -237,5 +236,5 @@ def terms_of(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "data_parallel_routing": parallel.routes_by_prefix,
         "device": config.device.kind,
-    } | digests([*weights, *(file for name in _TOKENIZER_FILES for file in tokenizer.glob(name))])
+    } | digests([*weight_files(model), *(file for name in _TOKENIZER_FILES for file in tokenizer.glob(name))])
     return {name: str(value) for name, value in terms.items()}

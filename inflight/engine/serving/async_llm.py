@@ -40,7 +40,7 @@ from inflight.engine.serving.replicas import Replicas, connect
 from inflight.engine.serving.texts import Texts
 from inflight.engine.start.model_files import resolve_config
 from inflight.errors import EngineClosedError, EngineDeadError, EngineError, InflightError, RequestTimeoutError
-from inflight.interface.request import EngineCoreOutput, FinishReason
+from inflight.interface.request import FinishReason
 from inflight.interface.serving import AddRequest, EngineOutputs, EngineReady
 from inflight.interface.statistics import FaultStatus
 from inflight.metrics.observer import EngineObserver, Observers
@@ -91,7 +91,8 @@ class AsyncLLM(Texts):
         self._death = ""  # why the last engine has died; "" while one lives
         self._closing: asyncio.Task[None] | None = None
         for engine in engines:
-            engine.process, engine.on_outputs = self._process_outputs, partial(self._note_stats, engine)
+            engine.process = lambda outputs: self._publish(self._outputs.update(outputs))
+            engine.on_outputs = partial(self._note_stats, engine)
             if engine.state is EngineState.ENDED:  # it was given up before this front end started
                 self._observers.engine_ended(engine.number)
         self._observers.faults_changed(self.fault_status)
@@ -298,9 +299,6 @@ class AsyncLLM(Texts):
     def _note_stats(self, engine: EngineClient, message: EngineOutputs) -> None:
         if message.stats is not None:
             self._observers.stats_changed(replace(message.stats, engine=engine.number))
-
-    def _process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> None:
-        self._publish(self._outputs.update(outputs))
 
     def _publish(self, update: Update) -> None:
         for state in update.changed:

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import time
 from importlib import metadata
+from pathlib import Path
 
 from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import ModelConfig
@@ -19,11 +20,15 @@ def contents_of(model: ModelConfig) -> bytes:
     seconds for a GB. Each rank adds what else determines its blocks (worker/kv_transfers.py).
     """
     start = time.perf_counter()
-    files = [] if model.load_format == "dummy" else [model.folder]
-    if files and model.folder.is_dir():
-        files = find_files(model.folder)[0]
-    known = digests(files)
+    known = digests(weight_files(model))
     if model.architecture.implementation == TRANSFORMERS:
         known |= digests(sorted(model.folder.glob("*.py"))) | {"transformers": metadata.version("transformers")}
     logger.info("the digest of the weights, for names of KV blocks in tiers, took %.2f s", time.perf_counter() - start)
     return hashlib.sha256(repr((__version__, model.fingerprint, sorted(known.items()))).encode()).digest()
+
+
+def weight_files(model: ModelConfig) -> list[Path]:
+    """The files with the model's weights. There are none with `load_format="dummy"`."""
+    if model.load_format == "dummy":
+        return []
+    return find_files(model.folder)[0] if model.folder.is_dir() else [model.folder]

@@ -187,8 +187,7 @@ class Supervisor:
         self._opening: set[asyncio.Task[None]] = set()
 
     def start_front_ends(self) -> None:
-        for index in range(self._settings.api_server_count):
-            self.front_ends.append(self._start_front_end(index))
+        self.front_ends += map(self._start_front_end, range(self._settings.api_server_count))
         self._looking = asyncio.create_task(self._look_after())
         if reads_files_again(self._settings):
             # A front end inherits that SIGHUP is ignored, so the signal cannot end it before it has a handler.

@@ -287,8 +287,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         in_use: dict[_Buffer, int] = {}
         working = [buffer for buffer in self._buffers if buffer.base is None and buffer.kind is not None]
         for buffer in sorted(working, key=lambda buffer: buffer.first_call):
-            for other in [other for other in in_use if other.last_call < buffer.first_call]:
-                free.add(in_use.pop(other))
+            free |= {in_use.pop(other) for other in list(in_use) if other.last_call < buffer.first_call}
             size = -(-buffer.num_bytes // self._counts[buffer.kind or 0] // _LINE) * _LINE
             if free:  # the smallest region that is large enough, else the largest one, which grows
                 region = min(free, key=lambda region: (sizes[region] < size, abs(sizes[region] - size)))
