@@ -18,7 +18,9 @@ All KV groups (groups.py) have the same block size, so all tables of a request h
 In a group of recurrent layers, a block holds a state. A step reads the state of the block before its first token. It writes the
 state after its last token to the block of this token, and snapshots (the state after earlier tokens) to the other blocks that
 `allocate_slots` has given the request for this step. There is a snapshot after the last full block of the prompt, and about one
-in `checkpoint_tokens` tokens. Only snapshots are named, so a cached prefix ends at a snapshot.
+in `checkpoint_tokens` tokens. Only snapshots are named, so a cached prefix ends at a snapshot. When a request ends or is
+preempted, the state after its last full block becomes a snapshot, too (`name_last_state`): the next message of a chat goes on
+from there.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -47,6 +49,8 @@ class RequestBlocks:
     hashes: list[bytes] = field(default_factory=list)  # names of the first blocks; more are computed when needed
     num_committed: int = 0  # blocks [0, num_committed) are full, computed, and processed by `commit`
     may_be_named: bool = True  # False: the blocks depend on tokens from before `reset_prefix_cache`
+    num_found: int = 0  # with so many blocks from the cache or from a leader the tables have begun
+    num_before_last_state: int = 0  # the state after so many blocks was named when the request was freed
     were_sought: bool = False  # whether `KVTransfers` has looked for them since the request last began to wait
 
 
@@ -163,6 +167,7 @@ class KVCacheManager:
                 return None
             snapshots.pop(0)  # too few blocks are free: the sequence goes on without this snapshot
         with_state = {*snapshots, length - 1}
+        blocks.num_found += num_computed
         for table, shared in zip(blocks.tables, computed, strict=False):
             self.pool.touch(shared)
             table.extend(shared)
@@ -205,13 +210,24 @@ class KVCacheManager:
             self._events.note_commit(*committed, token_ids, first_token, is_salted=is_salted)
         blocks.num_committed = num_full
 
+    def name_last_state(self, blocks: RequestBlocks) -> bool:
+        """Name the states of recurrent layers after the last full block, if the request has computed it. Call this before
+        `free`. Returns whether there are such states."""
+        last = blocks.num_committed - 1
+        if last >= blocks.num_found and self._caching and blocks.may_be_named:
+            for group, table in zip(self._groups, blocks.tables, strict=True):
+                if group.has_states and table[last] != DUMMY_BLOCK:
+                    group.name(table[last], blocks.hashes[last])
+                    blocks.num_before_last_state = blocks.num_committed
+        return 0 < blocks.num_before_last_state == blocks.num_committed
+
     def free(self, blocks: RequestBlocks) -> None:
         """Free all blocks, the last one first, so that the first ones, which other requests can share, are evicted last.
         Idempotent."""
         for table in blocks.tables:
             self.pool.free(reversed(table))
             table.clear()
-        blocks.num_committed = 0
+        blocks.num_committed = blocks.num_found = 0
 
     def reset_prefix_cache(self, running: Iterable[RequestBlocks]) -> None:
         """Remove all names. `running`: the blocks of all requests that have blocks now."""
@@ -235,7 +251,7 @@ class KVCacheManager:
 
     def _is_snapshot(self, blocks: RequestBlocks, index: int) -> bool:
         """Whether others may share the state after the tokens of this block: if the block is the last one before a multiple of
-        `checkpoint_tokens`, or before the end of the prompt."""
+        `checkpoint_tokens` or before the end of the prompt, or if `name_last_state` has named this state."""
         end, distance = (index + 1) * self.block_size, self._checkpoint_tokens
         is_last = (end + self.block_size - 1) // distance > (end - 1) // distance
-        return self._caching and (is_last or index + 1 == blocks.num_prompt_blocks)
+        return self._caching and (is_last or index + 1 in (blocks.num_prompt_blocks, blocks.num_before_last_state))

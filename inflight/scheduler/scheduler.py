@@ -233,9 +233,8 @@ class Scheduler:
             request = running[i]
             i += 1
             num_planned = request.num_planned_tokens
-            if num_planned > request.num_tokens and (
-                num_planned == request.max_num_tokens or step_id < request.staggered_until
-            ):
+            must_wait = num_planned == request.max_num_tokens or step_id < request.staggered_until
+            if num_planned > request.num_tokens and must_wait:
                 continue  # its last token is already being drawn, or it must wait because of the stagger
             if self._num_speculative_tokens and request.has_untold_tokens and request.num_in_flight:
                 continue  # the positions of its tokens depend on which drafts in flight are accepted
@@ -302,8 +301,7 @@ class Scheduler:
             count = wanted if wanted <= budget.num_tokens else 0
         if count == 0 or (count < wanted and budget.num_partial >= self._config.max_num_partial_prefills):
             return None
-        grown = self._kv_cache.allocate_slots(request.blocks, start + count, computed)
-        if grown is None:
+        if (grown := self._kv_cache.allocate_slots(request.blocks, start + count, computed)) is None:
             return None
         self._waiting.pop(request)
         budget.add_prompt(prompt, count)
@@ -444,6 +442,8 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         """Give back the blocks and the slot of a running request."""
+        if self._kv_cache.name_last_state(request.blocks):
+            self.transfers.note_committed(request, request.blocks.num_committed - 1)
         self._kv_cache.free(request.blocks)
         self._free_slots.append(request.slot)
         request.slot = NO_SLOT

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.e2e.identity import Engines, Event, Features, run_example
+from tests.e2e.identity import Engines, Event, Features, compare, make_params, run_example, run_schedule
 from tests.support.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 NUM_EXAMPLES = 1000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 20
@@ -97,3 +97,18 @@ def test_tokens_do_not_depend_on_features_or_company(engines: Engines) -> None:
         run_example(engines, replace(features, plans_ahead=plans_ahead), events)
 
     check()
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_the_next_message_of_a_chat_goes_on_from_the_answer(engines: Engines, num_drafts: int) -> None:
+    features = Features(caching=True, chunk=None, tight=False, max_num_seqs=2, num_drafts=num_drafts)
+    engine, size = engines.llm(features).llm_engine, engines.block_size
+    engine.core.reset_prefix_cache()
+    params = make_params({"max_tokens": 20, "temperature": 0.0, "ignore_eos": True}, seed=0)
+    said: list[int] = []
+    for message in ([5, 9, 4, 7, 6, 3, 8], [11, 3, 5], [7, 6]):
+        prompt = said + message
+        output = run_schedule(engine, [(prompt, {}, 0, False)], [params])[0]
+        compare(engines, output, engines.plain(prompt, params), params)
+        assert output.num_cached_tokens >= max(0, len(said) - 1) // size * size  # the last token was not computed
+        said = prompt + output.outputs[0].token_ids

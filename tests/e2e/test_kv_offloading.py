@@ -23,8 +23,9 @@ from inflight.scheduler.kv_transfers import KVTransfers
 from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.conftest import FULL
 from tests.e2e.identity import assert_close
-from tests.e2e.serve_process import serving
+from tests.e2e.serve_process import ServeProcess, serving
 from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 from tests.support.waits import wait_until
 
 BLOCK = 16
@@ -202,11 +203,28 @@ def test_another_engine_finds_the_blocks_in_a_folder(truth: Truth, tmp_path: Pat
         assert take_counts(llm).num_fetched_blocks == 0
 
 
-def test_the_server_keeps_blocks_in_host_memory() -> None:
-    def metric(name: str) -> float:
-        lines = server.request("GET", "/metrics")[1].splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"inflight:{name}"))
+def test_the_next_message_goes_on_from_a_recurrent_state_in_the_slab(tmp_path: Path) -> None:
+    """The state after the last full block of an answer is saved when the request ends."""
+    folder = str(write_model(FAMILY_CONFIGS["qwen3_5"][0], tmp_path / "model", seed=1))
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    with make(model=folder, skip_tokenizer_init=True, **SLAB) as llm:
+        (first,) = llm.generate([[5, 9, 4] * 10], params, use_tqdm=False)
+        finish(llm)
+        llm.reset_prefix_cache()
+        said = first.prompt_token_ids + first.outputs[0].token_ids
+        (second,) = llm.generate([[*said, 7, 6]], params, use_tqdm=False)
+    assert second.num_cached_tokens == (len(said) - 1) // BLOCK * BLOCK > 2 * BLOCK
+    with make(model=folder, skip_tokenizer_init=True, enable_prefix_caching=False) as llm:
+        (plain,) = llm.generate([[*said, 7, 6]], params, use_tqdm=False)
+    assert second.outputs[0].token_ids == plain.outputs[0].token_ids
 
+
+def metric_of(server: ServeProcess, name: str) -> float:
+    lines = server.request("GET", "/metrics")[1].splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"inflight:{name}"))
+
+
+def test_the_server_keeps_blocks_in_host_memory() -> None:
     def complete(**more: Any) -> tuple[str, int]:
         """The text, and how many tokens of the prompt were cached."""
         body = {"model": "tested", "prompt": PROMPTS[0], "max_tokens": 16, "temperature": 0, **more}
@@ -222,7 +240,7 @@ def test_the_server_keeps_blocks_in_host_memory() -> None:
         reset()
         text, num_cached = complete()
         assert text == truth
-        return num_cached > 0 and metric("kv_offload_load_bytes") > 0
+        return num_cached > 0 and metric_of(server, "kv_offload_load_bytes") > 0
 
     def loads_three_blocks() -> bool:
         reset()
@@ -232,10 +250,13 @@ def test_the_server_keeps_blocks_in_host_memory() -> None:
 
     with serving("--kv-offloading-size", "0.1", "--block-size", "16", "--dtype", "float32") as server:
         truth, num_cached = complete()
-        assert num_cached == 0 and metric("kv_offload_load_bytes") == 0
+        assert num_cached == 0 and metric_of(server, "kv_offload_load_bytes") == 0
         wait_until(was_loaded, server.text_of_log)
-        assert metric("kv_offload_store_bytes") > 0 and metric("external_prefix_cache_hits") >= 4 * BLOCK
-        assert metric("kv_offload_failures") == 0
+        assert (
+            metric_of(server, "kv_offload_store_bytes") > 0
+            and metric_of(server, "external_prefix_cache_hits") >= 4 * BLOCK
+        )
+        assert metric_of(server, "kv_offload_failures") == 0
         reset("/reset_prefix_cache?reset_connector=true")
         assert complete() == (truth, 0)
         wait_until(was_loaded, server.text_of_log)  # it was saved again
@@ -243,12 +264,11 @@ def test_the_server_keeps_blocks_in_host_memory() -> None:
         assert complete(kv_transfer_params={"max_load_tokens": 0}) == (truth, 0)
         wait_until(loads_three_blocks, server.text_of_log)
         reset("/reset_prefix_cache?reset_connector=true")
-        num_bytes = metric("kv_offload_store_bytes")
+        num_bytes = metric_of(server, "kv_offload_store_bytes")
         assert complete(kv_transfer_params={"max_offload_tokens": 0}) == (truth, 0)
-        assert (
-            complete(prompt=PROMPTS[2])[1] == 0
-        )  # its blocks are saved, after those of the last request would have been
-        wait_until(lambda: metric("kv_offload_store_bytes") > num_bytes, server.text_of_log)
+        _, num_cached = complete(prompt=PROMPTS[2])
+        assert num_cached == 0  # its blocks are saved, after those of the last request would have been
+        wait_until(lambda: metric_of(server, "kv_offload_store_bytes") > num_bytes, server.text_of_log)
         reset()
         assert complete() == (truth, 0)
 
@@ -259,17 +279,9 @@ def test_no_token_changes_when_processes_die_while_blocks_are_copied(tmp_path: P
     rng = random.Random(1)
     extra = {"secondary_tiers": [{"type": "fs", "path": str(tmp_path), "max_bytes": 1 << 28}]}
     options = ["-tp", "2", "--dtype", "float32", "--block-size", str(BLOCK), "--kv-cache-memory-bytes", str(1 << 24)]
-    options += [
-        "--kv-offloading-size",
-        "0.02",
-        "--kv-transfer-config",
-        json.dumps({"kv_connector_extra_config": extra}),
-    ]
+    options += ["--kv-offloading-size", "0.02"]
+    options += ["--kv-transfer-config", json.dumps({"kv_connector_extra_config": extra})]
     limits = json.dumps({"max_recoveries": 1000, "engine_recovery_timeout_sec": 500})
-
-    def metric(name: str) -> float:
-        lines = server.request("GET", "/metrics")[1].splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"inflight:{name}"))
 
     def complete(prompt: str) -> str:
         body = {"model": "tested", "prompt": prompt, "max_tokens": 100, "temperature": 0, "ignore_eos": True}
@@ -292,7 +304,7 @@ def test_no_token_changes_when_processes_die_while_blocks_are_copied(tmp_path: P
     def was_loaded() -> bool:
         empty_arena()
         assert complete(PROMPTS[0]) == truth[0]
-        return metric("kv_offload_load_bytes") > 0 and metric("external_prefix_cache_hits") > 0
+        return metric_of(server, "kv_offload_load_bytes") > 0 and metric_of(server, "external_prefix_cache_hits") > 0
 
     with serving(*options, "--fault-tolerance-config", limits) as server, ThreadPoolExecutor(len(PROMPTS)) as threads:
         start = time.monotonic()

@@ -322,6 +322,81 @@ def test_decoding_moves_the_state_from_block_to_block() -> None:
     assert num_hits(manager, tokens(8 * SIZE)) == 6 * SIZE
 
 
+def decode(manager: KVCacheManager, blocks: RequestBlocks, stop: int) -> None:
+    """Compute tokens [2, stop), one in a step."""
+    for length in range(2, stop + 1):
+        assert manager.allocate_slots(blocks, length) is not None
+        if manager.has_full_blocks(blocks, length):
+            manager.commit(blocks, tokens(length), length)
+
+
+@pytest.mark.parametrize(
+    ("length", "hits"), [(2, 0), (SIZE - 1, 0), (SIZE, 1), (5 * SIZE - 1, 4), (5 * SIZE, 5), (5 * SIZE + 1, 5)]
+)
+def test_the_next_message_goes_on_from_the_last_full_block_of_the_answer(length: int, hits: int) -> None:
+    manager = make_hybrid(100, checkpoint=1000)
+    blocks = manager.new_request("", num_prompt_tokens=2)
+    decode(manager, blocks, length)
+    assert manager.name_last_state(blocks) is (hits > 0)
+    manager.check_integrity([blocks])
+    manager.free(blocks)
+    assert not manager.name_last_state(blocks)
+    assert num_hits(manager, tokens(8 * SIZE)) == hits * SIZE
+    assert len(manager.pool.cached_keys()) == hits + (hits > 0)  # keys and values of each full block, and one state
+    again = manager.new_request("", num_prompt_tokens=2)
+    wanted = tokens(8 * SIZE)
+    assert manager.allocate_slots(again, len(wanted), manager.get_computed_blocks(again, wanted)) is not None
+    manager.check_integrity([again])
+
+
+def test_a_preempted_request_makes_this_snapshot_again() -> None:
+    """So its state can be fetched from a tier, and is written when the request is computed anew."""
+    manager = make_hybrid(100, checkpoint=1000)
+    blocks = manager.new_request("", num_prompt_tokens=2)
+    decode(manager, blocks, 5 * SIZE + 2)
+    assert len(manager.keys_at(blocks, 4)) == 1
+    assert manager.name_last_state(blocks)
+    manager.free(blocks)
+    assert [len(manager.keys_at(blocks, index)) for index in range(5)] == [1, 1, 1, 1, 2]
+    manager.reset_prefix_cache([])
+    assert manager.allocate_slots(blocks, 6 * SIZE) == 6
+    assert [i + 1 for i, is_there in enumerate(has_block(manager, blocks)) if is_there] == [5, 6]
+
+
+def test_a_follower_leaves_no_state_that_its_leader_computes() -> None:
+    """The step that computes it may still fail."""
+    manager = make_hybrid(100, checkpoint=1000)
+    leader = manager.new_request("", num_prompt_tokens=4 * SIZE + 2)
+    assert manager.allocate_slots(leader, 4 * SIZE + 1) == 5
+    follower = manager.new_request("", num_prompt_tokens=4 * SIZE + 2)
+    manager.name_blocks(follower, tokens(4 * SIZE + 2))
+    assert manager.allocate_slots(follower, 4 * SIZE + 2, manager.share_prompt(follower, leader, 4)) == 5
+    follower.num_committed = 4  # as when it is admitted
+    assert not manager.name_last_state(follower) and not manager.pool.cached_keys()
+    manager.commit(leader, tokens(4 * SIZE + 1), 4 * SIZE + 1)
+    manager.commit(follower, tokens(5 * SIZE), 5 * SIZE)
+    assert manager.name_last_state(follower)
+    manager.free(follower)
+    assert num_hits(manager, tokens(8 * SIZE)) == 5 * SIZE
+
+
+def test_which_requests_leave_no_state() -> None:
+    forgotten = make_hybrid(100, checkpoint=1000)
+    blocks = forgotten.new_request("", num_prompt_tokens=2)
+    decode(forgotten, blocks, 5 * SIZE)
+    forgotten.reset_prefix_cache([blocks])  # it may depend on what was forgotten
+    assert not forgotten.name_last_state(blocks)
+    for manager in (make_hybrid(100, caching=False), make(100)):
+        blocks = manager.new_request("", num_prompt_tokens=2)
+        decode(manager, blocks, 5 * SIZE)
+        assert not manager.name_last_state(blocks)
+    few = make_hybrid(100, checkpoint=1000)
+    blocks = few.new_request("", num_prompt_tokens=9 * SIZE)
+    assert few.allocate_slots(blocks, 4 * SIZE + 1) == 5
+    few.commit(blocks, tokens(4 * SIZE + 1), 4 * SIZE + 1)  # a part of the prompt, whose last full block has no state
+    assert not few.name_last_state(blocks) and num_hits(few, tokens(8 * SIZE)) == 0
+
+
 def named(manager: KVCacheManager, num_blocks: int, num_prompt_tokens: int) -> RequestBlocks:
     """A request that has names for its blocks, and no blocks."""
     blocks = manager.new_request("", num_prompt_tokens)
