@@ -1,6 +1,7 @@
 """Agents: sessions of many turns that together need four times the arena. Each turn is a new message after all that was said.
 
-The embedded model shows times. A mock device shows hits at lengths that are too long for a processor: up to 80,000 tokens.
+The embedded model and a small one with recurrent layers show times. A mock device shows hits at lengths that are too long for
+a processor: up to 80,000 tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.kv_tiers.setting import BLOCK_SIZE, Row, Setting, drain, tell
 from benchmarks.kv_tiers.steps import mock_engine
+from benchmarks.shared.models import model_folder
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.start.model_files import resolve_config
 from inflight.entrypoints.llm_engine import LLMEngine
@@ -20,10 +22,7 @@ from inflight.sampling_params import SamplingParams
 HITS_BAR, TIME_BAR = 0.9, 1.15
 NUM_SESSIONS, NUM_TURNS, OUTPUT_LEN = 8, 30, 16
 TIMES_THE_ARENA = 4
-SHORT, LONG = (
-    64,
-    80_000 // NUM_TURNS,
-)  # tokens of a turn with its answer: for the embedded model, and for the mock device
+SHORT, LONG = 64, 80_000 // NUM_TURNS  # tokens of a turn with its answer: of real models, and of the mock device
 MOCK_BLOCK_BYTES = 2 * BLOCK_SIZE * 4  # a key and a value of one float32, see `MockTokensWorker`
 
 
@@ -78,13 +77,22 @@ def _answer(engine: LLMEngine, prompt: Sequence[int]) -> tuple[float, RequestOut
 
 def rows(setting: Setting, *, is_quick: bool) -> list[Row]:
     num_turns = 6 if is_quick else NUM_TURNS
-    return [*_embedded(setting, num_turns), *_mock(setting, num_turns)]
+    embedded = replace(setting, model=resolve_config(EngineArgs()).model.folder)
+    hybrid = replace(setting, model=model_folder("qwen3.5-tiny", setting.folder))
+    return [
+        *_real(setting, embedded, "embedded model", num_turns),
+        *_real(setting, hybrid, "recurrent layers", num_turns),
+        *_mock(setting, num_turns),
+    ]
 
 
-def _embedded(setting: Setting, num_turns: int) -> list[Row]:
-    own = replace(setting, model=resolve_config(EngineArgs()).model.folder)
+def _real(setting: Setting, own: Setting, name: str, num_turns: int) -> list[Row]:
+    """Measures in `own`, and counts in `setting` what differs."""
+    with own.engine(16384, max_model_len=64) as probe:
+        config = probe.core.kv_cache_config
+        own.block_bytes = config.block_bytes * sum(not group.spec.is_state for group in config.groups)
     agents = Agents(own, num_turns, SHORT)
-    arena, slab, length = agents.total_tokens // TIMES_THE_ARENA, 2 * agents.total_tokens, agents.length + 1
+    arena, slab, length = agents.total_tokens // TIMES_THE_ARENA, 4 * agents.total_tokens, agents.length + 1
     with own.engine(slab, max_model_len=length) as unbounded, own.engine(arena, slab, max_model_len=length) as engine:
         agents.run(unbounded)  # what is made at first use
         unbounded.core.reset_prefix_cache()
@@ -95,7 +103,7 @@ def _embedded(setting: Setting, num_turns: int) -> list[Row]:
     # the second half: in the first one, everything may still be in the arena
     late = range(len(turns) // 2, len(turns))
     times = [turns[index].seconds / all_there[index].seconds for index in late]
-    what = f"agents, embedded model, {num_turns} turns up to {agents.length:,} tokens"
+    what = f"agents, {name}, {num_turns} turns up to {agents.length:,} tokens"
     more = Row(f"{what}: first token / with everything in the arena", times, TIME_BAR)
     return [*_hits(what, turns), more]
 

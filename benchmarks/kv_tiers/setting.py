@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,12 +118,10 @@ class Setting:
                 **args,
             )
         )
-        try:
+        with closing(engine):
             generate(engine, [self.draw(min(100, max_model_len - 2))], 2)  # what is made at first use
             drain(engine)
             yield engine
-        finally:
-            engine.close()
 
     def compare(self, truth: RequestOutput, output: RequestOutput) -> None:
         """Count whether two answers to the same prompt differ."""

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 
 from benchmarks.kv_tiers.setting import BLOCK_SIZE, Row, Setting, drain, forget_arena, generate, tell
 from benchmarks.shared.mock_executor import MockTokensWorker
-from benchmarks.shared.precise_sleep import PreciseSleep
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.device.block_copies import BlockCopies
@@ -37,15 +36,12 @@ DEVICE_BLOCK_SECONDS = 1_835_008 / 20e9
 
 
 class MockCopies(BlockCopies):
-    """Copies of a device: they only take the time that a device needs, and move no bytes."""
+    """Copies of a device: they only take about the time that a device needs, move no bytes, and leave the processor alone."""
 
     slab = np.zeros((0, 0), np.uint8)
 
-    def __init__(self) -> None:
-        self._sleep = PreciseSleep()
-
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        self._sleep.until(time.perf_counter() + len(blocks) * DEVICE_BLOCK_SECONDS)
+        time.sleep(len(blocks) * DEVICE_BLOCK_SECONDS)
 
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         self.save(blocks, slots)
@@ -144,25 +140,19 @@ def _mock(setting: Setting, is_quick: bool) -> Row:
         return _compare(setting, what, MOCK_BAR, load, (plain, slab))
 
 
-@contextmanager
-def mock_engine(setting: Setting, slab_bytes: int, **more: Any) -> Iterator[LLMEngine]:  # Any: values of EngineArgs
+def mock_engine(setting: Setting, slab_bytes: int, **more: Any) -> closing[LLMEngine]:  # Any: values of EngineArgs
     """An engine with a mock device. 0 `slab_bytes`: without a slab."""
     os.environ["MOCK_STEP_SECONDS"] = str(MOCK_STEP_SECONDS)
     args: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": MOCK_STREAMS + 8, **more}
-    engine = LLMEngine.from_args(
-        EngineArgs(
-            model=str(setting.model),
-            distributed_executor_backend=NAME,
-            block_size=BLOCK_SIZE,
-            skip_tokenizer_init=True,
-            kv_offloading_size=slab_bytes / 2**30 if slab_bytes else None,
-            **args,
-        )
+    engine_args = EngineArgs(
+        model=str(setting.model),
+        distributed_executor_backend=NAME,
+        block_size=BLOCK_SIZE,
+        skip_tokenizer_init=True,
+        kv_offloading_size=slab_bytes / 2**30 if slab_bytes else None,
+        **args,
     )
-    try:
-        yield engine
-    finally:
-        engine.close()
+    return closing(LLMEngine.from_args(engine_args))
 
 
 def _real(setting: Setting, is_quick: bool) -> Row:

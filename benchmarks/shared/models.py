@@ -107,6 +107,17 @@ SHAPES = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3.5-tiny": Shape(
+        "qwen3_5_text",
+        {
+            **_TINY,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
     "llama-tiny": Shape("llama", {**_TINY, "tie_word_embeddings": False}),
     "qwen3-tiny": Shape("qwen3", {**_TINY, "rope_theta": 1e6, "tie_word_embeddings": True}),
 }
