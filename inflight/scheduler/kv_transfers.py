@@ -37,7 +37,7 @@ POOL_SHARE = 4  # all saves together hold at most 1/4 of the arena's blocks, and
 # How long a request waits for the tiers: at least and at most these shares of the time that computing the blocks takes.
 MIN_WAIT_SHARE, MAX_WAIT_SHARE = 0.2, 1.0
 UNKNOWN_WAIT_SECONDS = 2.0  # for tiers, while the speed of computing is unknown; for the slab, if computing takes less
-PROBE_SECONDS = 10.0  # after so long, tiers that are slower than computing are tried again
+PROBE_SECONDS = 10.0  # after so long, tiers that are slower than computing are tried again; no request waits for that
 SMOOTHING = 0.3  # weight of the newest measurement
 
 # Any: what a call of all ranks returned, one value for each rank
@@ -178,14 +178,17 @@ class KVTransfers(NoTransfers):
             return False  # running requests hold the blocks: this one is not admitted now, and comes here again
         blocks.were_sought = True
         self._counts.num_queried_tokens += (limit - local) * size
-        seconds = self._seconds_to_wait((limit - near) * size)
-        fetches = bool(self._config.tiers) and near < limit and seconds > 0
-        if not (missing or fetches):
+        is_far, now = bool(self._config.tiers) and near < limit, time.monotonic()
+        seconds = self._seconds_to_wait((limit - near) * size) if is_far else 0.0
+        if is_far and not seconds and now >= self._next_probe:
+            self._next_probe = now + PROBE_SECONDS
+            self._start(self._fetch(request, limit, near))  # while the request computes
+        if not (missing or seconds):
             return False
         # a load from the slab is fast, but may have to wait for other copies
         load_seconds = max(UNKNOWN_WAIT_SECONDS, (near - local) * size * self._token_seconds) if missing else 0.0
-        self._waits[request.request_id] = _Wait(request, time.monotonic() + (load_seconds or seconds), seconds)
-        self._start(self._bring(request, limit, near if fetches else limit, local))
+        self._waits[request.request_id] = _Wait(request, now + (load_seconds or seconds), seconds)
+        self._start(self._bring(request, limit, near if seconds else limit, local))
         return self.awaits(request)
 
     def _seconds_to_wait(self, num_tokens: int) -> float:
@@ -193,12 +196,7 @@ class KVTransfers(NoTransfers):
         compute, fetch = num_tokens * self._token_seconds, num_tokens / self._kv_cache.block_size * self._block_seconds
         if not compute:
             return UNKNOWN_WAIT_SECONDS
-        now = time.monotonic()
-        if fetch >= compute:
-            if now < self._next_probe:
-                return 0.0
-            self._next_probe, fetch = now + PROBE_SECONDS, 0.0
-        return max(MIN_WAIT_SHARE * compute, min(1.5 * fetch, MAX_WAIT_SHARE * compute))
+        return max(MIN_WAIT_SHARE * compute, min(1.5 * fetch, MAX_WAIT_SHARE * compute)) if fetch < compute else 0.0
 
     def end_step(self, num_tokens: int, num_rows: int, seconds: float) -> None:
         if self._unsaved:

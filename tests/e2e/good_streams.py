@@ -11,6 +11,9 @@ from typing import Any
 import httpx
 
 NUM_STREAMS = 8
+PAUSE_SECONDS = (
+    0.3  # between two rounds of a stream: without it the streams would take most of the processor from what is tested
+)
 PATH = "/v1/completions"
 
 
@@ -59,6 +62,7 @@ class GoodStreams:
                     self._errors.append(f"stream {index} said {text!r} instead of {self._texts[index]!r}")
                     return
                 self.rounds[index] += 1
+                self._stop.wait(PAUSE_SECONDS)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
