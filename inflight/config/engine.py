@@ -62,7 +62,8 @@ class CacheConfig:
     need.
 
     `dtype` is the dtype of keys and values: the model's dtype, "int8" or "float8_e4m3fn". Of recurrent layers, the prefix cache
-    has the state after every `state_checkpoint_tokens` tokens. `num_states`: how many states a block of a recurrent layer has.
+    has the state after every `state_checkpoint_tokens` tokens, and after prompts and answers. `num_states`: how many states a
+    block of a recurrent layer has.
     `events`: where replicas publish what is in their prefix caches; None if they do not. `transfer`: where blocks are kept
     outside of this cache; None if nowhere.
     """

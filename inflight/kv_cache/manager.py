@@ -49,8 +49,8 @@ class RequestBlocks:
     hashes: list[bytes] = field(default_factory=list)  # names of the first blocks; more are computed when needed
     num_committed: int = 0  # blocks [0, num_committed) are full, computed, and processed by `commit`
     may_be_named: bool = True  # False: the blocks depend on tokens from before `reset_prefix_cache`
-    num_found: int = 0  # with so many blocks from the cache or from a leader the tables have begun
-    num_before_last_state: int = 0  # the state after so many blocks was named when the request was freed
+    num_found: int = 0  # the tables began with this many blocks from the cache or from a leader
+    num_before_last_state: int = 0  # `name_last_state` has named the state after so many blocks, or a fetch wants it
     were_sought: bool = False  # whether `KVTransfers` has looked for them since the request last began to wait
 
 
@@ -127,7 +127,8 @@ class KVCacheManager:
         return [keys[i - lengths] for i in range(lengths) for keys in by_group if i - lengths >= -len(keys)]
 
     def keys_at(self, blocks: RequestBlocks, index: int) -> list[tuple[BlockKey, bool]]:
-        """Returns the key of each block with this index that `commit` names, and whether all later tokens need the block."""
+        """Returns the key of each block with this index that `commit` or `name_last_state` names, and whether all later tokens
+        need the block."""
         name, is_snapshot = blocks.hashes[index], self._is_snapshot(blocks, index)
         return [(group.key(name), group.is_whole) for group in self._groups if is_snapshot or not group.has_states]
 
@@ -203,7 +204,9 @@ class KVCacheManager:
                 for i in range(blocks.num_committed, num_full):
                     if table[i] != DUMMY_BLOCK and (not group.has_states or self._is_snapshot(blocks, i)):
                         group.name(table[i], blocks.hashes[i])
-            group.leave_window(table, blocks.num_committed, num_computed_tokens)
+            # a state after a full block is kept until the next block is full: see `name_last_state`
+            end = num_full * self.block_size if group.has_states else num_computed_tokens
+            group.leave_window(table, blocks.num_committed, end)
         if self._events is not None and is_named:
             is_salted = blocks.root != self._unsalted_root
             committed = blocks.hashes, blocks.num_committed, num_full
@@ -212,7 +215,7 @@ class KVCacheManager:
 
     def name_last_state(self, blocks: RequestBlocks) -> bool:
         """Name the states of recurrent layers after the last full block, if the request has computed it. Call this before
-        `free`. Returns whether there are such states."""
+        `free`. Returns whether it has named them, now or before a preemption."""
         last = blocks.num_committed - 1
         if last >= blocks.num_found and self._caching and blocks.may_be_named:
             for group, table in zip(self._groups, blocks.tables, strict=True):

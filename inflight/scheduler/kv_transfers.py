@@ -219,16 +219,16 @@ class KVTransfers(NoTransfers):
                 self._let_go(request)
 
     def _fetch(self, request: Request, limit: int, first: int) -> Transfer:
-        blocks, size, is_complete = request.blocks, FIRST_CHUNK, True
-        while first < limit and is_complete:
+        blocks, size = request.blocks, FIRST_CHUNK
+        while first < limit:
             indices = range(first, min(first + size, limit))
             wanted = [
-                (key, ends)
+                (key, ends, index)
                 for index in indices
                 for key, ends in self._kv_cache.keys_at(blocks, index)
                 if self._find_near(key) is None
             ]
-            if not self._fetching.isdisjoint(key for key, _ in wanted):
+            if not self._fetching.isdisjoint(key for key, *_ in wanted):
                 yield self._end_of_another()  # which fetches them for a request with the same prefix
                 continue
             first, size = indices.stop, min(2 * size, LAST_CHUNK)
@@ -237,7 +237,7 @@ class KVTransfers(NoTransfers):
             if len(wanted) > self._slab.num_free_blocks // 2:
                 return
             slots, start, num_resets = self._slab.allocate(len(wanted)), time.monotonic(), self._num_resets
-            keys, ends = [key for key, _ in wanted], [ends for _, ends in wanted]
+            keys, ends = [key for key, *_ in wanted], [ends for _, ends, _ in wanted]
             self._fetching.update(keys)
             try:
                 answers = yield self._call(("fetch", self._wire_keys(keys), slots, ends))
@@ -251,7 +251,10 @@ class KVTransfers(NoTransfers):
                 self._slab.free(reversed(slots))
                 self._fetching.difference_update(keys)
                 self._wake_others()
-            is_complete = all(has for has, is_end in zip(found, ends, strict=True) if is_end)
+            if missing := [index for (_, is_end, index), has in zip(wanted, found, strict=True) if is_end and not has]:
+                # of recurrent layers, fetch the state after the last block that is there: it may be the end of an answer
+                limit = blocks.num_before_last_state = missing[0]
+                first = max(0, limit - 1)
             if any(found):
                 self._counts.num_fetched_blocks += sum(found)
                 self._block_seconds = _smooth(self._block_seconds, (time.monotonic() - start) / len(indices))
@@ -323,8 +326,7 @@ class KVTransfers(NoTransfers):
         if self._config.offload_prompt_only:
             stop = min(stop, request.num_prompt_tokens // size)
         if self._config.saves and blocks.may_be_named:
-            # blocks that it found in the arena may not have been saved for the request that computed them
-            for index in range(0 if first * size == request.num_cached_tokens else first, stop):
+            for index in range(first, stop):
                 self._unsaved += [key for key, _ in cache.keys_at(blocks, index) if self._pool.lookup(key) is not None]
 
     def _save_committed(self) -> None:

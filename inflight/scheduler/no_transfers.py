@@ -46,7 +46,8 @@ class NoTransfers:
         """Go on with the transfers whose calls have ended. Release the requests that have waited long enough."""
 
     def note_committed(self, request: Request, first: int) -> None:
-        """The blocks of the request from number `first` on have been committed."""
+        """The blocks of the request from number `first` on have been committed, or the state after the last one was named. The
+        first time after an admission `first` is 0: found blocks may not have been saved for the request that computed them."""
 
     def end_step(self, num_tokens: int, num_rows: int, seconds: float) -> None:
         """Called when all requests of a step are committed: save their new blocks, and learn how long tokens compute."""

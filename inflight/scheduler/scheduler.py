@@ -17,8 +17,8 @@ a plan can be made before older plans are committed. `schedule` changes only pla
 
 - A step reads and writes after all older steps. So when a request ends or is preempted, its blocks and slot are free at once,
   although steps in flight still use them: the next plan may give them to another request.
-- A block gets its name in the prefix cache at commit, when it is full of committed tokens. Steps in flight write only after
-  these tokens. So they never write to a named block, even if their request has ended since.
+- A block gets its name at commit, when it is full of committed tokens (the last recurrent state: when its request ends). Steps
+  in flight write only after these tokens, so never to a named block, even if their request has ended since.
 - A preempted request keeps the tokens that its steps in flight draw. It is admitted again when these steps are committed.
 - If a grammar has already forced a token at the position of a drawn token, both are the same, and the drawn one is skipped.
 - With drafts (guessed tokens) in flight, planned numbers of tokens are upper bounds. At commit, rejected drafts are subtracted.
@@ -361,7 +361,7 @@ class Scheduler:
             if request.status is RequestStatus.RUNNING and self._kv_cache.has_full_blocks(request.blocks, num_computed):
                 first, num_before = self._kv_cache.num_known_tokens(request.blocks), request.blocks.num_committed
                 self._kv_cache.commit(request.blocks, request.token_ids_from(first), num_computed, first_token=first)
-                self.transfers.note_committed(request, num_before)
+                self.transfers.note_committed(request, num_before if num_before > request.blocks.num_found else 0)
             if added.finish_reason is not None:
                 self._finish(request)
             elif added.token_ids and request.num_faults:

@@ -203,19 +203,29 @@ def test_another_engine_finds_the_blocks_in_a_folder(truth: Truth, tmp_path: Pat
         assert take_counts(llm).num_fetched_blocks == 0
 
 
-def test_the_next_message_goes_on_from_a_recurrent_state_in_the_slab(tmp_path: Path) -> None:
-    """The state after the last full block of an answer is saved when the request ends."""
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_next_message_goes_on_from_a_recurrent_state(tmp_path: Path, restarts: bool) -> None:
+    """The state after the last full block of an answer is saved when the request ends: in the slab, and in the folder, where
+    another engine finds it."""
     folder = str(write_model(FAMILY_CONFIGS["qwen3_5"][0], tmp_path / "model", seed=1))
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    with make(model=folder, skip_tokenizer_init=True, **SLAB) as llm:
+    tiers = [{"type": "fs", "path": str(tmp_path / "kv"), "max_bytes": 1 << 28, "timeout_seconds": 300}]
+    arguments: dict[str, Any] = {"model": folder, "skip_tokenizer_init": True, **SLAB}
+    arguments["kv_transfer_config"] = {"kv_connector_extra_config": {"secondary_tiers": tiers if restarts else []}}
+    with make(**arguments) as llm:
         (first,) = llm.generate([[5, 9, 4] * 10], params, use_tqdm=False)
         finish(llm)
         llm.reset_prefix_cache()
         said = first.prompt_token_ids + first.outputs[0].token_ids
-        (second,) = llm.generate([[*said, 7, 6]], params, use_tqdm=False)
+        next_prompt = [*said, *range(3, 40)]
+        if not restarts:
+            (second,) = llm.generate([next_prompt], params, use_tqdm=False)
+    if restarts:
+        with make(**arguments) as llm:
+            (second,) = llm.generate([next_prompt], params, use_tqdm=False)
     assert second.num_cached_tokens == (len(said) - 1) // BLOCK * BLOCK > 2 * BLOCK
     with make(model=folder, skip_tokenizer_init=True, enable_prefix_caching=False) as llm:
-        (plain,) = llm.generate([[*said, 7, 6]], params, use_tqdm=False)
+        (plain,) = llm.generate([next_prompt], params, use_tqdm=False)
     assert second.outputs[0].token_ids == plain.outputs[0].token_ids
 
 

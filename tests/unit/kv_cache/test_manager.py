@@ -322,21 +322,22 @@ def test_decoding_moves_the_state_from_block_to_block() -> None:
     assert num_hits(manager, tokens(8 * SIZE)) == 6 * SIZE
 
 
-def decode(manager: KVCacheManager, blocks: RequestBlocks, stop: int) -> None:
-    """Compute tokens [2, stop), one in a step."""
-    for length in range(2, stop + 1):
+def decode(manager: KVCacheManager, blocks: RequestBlocks, stop: int, stride: int = 1) -> None:
+    """Compute tokens [2, stop), `stride` in a step: several if drafts are accepted, or a grammar forces tokens."""
+    for length in [*range(2, stop, stride), stop]:
         assert manager.allocate_slots(blocks, length) is not None
         if manager.has_full_blocks(blocks, length):
             manager.commit(blocks, tokens(length), length)
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3, SIZE])
 @pytest.mark.parametrize(
     ("length", "hits"), [(2, 0), (SIZE - 1, 0), (SIZE, 1), (5 * SIZE - 1, 4), (5 * SIZE, 5), (5 * SIZE + 1, 5)]
 )
-def test_the_next_message_goes_on_from_the_last_full_block_of_the_answer(length: int, hits: int) -> None:
+def test_the_next_message_goes_on_from_the_last_full_block_of_the_answer(length: int, hits: int, stride: int) -> None:
     manager = make_hybrid(100, checkpoint=1000)
     blocks = manager.new_request("", num_prompt_tokens=2)
-    decode(manager, blocks, length)
+    decode(manager, blocks, length, stride)
     assert manager.name_last_state(blocks) is (hits > 0)
     manager.check_integrity([blocks])
     manager.free(blocks)
@@ -495,7 +496,7 @@ def test_followers_begin_with_the_state_after_the_prompt() -> None:
     assert shared[1][3] == leader.tables[1][3] != DUMMY_BLOCK
     assert manager.allocate_slots(follower, 4 * SIZE + 2, shared) == 5
     manager.check_integrity([leader, follower])
-    manager.commit(leader, tokens(4 * SIZE + 1), 4 * SIZE + 1)
+    decode(manager, leader, 5 * SIZE)
     assert manager.share_prompt(follower, leader, 4) == NO_BLOCKS  # freed: the leader goes on from its fifth block
 
 

@@ -110,7 +110,7 @@ class Bench:
         assert self.kv_cache.allocate_slots(blocks, len(token_ids), computed) is not None
         self.kv_cache.commit(blocks, token_ids, len(token_ids))
         request.num_cached_tokens = len(computed[0]) * self.block_size
-        self.transfers.note_committed(request, len(computed[0]))
+        self.transfers.note_committed(request, 0)
         self.transfers.end_step(1, 1, 0.0)
         return request
 
@@ -950,6 +950,37 @@ def test_a_missing_block_of_a_window_does_not_end_a_fetch(group: int, is_whole: 
     ((_, blocks),) = bench.pending("load")
     assert len(blocks) == (4 if is_whole else 10) + 1
     bench.end("load", True)
+    bench.check_idle()
+
+
+@pytest.mark.parametrize("has_state", [True, False])
+def test_the_state_at_the_end_of_an_answer_is_fetched(has_state: bool) -> None:
+    """A tier has 6 blocks of a session, and the state after them. The new prompt has 9 full blocks."""
+    shape = {"block_size": 4, "num_kv_heads": 1, "head_dim": 1, "dtype": "float32", "itemsize": 4}
+    bench = Bench(
+        specs=[KVCacheSpec(**shape), KVCacheSpec.of_state(4, 32)], tiers=(TIER,), num_blocks=100, num_slots=100
+    )
+    session = bench.compute(tokens(24), num_prompt_tokens=5)
+    assert bench.kv_cache.name_last_state(session.blocks)
+    bench.transfers.note_committed(session, session.blocks.num_committed - 1)
+    bench.transfers.end_step(1, 1, 0.0)
+    bench.kv_cache.free(session.blocks)
+    while bench.pending("save"):
+        bench.tiers.update(bench.pending("save")[0][3])
+        bench.end("save", True)
+        bench.end("stored", (True, {}))
+    (state,) = [key for key in bench.tiers if key[-2:] == b"\1\0" and key.startswith(session.blocks.hashes[5])]
+    bench.tiers -= set() if has_state else {state}
+    bench.forget_arena()
+    bench.transfers.reset(with_slab=True)
+    request = bench.request(tokens(37))
+    assert bench.begin(request)
+    while bench.pending("fetch"):
+        bench.end_fetch()
+    assert [len(blocks) for _, blocks in bench.pending("load")] == ([6 + 1] if has_state else [])
+    if has_state:
+        bench.end("load", True)
+    assert not bench.transfers.awaits(request)
     bench.check_idle()
 
 

@@ -13,7 +13,7 @@ import pytest
 from inflight.errors import StepError
 from inflight.interface.request import MAX_FAULTS, FinishReason
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from inflight.scheduler.request import NO_SLOT
+from inflight.scheduler.request import NO_SLOT, Request
 from inflight.structured_output import grammar_cache
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
@@ -123,6 +123,22 @@ def test_prefix_cache_saves_all_but_the_last_block_and_respects_the_salt() -> No
     engine.add("c", [1] * 33, 1, salt="other user")
     engine.run()
     assert engine.worker.num_computed_tokens - before == 33
+
+
+def test_what_is_committed_is_told_to_the_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first block on when it is committed first: of what was found in the cache nobody knows whether it was saved."""
+    engine, told = MockEngine(), list[tuple[int, int]]()
+
+    def note(request: Request, first: int) -> None:
+        told.append((first, request.blocks.num_committed))
+
+    monkeypatch.setattr(engine.scheduler.transfers, "note_committed", note)
+    for name, num_committed in (("a", 4), ("b", 5)):
+        engine.add(name, [1] * (4 * num_committed + 1), 8)
+        engine.run()
+        assert told == [(0, num_committed), (num_committed, num_committed + 1), (num_committed + 1, num_committed + 2)]
+        told.clear()
+    assert engine.cached_tokens["b"] == 16
 
 
 def test_what_is_computed_on_top_of_a_cache_that_was_reset_is_not_found() -> None:
