@@ -7,6 +7,7 @@ with a slab its blocks are loaded, and without one they are in the arena. Both w
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from benchmarks.kv_tiers.setting import BLOCK_SIZE, Row, Setting, drain, forget_
 from benchmarks.shared.mock_executor import MockTokensWorker
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
+from inflight.device.accelerator import SWITCH_SECONDS
 from inflight.device.block_copies import BlockCopies
 from inflight.engine.core.engine_core import EngineCore
 from inflight.entrypoints.llm_engine import LLMEngine
@@ -143,6 +145,7 @@ def _mock(setting: Setting, is_quick: bool) -> Row:
 def mock_engine(setting: Setting, slab_bytes: int, **more: Any) -> closing[LLMEngine]:  # Any: values of EngineArgs
     """An engine with a mock device. 0 `slab_bytes`: without a slab."""
     os.environ["MOCK_STEP_SECONDS"] = str(MOCK_STEP_SECONDS)
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))  # as an engine with a GPU does
     args: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": MOCK_STREAMS + 8, **more}
     engine_args = EngineArgs(
         model=str(setting.model),

@@ -80,16 +80,15 @@ class KVTransfers(NoTransfers):
         self._pool, self._slab = kv_cache.pool, (ArcPool if config.uses_arc else BlockPool)(num_slots)
         self._block_bytes = block_bytes
         self._share = self._pool.num_blocks // POOL_SHARE
-        self._ended: SimpleQueue[tuple[Transfer, Future[Any]]] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[Transfer, Future[Any], float]] = SimpleQueue()  # with the time of the end
         self._unsaved: deque[BlockKey] = deque()
         self._saving, self._fetching, self._loading = set[BlockKey](), set[BlockKey](), set[BlockKey]()
         super().__init__()
         self._waiters: list[Future[Any]] = []
-        self._num_saves = self._num_resets = 0
-        self._num_saving = 0  # blocks
+        self._num_saves = self._num_resets = self._num_saving = 0  # the last one counts blocks
         self._generation = b""  # the beginning of all keys in the tiers; `forget_tiers` changes it
-        # seconds to compute a token and to fetch a block (0: unknown); the time at which a slow tier is tried again
-        self._token_seconds = self._block_seconds = self._next_probe = 0.0
+        # seconds to compute a token and to fetch a block (0: unknown); when a slow tier is tried again; when the call has ended
+        self._token_seconds = self._block_seconds = self._next_probe = self._ended_at = 0.0
         self._counts = TransferCounts()
 
     def take_counts(self) -> TransferCounts:
@@ -100,10 +99,11 @@ class KVTransfers(NoTransfers):
 
     def _start(self, transfer: Transfer) -> None:
         self._num_running += 1
-        self._advance(transfer, None)
+        self._advance(transfer, None, 0.0)
 
-    def _advance(self, transfer: Transfer, ended: Future[Any] | None) -> None:
-        """Run the transfer until it waits for the next call."""
+    def _advance(self, transfer: Transfer, ended: Future[Any] | None, ended_at: float) -> None:
+        """Run the transfer until it waits for the next call. A step may have run since `ended_at`, for seconds."""
+        self._ended_at = ended_at
         try:
             if ended is None:
                 future = next(transfer)
@@ -117,7 +117,7 @@ class KVTransfers(NoTransfers):
             future.add_done_callback(lambda done: self._note_end(transfer, done))
 
     def _note_end(self, transfer: Transfer, done: Future[Any]) -> None:
-        self._ended.put((transfer, done))
+        self._ended.put((transfer, done, time.monotonic()))
         self.on_news()
 
     def settle(self) -> None:
@@ -257,7 +257,7 @@ class KVTransfers(NoTransfers):
                 first = max(0, limit - 1)
             if any(found):
                 self._counts.num_fetched_blocks += sum(found)
-                self._block_seconds = _smooth(self._block_seconds, (time.monotonic() - start) / len(indices))
+                self._block_seconds = _smooth(self._block_seconds, (self._ended_at - start) / len(indices))
 
     def _load(self, request: Request, limit: int, local: int) -> Transfer:
         blocks, lookup = request.blocks, self._pool.lookup
@@ -291,7 +291,7 @@ class KVTransfers(NoTransfers):
                 self._counts.num_hit_tokens += max(0, num_hit - local) * self._kv_cache.block_size
                 self._counts.num_loaded_blocks += len(new)
                 self._counts.load_bytes += len(new) * self._block_bytes
-                self._counts.load_seconds += time.monotonic() - start
+                self._counts.load_seconds += self._ended_at - start
         finally:
             self._loading.difference_update(keys)
             self._free_blocks(kept + new)
@@ -362,7 +362,7 @@ class KVTransfers(NoTransfers):
                         self._slab.register(slot, key)
                     self._counts.num_saved_blocks += len(keys)
                     self._counts.save_bytes += len(keys) * self._block_bytes
-                    self._counts.save_seconds += time.monotonic() - start
+                    self._counts.save_seconds += self._ended_at - start
                 self._counts.num_failed += not is_saved
             finally:
                 self._num_saving -= len(block_ids)

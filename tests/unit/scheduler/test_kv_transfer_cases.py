@@ -613,6 +613,28 @@ def test_a_tier_that_has_become_fast_is_used_again(clock: Clock) -> None:
     bench.check_idle()
 
 
+@pytest.mark.parametrize("action", ["save", "load", "fetch"])
+def test_a_copy_ends_when_the_ranks_have_ended_it(action: str, clock: Clock) -> None:
+    """And not when the engine comes to look, which can be a long step later."""
+    bench = Bench(tiers=(TIER,))
+    if action == "save":
+        bench.kv_cache.free(bench.compute(tokens(9)).blocks)
+    else:
+        with_tiers(bench, tokens(9))
+        bench.begin(bench.request(tokens(9)))
+        if action == "load":
+            bench.end_fetch()
+    bench.counts()
+    clock.now += 0.5
+    call = bench.take(action)
+    call.future.set_result([([True, True], {})] if action == "fetch" else [True])
+    clock.now += 60.0
+    bench.transfers.settle()
+    counts = bench.counts()
+    seconds = {"save": counts.save_seconds, "load": counts.load_seconds, "fetch": 2 * bench.transfers._block_seconds}
+    assert seconds[action] == pytest.approx(0.5)
+
+
 def test_only_steps_of_prompts_tell_how_fast_tokens_are_computed() -> None:
     transfers = Bench().transfers
     transfers.end_step(8, 8, 0.5)  # decodes
