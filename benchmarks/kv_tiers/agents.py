@@ -90,9 +90,11 @@ def _real(setting: Setting, own: Setting, name: str, num_turns: int) -> list[Row
     """Measures in `own`, and counts in `setting` what differs."""
     with own.engine(16384, max_model_len=64) as probe:
         config = probe.core.kv_cache_config
-        own.block_bytes = config.block_bytes * sum(not group.spec.is_state for group in config.groups)
+        num_states = sum(group.spec.is_state for group in config.groups)
+        own.block_bytes = config.block_bytes * (len(config.groups) - num_states)
     agents = Agents(own, num_turns, SHORT)
-    arena, slab, length = agents.total_tokens // TIMES_THE_ARENA, 4 * agents.total_tokens, agents.length + 1
+    arena, length = agents.total_tokens // TIMES_THE_ARENA, agents.length + 1
+    slab = (4 if num_states else 2) * agents.total_tokens
     with own.engine(slab, max_model_len=length) as unbounded, own.engine(arena, slab, max_model_len=length) as engine:
         agents.run(unbounded)  # what is made at first use
         unbounded.core.reset_prefix_cache()

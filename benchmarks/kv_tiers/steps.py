@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -142,10 +142,10 @@ def _mock(setting: Setting, is_quick: bool) -> Row:
         return _compare(setting, what, MOCK_BAR, load, (plain, slab))
 
 
-def mock_engine(setting: Setting, slab_bytes: int, **more: Any) -> closing[LLMEngine]:  # Any: values of EngineArgs
-    """An engine with a mock device. 0 `slab_bytes`: without a slab."""
+@contextmanager
+def mock_engine(setting: Setting, slab_bytes: int, **more: Any) -> Iterator[LLMEngine]:  # Any: values of EngineArgs
+    """An engine with a mock device. 0 `slab_bytes`: without a slab. Meanwhile Python switches threads as with a GPU."""
     os.environ["MOCK_STEP_SECONDS"] = str(MOCK_STEP_SECONDS)
-    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))  # as an engine with a GPU does
     args: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": MOCK_STREAMS + 8, **more}
     engine_args = EngineArgs(
         model=str(setting.model),
@@ -155,7 +155,13 @@ def mock_engine(setting: Setting, slab_bytes: int, **more: Any) -> closing[LLMEn
         kv_offloading_size=slab_bytes / 2**30 if slab_bytes else None,
         **args,
     )
-    return closing(LLMEngine.from_args(engine_args))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        with closing(LLMEngine.from_args(engine_args)) as engine:
+            yield engine
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _real(setting: Setting, is_quick: bool) -> Row:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 DUMMY_BLOCK = 0
 
 
-# The blocks of a sequence in a group of recurrent layers: a step may write to two blocks, if it ends in the second one. The
-# block of a cached prefix, from which the sequence went on, is freed when the first of the two is full.
+# The blocks of a sequence in a group of recurrent layers: the one of the state after the last full block, and two to which a
+# step writes, if it ends in the second one. Refused drafts can leave one more. A request that then finds no block is preempted.
 STATE_BLOCKS = 3
 
 

@@ -50,7 +50,8 @@ class RequestBlocks:
     num_committed: int = 0  # blocks [0, num_committed) are full, computed, and processed by `commit`
     may_be_named: bool = True  # False: the blocks depend on tokens from before `reset_prefix_cache`
     num_found: int = 0  # the tables began with this many blocks from the cache or from a leader
-    num_before_last_state: int = 0  # `name_last_state` has named the state after so many blocks, or a fetch wants it
+    # after so many blocks there is one snapshot more: `name_last_state` made it, or a fetch wants it
+    num_before_last_state: int = 0
     were_sought: bool = False  # whether `KVTransfers` has looked for them since the request last began to wait
 
 
@@ -215,7 +216,7 @@ class KVCacheManager:
 
     def name_last_state(self, blocks: RequestBlocks) -> bool:
         """Name the states of recurrent layers after the last full block, if the request has computed it. Call this before
-        `free`. Returns whether it has named them, now or before a preemption."""
+        `free`. Returns whether the last full block has a snapshot that should be saved."""
         last = blocks.num_committed - 1
         if last >= blocks.num_found and self._caching and blocks.may_be_named:
             for group, table in zip(self._groups, blocks.tables, strict=True):
@@ -254,7 +255,7 @@ class KVCacheManager:
 
     def _is_snapshot(self, blocks: RequestBlocks, index: int) -> bool:
         """Whether others may share the state after the tokens of this block: if the block is the last one before a multiple of
-        `checkpoint_tokens` or before the end of the prompt, or if `name_last_state` has named this state."""
+        `checkpoint_tokens` or before the end of the prompt, or if `name_last_state` made it a snapshot, or a fetch wants it."""
         end, distance = (index + 1) * self.block_size, self._checkpoint_tokens
         is_last = (end + self.block_size - 1) // distance > (end - 1) // distance
         return self._caching and (is_last or index + 1 in (blocks.num_prompt_blocks, blocks.num_before_last_state))

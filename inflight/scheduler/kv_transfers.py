@@ -87,8 +87,9 @@ class KVTransfers(NoTransfers):
         self._waiters: list[Future[Any]] = []
         self._num_saves = self._num_resets = self._num_saving = 0  # the last one counts blocks
         self._generation = b""  # the beginning of all keys in the tiers; `forget_tiers` changes it
-        # seconds to compute a token and to fetch a block (0: unknown); when a slow tier is tried again; when the call has ended
-        self._token_seconds = self._block_seconds = self._next_probe = self._ended_at = 0.0
+        # seconds to compute a token and to fetch a block (0: unknown); the time at which a slow tier is tried again
+        self._token_seconds = self._block_seconds = self._next_probe = 0.0
+        self._ended_at = 0.0  # when the call ended for which a transfer was waiting
         self._counts = TransferCounts()
 
     def take_counts(self) -> TransferCounts:
@@ -219,15 +220,10 @@ class KVTransfers(NoTransfers):
                 self._let_go(request)
 
     def _fetch(self, request: Request, limit: int, first: int) -> Transfer:
-        blocks, size = request.blocks, FIRST_CHUNK
+        blocks, size, keys_at = request.blocks, FIRST_CHUNK, self._kv_cache.keys_at
         while first < limit:
             indices = range(first, min(first + size, limit))
-            wanted = [
-                (key, ends, index)
-                for index in indices
-                for key, ends in self._kv_cache.keys_at(blocks, index)
-                if self._find_near(key) is None
-            ]
+            wanted = [(*each, i) for i in indices for each in keys_at(blocks, i) if self._find_near(each[0]) is None]
             if not self._fetching.isdisjoint(key for key, *_ in wanted):
                 yield self._end_of_another()  # which fetches them for a request with the same prefix
                 continue
@@ -237,27 +233,28 @@ class KVTransfers(NoTransfers):
             if len(wanted) > self._slab.num_free_blocks // 2:
                 return
             slots, start, num_resets = self._slab.allocate(len(wanted)), time.monotonic(), self._num_resets
-            keys, ends = [key for key, *_ in wanted], [ends for _, ends, _ in wanted]
+            keys, ends, at = (list(part) for part in zip(*wanted, strict=True))
             self._fetching.update(keys)
             try:
                 answers = yield self._call(("fetch", self._wire_keys(keys), slots, ends))
                 found = [all(has) for has in zip(*(answer[0] for answer in answers), strict=True)]
                 self._counts.add_tiers(answer[1] for answer in answers)
-                if num_resets == self._num_resets:
-                    for key, slot, has in zip(keys, slots, found, strict=True):
-                        if has:
-                            self._slab.register(slot, key)
+                if num_resets != self._num_resets:
+                    return
+                for key, slot, has in zip(keys, slots, found, strict=True):
+                    if has:
+                        self._slab.register(slot, key)
             finally:
                 self._slab.free(reversed(slots))
                 self._fetching.difference_update(keys)
                 self._wake_others()
-            if missing := [index for (_, is_end, index), has in zip(wanted, found, strict=True) if is_end and not has]:
+            if missing := [i for i, is_end, has in zip(at, ends, found, strict=True) if is_end and not has]:
                 # of recurrent layers, fetch the state after the last block that is there: it may be the end of an answer
                 limit = blocks.num_before_last_state = missing[0]
                 first = max(0, limit - 1)
-            if any(found):
-                self._counts.num_fetched_blocks += sum(found)
-                self._block_seconds = _smooth(self._block_seconds, (self._ended_at - start) / len(indices))
+            self._counts.num_fetched_blocks += sum(found)
+            if any(found) and len(set(at)) > 1:  # several blocks are fetched at a time: one alone would seem slow
+                self._block_seconds = _smooth(self._block_seconds, (self._ended_at - start) / len(set(at)))
 
     def _load(self, request: Request, limit: int, local: int) -> Transfer:
         blocks, lookup = request.blocks, self._pool.lookup

@@ -187,7 +187,7 @@ class Scheduler:
         self.transfers.settle()
         rows: list[PlannedRow] = []
         budget = self._budget()
-        if self._schedule_running(rows, budget):
+        if self._schedule_running(rows, budget) or not (rows or self._in_flight):
             self._schedule_waiting(rows, budget)
         self._may_have_prompts = budget.leaves_prompts
         if not rows:
@@ -220,7 +220,7 @@ class Scheduler:
 
     def _schedule_running(self, rows: list[PlannedRow], budget: StepBudget) -> bool:
         """Give running requests their next tokens. Returns whether waiting requests may be admitted: not if blocks ran out,
-        because a request admitted now would be preempted at once.
+        because a request admitted now would be preempted at once. (If nothing runs then, one that was preempted is admitted.)
 
         With several pipeline stages a drawn token comes back several steps after its step was planned. So when a step draws for
         a request, the next steps leave this request out, until its token is committed or `stagger` steps later. And each step

@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 
 NUM_STREAMS = 8
-PAUSE_SECONDS = (
-    0.3  # between two rounds of a stream: without it the streams would take most of the processor from what is tested
-)
+# Between two rounds of a stream. Without it the streams would take most of the processor from what is tested.
+PAUSE_SECONDS = 0.3
 PATH = "/v1/completions"
 
 

@@ -613,6 +613,35 @@ def test_a_tier_that_has_become_fast_is_used_again(clock: Clock) -> None:
     bench.check_idle()
 
 
+def test_how_fast_a_tier_is_depends_on_the_blocks_that_were_fetched(clock: Clock) -> None:
+    """Not on those that the request has computed meanwhile, and not on the fetch of one block alone: fetches overlap."""
+    bench = Bench(num_blocks=100, num_slots=100, tiers=(TIER,))
+    with_tiers(bench, tokens(61))
+    assert bench.begin(bench.request(tokens(61)))
+    sizes = []
+    while calls := bench.pending("fetch"):
+        sizes.append(len(calls[0][0]))
+        if sizes == [2]:  # of the next four blocks, one has been computed
+            bench.kv_cache.free(bench.compute(tokens(13)).blocks)
+        clock.now += 0.1 * sizes[-1] if sizes[-1] > 1 else 100.0
+        bench.end_fetch()
+    assert sizes == [2, 3, 8, 1] and bench.transfers._block_seconds == pytest.approx(0.1)
+
+
+def test_after_a_reset_a_fetch_ends(clock: Clock) -> None:
+    bench = Bench(num_blocks=100, num_slots=100, tiers=(TIER,))
+    with_tiers(bench, tokens(49))
+    request = bench.request(tokens(49))
+    assert bench.begin(request)
+    bench.end_fetch()
+    bench.kv_cache.reset_prefix_cache([])
+    bench.transfers.reset(with_slab=True)
+    bench.transfers.forget_tiers()
+    bench.end_fetch()
+    assert not bench.transfers.awaits(request)
+    bench.check_idle()
+
+
 @pytest.mark.parametrize("action", ["save", "load", "fetch"])
 def test_a_copy_ends_when_the_ranks_have_ended_it(action: str, clock: Clock) -> None:
     """And not when the engine comes to look, which can be a long step later."""

@@ -7,12 +7,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from inflight.errors import StepError
 from inflight.interface.request import MAX_FAULTS, FinishReason
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.kv_cache.manager import RequestBlocks
 from inflight.scheduler.request import NO_SLOT, Request
 from inflight.structured_output import grammar_cache
 from inflight.structured_output.backend import CompiledGrammar
@@ -123,6 +125,23 @@ def test_prefix_cache_saves_all_but_the_last_block_and_respects_the_salt() -> No
     engine.add("c", [1] * 33, 1, salt="other user")
     engine.run()
     assert engine.worker.num_computed_tokens - before == 33
+
+
+def test_a_request_that_runs_alone_and_out_of_blocks_is_admitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused drafts can leave a block of states that the request cannot use. Admitted again, it needs fewer."""
+    engine = MockEngine()
+    scheduler = engine.scheduler
+    allocate = scheduler._kv_cache.allocate_slots
+
+    def are_too_few(blocks: RequestBlocks, num_tokens: int, *computed: Any) -> int | None:
+        if num_tokens > 14 and blocks.tables[0] and not scheduler.stats.num_preemptions:
+            return None
+        return allocate(blocks, num_tokens, *computed)
+
+    monkeypatch.setattr(scheduler._kv_cache, "allocate_slots", are_too_few)
+    engine.add("a", [1] * 9, 20)
+    engine.run()
+    assert scheduler.stats.num_preemptions == 1 and engine.finished["a"] is FinishReason.LENGTH
 
 
 def test_what_is_committed_is_told_to_the_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
