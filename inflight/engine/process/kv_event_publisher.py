@@ -50,9 +50,9 @@ class KVEventPublisher:
             # each half of this number that a peer has read messages, and drops what is too much.
             self._replay = self._open(zmq.ROUTER, config.replay_endpoint, 2 * (config.buffer_steps + 1))
         self._wake = os.eventfd(0)
+        self.publish([CLEARED])  # before the thread can answer a request for the messages so far
         self._thread = threading.Thread(target=self._run, name="inflight-kv-events", daemon=True)
         self._thread.start()
-        self.publish([CLEARED])
 
     def _open(self, kind: int, endpoint: str, max_messages: int) -> zmq.Socket[bytes]:
         address, _, port = endpoint.rpartition(":")

@@ -92,6 +92,25 @@ def test_a_subscriber_reads_events_and_asks_for_those_that_it_lacks() -> None:
         assert replayed(replay, number + 2) == [], "a bad question has no answer, and does no harm"
 
 
+def test_no_request_is_answered_before_the_first_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that asks while the process starts would think that nothing was published."""
+    publish = KVEventPublisher.publish
+
+    def publish_late(publisher: KVEventPublisher, events: list[BlockEvent]) -> None:
+        with (
+            zmq.Context[zmq.Socket[bytes]]() as asking,
+            connect(asking, zmq.DEALER, str(publisher._config.replay_endpoint)) as replay,
+        ):
+            replay.send_multipart([b"", bytes(8)])
+            is_answered = replay.poll(200)
+        assert not is_answered
+        publish(publisher, events)
+
+    monkeypatch.setattr(KVEventPublisher, "publish", publish_late)
+    with published():
+        pass
+
+
 def subscribe(context: zmq.Context[zmq.Socket[bytes]], config: KVEventsConfig) -> zmq.Socket[bytes]:
     subscriber = connect(context, zmq.SUB, config.endpoint)
     subscriber.setsockopt(zmq.SUBSCRIBE, b"kv")
