@@ -6,7 +6,7 @@ fault the ranks get new `ThreadWorlds`.
 """
 
 import threading
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ class Mailbox:
     """A queue of tensors from one rank to another."""
 
     def __init__(self, timeout_seconds: float) -> None:
-        self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()  # None: the mailbox is closed
+        self._tensors: Queue[Tensor | None] = Queue()  # None: the mailbox is closed
         self._closed = ""
         self._timeout = timeout_seconds
 

@@ -6,7 +6,7 @@ on at the others.
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any, TypeVar, Unpack
 
 from inflight.config.engine_args import EngineArgs
@@ -44,7 +44,7 @@ class ReplicatedEngine(OfflineEngine):
             raise
         super().__init__(self._engine.input_processor)
         self._added: list[ProcessedRequest] = []  # `step` starts them
-        self._news: SimpleQueue[RequestOutput | Exception] = SimpleQueue()
+        self._news: Queue[RequestOutput | Exception] = Queue()
         self._reading: dict[str, asyncio.Task[None]] = {}  # request id -> the task that waits for its output
 
     def _run(
@@ -112,7 +112,7 @@ class ReplicatedEngine(OfflineEngine):
 
         self._added = []
         self._run(abort())
-        self._news = SimpleQueue()
+        self._news = Queue()
 
     def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
         self._run(self._engine.reset_prefix_cache(reset_connector=reset_connector))

@@ -9,7 +9,7 @@ time. With several pipeline stages, the step is still on an early stage.
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ class RequestGrammars:
         self.compiling: dict[str, Future[Any]] = {}
         # compilation -> the requests that wait for it; some of them may have been dropped
         self._sharing: dict[Future[Any], list[str]] = {}
-        self._compiled: SimpleQueue[Future[Any]] = SimpleQueue()  # ended compilations, put by the compiling threads
+        self._compiled: Queue[Future[Any]] = Queue()  # ended compilations, put by the compiling threads
         self.unmasked: set[int] = set()
 
     @property

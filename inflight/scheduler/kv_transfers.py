@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any
 
 from inflight.config.kv_transfer import KVTransferConfig
@@ -80,7 +80,7 @@ class KVTransfers(NoTransfers):
         self._pool, self._slab = kv_cache.pool, (ArcPool if config.uses_arc else BlockPool)(num_slots)
         self._block_bytes = block_bytes
         self._share = self._pool.num_blocks // POOL_SHARE
-        self._ended: SimpleQueue[tuple[Transfer, Future[Any], float]] = SimpleQueue()  # with the time of the end
+        self._ended: Queue[tuple[Transfer, Future[Any], float]] = Queue()  # with the time of the end
         self._unsaved: deque[BlockKey] = deque()
         self._saving, self._fetching, self._loading = set[BlockKey](), set[BlockKey](), set[BlockKey]()
         super().__init__()

@@ -58,6 +58,12 @@ def call_problems(file: SourceFile) -> list[str]:
         called = ast.unparse(node.func)
         if called == "print" and file.room not in PRINTING_ROOMS:
             found.append(f"{file.path}:{node.lineno}: print() belongs to {', '.join(sorted(PRINTING_ROOMS))}")
+        if (
+            called.endswith(".get")
+            and "SimpleQueue" in file.text
+            and {each.arg for each in node.keywords} & {"timeout"}
+        ):
+            found.append(f"{file.path}:{node.lineno}: SimpleQueue.get(timeout=) can wait for ever: use queue.Queue")
         if called == "torch.load":
             found.append(f"{file.path}:{node.lineno}: torch.load reads pickles; weights are safetensors")
     return found
@@ -90,6 +96,11 @@ LONG_FUNCTION = '"""x."""\ndef f():\n' + "    x = 1\n" * MAX_FUNCTION_LINES
         ("engine/core/engine_core.py", '"""x."""\nprint("x")\n', "print() belongs to"),
         ("engine/core/engine_core.py", '"""x."""\ndef f():\n    import pickle\n', "pickle runs code"),
         ("engine/core/engine_core.py", '"""x."""\nfrom cloudpickle import dumps\n', "cloudpickle runs code"),
+        (
+            "engine/loop.py",
+            '"""x."""\nfrom queue import SimpleQueue\nSimpleQueue().get(timeout=1)\n',
+            "use queue.Queue",
+        ),
         ("model_loader/load.py", '"""x."""\nimport torch\ntorch.load("w.bin")\n', "torch.load reads pickles"),
     ],
 )
