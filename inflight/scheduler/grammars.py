@@ -79,7 +79,7 @@ class RequestGrammars:
         The cost does not depend on how many requests wait. Requests that share a grammar are returned together.
         """
         done: list[tuple[str, str]] = []
-        while not self._compiled.empty():
+        while self._compiled.queue:  # without its lock: this is asked in each plan
             future = self._compiled.get()
             for request_id in self._sharing.pop(future):
                 if self.compiling.get(request_id) is future:

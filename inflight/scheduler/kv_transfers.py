@@ -122,7 +122,7 @@ class KVTransfers(NoTransfers):
         self.on_news()
 
     def settle(self) -> None:
-        while not self._ended.empty():
+        while self._ended.queue:  # without its lock: this is asked in each plan
             self._advance(*self._ended.get())
         if self._waits:
             now = time.monotonic()
