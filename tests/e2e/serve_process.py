@@ -165,7 +165,10 @@ def tree_of(pid: int) -> set[int]:
 
 def shared_memory_of(pids: set[int]) -> set[str]:
     """Entries of /dev/shm that they have mapped."""
-    lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().split("\n")]
+    lines = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has just ended
+            lines += Path(f"/proc/{pid}/maps").read_text().split("\n")
     return {line.split()[5] for line in lines if "/dev/shm/" in line}
 
 

@@ -18,6 +18,7 @@ import pytest
 from benchmarks.shared.mock_executor import NAME
 from tests.e2e.serve_process import MODEL, ServeProcess, Stream, assert_nothing_left, events_of, serving, tree_of
 from tests.support.certificates import make_certificate, needs_openssl
+from tests.support.descriptors import open_descriptors
 from tests.support.python_process import environment_of
 
 TITLES = {"engine", "front end 0", "front end 1"}
@@ -39,8 +40,8 @@ def owner_of(server: ServeProcess, port: int) -> str:
         line[9] for line in lines if line[1].endswith(f":{server.port:04X}") and line[2].endswith(f":{port:04X}")
     )
     for title, pid in server.children().items():
-        with contextlib.suppress(FileNotFoundError):
-            if any(os.readlink(link) == f"socket:[{inode}]" for link in Path(f"/proc/{pid}/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # the process has just ended
+            if f"socket:[{inode}]" in open_descriptors(pid).values():
                 return title
     raise AssertionError(f"nobody has socket {inode}")
 

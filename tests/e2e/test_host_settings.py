@@ -362,7 +362,11 @@ def test_the_engine_leaves_the_settings_as_they_were(folders: dict[str, Path], c
 _OPENMP = """
 import os, subprocess, sys
 from inflight import LLM
-def cores(task): return os.sched_getaffinity(int(task))
+def cores(task):
+    try:
+        return os.sched_getaffinity(int(task))
+    except ProcessLookupError:  # the thread has just ended
+        return set()
 before = {task: cores(task) for task in os.listdir("/proc/self/task")}
 with LLM(num_threads=len(os.sched_getaffinity(0)), kv_cache_memory_bytes=1 << 24) as llm:
     assert {task: cores(task) for task in before} == before

@@ -147,7 +147,10 @@ def running() -> Iterator[RayExecutor]:
 
 def kill_all(keeper: int, text: str) -> None:
     """Kill the processes of a cluster whose command line contains `text`, and all that these have started."""
-    found = [pid for pid in children(keeper) if text in Path(f"/proc/{pid}/cmdline").read_text()]
+    found = []
+    for pid in children(keeper):
+        with contextlib.suppress(OSError):  # it has just ended
+            found += [pid] * (text in Path(f"/proc/{pid}/cmdline").read_text())
     assert found
     below = [pid for raylet in found for pid in children(raylet)]
     for pid in (*found, *below):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from tests.support.descriptors import open_descriptors
 
 _LISTENS = "0A"  # the state TCP_LISTEN in /proc/PID/net/tcp
 
@@ -16,7 +17,7 @@ def listening_hosts(pids: Iterable[int]) -> set[str]:
 
 
 def _listening_hosts(pid: int) -> Iterator[str]:
-    own = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    own = set(open_descriptors(pid).values())
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             (_, local, _, state, *_) = fields = line.split()

@@ -7,7 +7,6 @@ ranks. Each line of its input is a command.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import queue
 import signal
@@ -37,6 +36,7 @@ from inflight.errors import LostPeerError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.kernels.cpu.library import load_kernels
 from inflight.sockets import listen
+from tests.support.descriptors import num_descriptors
 from tests.support.instruction_sets import ONE_SET_OR_ALL
 from tests.support.python_process import PythonProcess
 
@@ -225,7 +225,7 @@ def test_the_memory_must_be_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_descriptor_is_left(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the ranks can share memory or not."""
     kernels = load_kernels()
-    num_open = len(os.listdir("/proc/self/fd"))
+    num_open = num_descriptors()
     connected = exchanges(2)
     if fault == "another's memory":
         monkeypatch.setattr(shared_collectives, "_make_memory", lambda size, mark: _make_memory(size, bytes(len(mark))))
@@ -255,8 +255,7 @@ def test_no_descriptor_is_left(fault: str, monkeypatch: pytest.MonkeyPatch) -> N
             each.close()
     # mapped memory has a descriptor, too, and an exchange keeps its error, whose frames know the memory
     del each, shared, connected
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert num_descriptors() == num_open
 
 
 def leave(record: bytes) -> list[bytes]:

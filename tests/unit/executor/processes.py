@@ -81,7 +81,3 @@ def run_script(script: str, *arguments: str, prefix: Sequence[str] = ()) -> subp
 def pids_of(executor: MultiprocExecutor) -> list[int]:
     pids: list[int] = executor.collective_rpc("pid")
     return pids
-
-
-def num_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))

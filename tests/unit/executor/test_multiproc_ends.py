@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import os
 import socket
 import threading
@@ -22,21 +21,12 @@ from inflight.interface.start_up import JoinEpoch, Listening, Ready, StartUp
 from inflight.processes.child_process import wait_for_end
 from inflight.processes.streams import EXIT_STREAM_ENDED, BlockingStream
 from tests.conformance.configs import engine_config, plan
-from tests.unit.executor.processes import (
-    SCRIPTED,
-    children,
-    exists,
-    have_ended,
-    num_descriptors,
-    pids_of,
-    run_script,
-    scripted_executor,
-)
+from tests.support.descriptors import num_descriptors
+from tests.unit.executor.processes import SCRIPTED, children, exists, have_ended, pids_of, run_script, scripted_executor
 
 
 def test_shutdown_leaves_no_process_thread_or_descriptor() -> None:
     scripted_executor(1).shutdown()
-    gc.collect()
     descriptors, threads = num_descriptors(), threading.active_count()
     executor = scripted_executor()
     pids = pids_of(executor)
@@ -61,7 +51,6 @@ def test_a_replaced_rank_leaves_no_process_or_descriptor(executor: MultiprocExec
 
 def test_spares_that_end_during_shutdown_are_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The I/O thread sees that they have ended, while another thread waits for them and closes them."""
-    gc.collect()
     descriptors = num_descriptors()
     config = engine_config(tensor_parallel_size=2, backend="mp", budget=10.0, name="scripted")
     config = dataclasses.replace(config, fault_tolerance=FaultToleranceConfig(spare_workers=2))
@@ -75,7 +64,6 @@ def test_spares_that_end_during_shutdown_are_closed_once(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(multiproc, "stop_processes", stop_and_let_the_thread_see_it)
     executor.shutdown()
-    gc.collect()
     assert children(os.getpid()) == []
     assert num_descriptors() == descriptors
 
@@ -85,7 +73,6 @@ def test_a_failed_start_leaves_nothing(fault: str) -> None:
     descriptors, threads = num_descriptors(), threading.active_count()
     with pytest.raises((ConfigError, WorkerDiedError)):
         scripted_executor(name=f"1:{fault}")
-    gc.collect()
     assert children(os.getpid()) == []
     assert (num_descriptors(), threading.active_count()) == (descriptors, threads)
 

@@ -16,6 +16,7 @@ from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.rank_process import WorkerProcess
 from inflight.processes.child_process import wait_for_end
 from tests.conformance.configs import engine_config
+from tests.support.descriptors import open_descriptors
 from tests.support.python_process import environment_of
 from tests.unit.executor.processes import pids_of, scripted_executor
 
@@ -124,7 +125,7 @@ def test_a_worker_gets_no_descriptor_but_its_own(executor: MultiprocExecutor) ->
         ours.set_inheritable(True)  # as a careless program does
         late = scripted_executor(1)
         pid = pids_of(late)[0]
-        targets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        targets = list(open_descriptors(pid).values())
         late.shutdown()
     assert sum(target.startswith("socket:") for target in targets) == 1
     assert sum(target.startswith(("pipe:", "anon_inode:")) for target in targets) <= 2  # stdout, stderr

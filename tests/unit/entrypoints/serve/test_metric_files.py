@@ -13,6 +13,7 @@ import pytest
 
 from inflight.entrypoints.serve.metric_files import KINDS, PREFIX, metric_files
 from inflight.errors import ConfigError
+from tests.support.descriptors import num_descriptors
 from tests.support.python_process import run_python
 
 FRONT_END = """
@@ -58,14 +59,14 @@ def test_each_front_end_exposes_the_sums_and_a_new_one_goes_on_with_the_counts_o
 
 
 def test_the_files_are_in_memory_and_nothing_is_left(temporary: Path) -> None:
-    num_fds = len(os.listdir("/proc/self/fd"))
+    num_fds = num_descriptors()
     with metric_files(2) as folder:
         links = list(Path(folder).iterdir())
         assert len(links) == 2 * len(KINDS)
         for link in links:
             assert os.readlink(os.readlink(link)).startswith("/memfd:")  # no disk that can be full
     assert not list(temporary.iterdir())
-    assert len(os.listdir("/proc/self/fd")) == num_fds
+    assert num_descriptors() == num_fds
 
 
 def test_the_folder_of_a_server_that_was_killed_is_removed_by_the_next_one(temporary: Path) -> None:

@@ -1,0 +1,32 @@
+"""What a process has open is read while it runs (tests/support/descriptors.py, tests/support/listening.py)."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from tests.support import descriptors
+from tests.support.descriptors import open_descriptors
+from tests.support.listening import listening_hosts
+
+
+def test_a_descriptor_that_is_closed_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the listing and the look at what is listed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        reader, writer = os.pipe()
+
+        def list_and_close(path: str) -> list[str]:
+            listed = real(path)
+            os.close(writer)
+            monkeypatch.undo()
+            return listed
+
+        real = descriptors.os.listdir
+        monkeypatch.setattr(descriptors.os, "listdir", list_and_close)
+        found = open_descriptors(os.getpid())
+        assert found[reader].startswith("pipe:[") and found[server.fileno()].startswith("socket:[")
+        assert writer not in found
+        assert listening_hosts([os.getpid()]) == {"127.0.0.1"}
+        os.close(reader)
