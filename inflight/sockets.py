@@ -1,12 +1,13 @@
 """`listen`: opens a TCP socket on which ranks listen, at one address of the machine. `unreachable`: tries such addresses.
-`listen_locally`, `connect_locally`: the same for Unix sockets without a file, which end with the machine's processes."""
+`listen_locally`, `connect_locally`: the same for Unix sockets without a file, which end with the machine's processes.
+`socket_pair`: two connected sockets, one of which a new process gets."""
 
 import errno
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 _BACKLOG = 128
 REACH_SECONDS = 2.0  # the kernel sends the first packet of a connection a second time after 1 s
@@ -47,6 +48,19 @@ def connect_locally(name: str) -> socket.socket:
         connected.close()
         raise
     return connected
+
+
+@contextmanager
+def socket_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two connected sockets: ours, and theirs, which another process gets within the block. After the block theirs is closed
+    here. Ours stays open, unless the block raises."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            yield ours, theirs
+        except BaseException:
+            ours.close()
+            raise
 
 
 def unreachable(

@@ -19,6 +19,7 @@ from inflight.errors import CodecError
 from inflight.interface.codec import MESSAGE_TYPES, Decoder, Message, encode
 from inflight.interface.framing import MAX_FRAME_BYTES, Buffer, Frame, FrameReader
 from inflight.processes.io_thread import IoThread
+from inflight.sockets import socket_pair
 
 logger = logging.getLogger(__name__)
 
@@ -194,13 +195,8 @@ class IoStream:
 def with_stream(io: IoThread, start: Callable[[int], P]) -> tuple[P, IoStream]:
     """Start a process that has the other end of a new stream. `start`: gets the descriptor of this end. Called in the I/O
     thread."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            process = start(theirs.fileno())
-        except BaseException:
-            ours.close()
-            raise
+    with socket_pair() as (ours, theirs):
+        process = start(theirs.fileno())
     return process, IoStream(io, ours)
 
 

@@ -11,7 +11,7 @@ import pytest
 from inflight.errors import EngineError
 from inflight.executor.join import connect
 from inflight.interface.start_up import Hello
-from inflight.sockets import listen, shown, unreachable
+from inflight.sockets import listen, shown, socket_pair, unreachable
 
 
 def test_an_ipv6_address_is_shown_with_brackets() -> None:
@@ -19,6 +19,16 @@ def test_an_ipv6_address_is_shown_with_brackets() -> None:
     hello = Hello(token="", schema="", rank=1, world_size=2, nnodes=2)
     with pytest.raises(EngineError, match=r"node 0 did not answer on \[::1\]:9 within 0 s"):
         connect(("::1", 9), hello, max_seconds=0.0)
+
+
+def test_of_a_pair_of_sockets_only_ours_stays_open_and_none_if_the_block_fails() -> None:
+    with socket_pair() as (ours, theirs):
+        theirs.sendall(b"x")
+    assert (ours.recv(1), ours.recv(1), theirs.fileno()) == (b"x", b"", -1)
+    ours.close()
+    with pytest.raises(KeyboardInterrupt), socket_pair() as (ours, theirs):
+        raise KeyboardInterrupt
+    assert (ours.fileno(), theirs.fileno()) == (-1, -1)
 
 
 def test_an_address_is_unreachable_if_nobody_listens_there_or_no_route_leads_there() -> None:

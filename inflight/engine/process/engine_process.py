@@ -30,6 +30,7 @@ from inflight.interface.statistics import FaultStatus
 from inflight.processes.child_process import ChildProcess, stop_processes
 from inflight.processes.ping_watch import PingWatch
 from inflight.processes.streams import BlockingStream
+from inflight.sockets import socket_pair
 
 logger = logging.getLogger(__name__)
 
@@ -80,17 +81,11 @@ class EngineProcess:
         self.suspect, self._received = "", b""
         self._pings = PingWatch(self._ping, lambda _, reason: self.kill(reason))
         self._has_news = asyncio.Event()
-        self._control, theirs = socket.socketpair()
-        try:
+        with socket_pair() as (self._control, theirs):
             title = title_of(config, SPARE_TITLE if is_spare else TITLE)
             self.process = ChildProcess(
                 title, "inflight.engine.process.core_process", [theirs.fileno()], keeps_secrets=True
             )
-        except BaseException:
-            self._control.close()
-            raise
-        finally:
-            theirs.close()
         start = StartEngine(
             config=config, tokenizer=args.tokenizer, skip_tokenizer_init=args.skip_tokenizer_init, is_spare=is_spare
         )
@@ -201,16 +196,10 @@ class EngineProcess:
             ours.close()
 
     def _pass_socket(self, number: int, num_deaths: int) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        try:
+        with socket_pair() as (ours, theirs):
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             socket.send_fds(self._control, [_line({"front_end": number, "num_deaths": num_deaths})], [theirs.fileno()])
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
         return ours
 
     def _note_end(self) -> None:

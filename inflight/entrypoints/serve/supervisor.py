@@ -40,6 +40,7 @@ from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdo
 from inflight.errors import EngineDeadError, EngineError, InflightError, error_by_name
 from inflight.processes.child_process import STOPPED_LOOK_SECONDS, ChildProcess, pause_seconds, stop_processes
 from inflight.processes.recovery_limits import RecoveryLimits
+from inflight.sockets import socket_pair
 
 if TYPE_CHECKING:
     from inflight.engine.process.remote_replica import Keeper
@@ -72,17 +73,10 @@ class FrontEndProcess:
         self.is_replacement = start.is_replacement
         self._is_asked_to_end = False
         self._received = b""
-        self._socket, theirs = socket.socketpair()
-        try:
-            with start.to_file() as file:
-                fds = [listener.fileno(), theirs.fileno(), file.fileno()]
-                module = "inflight.entrypoints.serve.front_end_main"
-                self.process = ChildProcess(f"inflight: front end {index}", module, fds, variables=variables)
-        except BaseException:
-            self._socket.close()
-            raise
-        finally:
-            theirs.close()
+        with socket_pair() as (self._socket, theirs), start.to_file() as file:
+            fds = [listener.fileno(), theirs.fileno(), file.fileno()]
+            module = "inflight.entrypoints.serve.front_end_main"
+            self.process = ChildProcess(f"inflight: front end {index}", module, fds, variables=variables)
         loop.add_reader(self._socket, self._read)
 
     def send(self, order: int, fds: Sequence[int] = ()) -> bool:
