@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import os
 import signal
 import ssl
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,7 +16,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.server import Server, StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.shutdown import Shutdown
+from inflight.entrypoints.serve.shutdown import Shutdown, exit_now
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.hub import check_model_name
 
@@ -55,9 +53,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
                 code = runner.run(supervisor.supervise(settings, args, listener, clock))
             # All child processes have ended. Exit without waiting for threads that still run.
             listener.close()
-            logging.shutdown()
-            sys.stdout.flush()
-            os._exit(code)
+            exit_now(code)
     finally:
         listener.close()
 

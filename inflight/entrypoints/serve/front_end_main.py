@@ -19,13 +19,12 @@ import asyncio
 import contextlib
 import importlib
 import json
-import logging
 import os
 import signal
 import socket
 import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import uvloop
 
@@ -33,7 +32,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.entrypoints.serve.server import Server, StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.shutdown import SIGNALS, Shutdown
+from inflight.entrypoints.serve.shutdown import SIGNALS, Shutdown, exit_now
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import EngineDeadError, InflightError
 from inflight.processes.child_process import name_process
@@ -134,7 +133,7 @@ def main() -> int:
     start = FrontEndStart.from_file(int(sys.argv[4]))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            _exit(runner.run(_serve(start, listener, control)))  # end the process without waiting for threads
+            exit_now(runner.run(_serve(start, listener, control)))  # end the process without waiting for threads
     except InflightError as error:
         _report(control, {"failed": [type(error).__name__, str(error)]})
         return EXIT_FAILED
@@ -174,11 +173,5 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
         control.close()
 
 
-def _exit(code: int) -> NoReturn:
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _exit(main())
+    exit_now(main())

@@ -69,11 +69,5 @@ class Gate:
         else:
             if path not in PROBES:
                 self._on_refusal(self.phase.value)
-            await send_error(
-                scope,
-                send_and_close,
-                503,
-                f"{_WHY[self.phase]}; try again later",
-                kind="server_error",
-                code=f"server_{self.phase.value}",
-            )
+            message, code = f"{_WHY[self.phase]}; try again later", f"server_{self.phase.value}"
+            await send_error(scope, send_and_close, 503, message, kind="server_error", code=code)

@@ -30,31 +30,22 @@ def metric_files(num_front_ends: int) -> Iterator[str]:
         ConfigError: the folder cannot be made.
     """
     _remove_folders_of_dead_servers()
-    fds: list[int] = []
-    folder = ""
-    try:
-        folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
-        for index in range(num_front_ends):
-            for kind in KINDS:
-                fds.append(os.memfd_create(f"{PREFIX}{kind}-{index}"))
-                os.truncate(fds[-1], FIRST_BYTES)
-                os.symlink(f"/proc/{os.getpid()}/fd/{fds[-1]}", f"{folder}/{kind}_{index}.db")
-    except OSError as error:
-        _remove(folder, fds)
-        raise ConfigError(
-            f"the folder for the metrics of several front ends cannot be made in {tempfile.gettempdir()}: {error}; "
-            "free space there, or set TMPDIR to another folder"
-        ) from error
-    try:
+    with contextlib.ExitStack() as until_end:
+        try:
+            folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
+            until_end.callback(shutil.rmtree, folder, ignore_errors=True)
+            for index in range(num_front_ends):
+                for kind in KINDS:
+                    fd = os.memfd_create(f"{PREFIX}{kind}-{index}")
+                    until_end.callback(os.close, fd)
+                    os.truncate(fd, FIRST_BYTES)
+                    os.symlink(f"/proc/{os.getpid()}/fd/{fd}", f"{folder}/{kind}_{index}.db")
+        except OSError as error:
+            raise ConfigError(
+                f"the folder for the metrics of several front ends cannot be made in {tempfile.gettempdir()}: {error}; "
+                "free space there, or set TMPDIR to another folder"
+            ) from error
         yield folder
-    finally:
-        _remove(folder, fds)
-
-
-def _remove(folder: str, fds: list[int]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    for fd in fds:
-        os.close(fd)
 
 
 def _remove_folders_of_dead_servers() -> None:

@@ -190,22 +190,14 @@ class Authentication:
         self._public = PROBES | ({"/metrics"} if metrics_public else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._keys or scope["path"] in self._public:
+        is_public = not self._keys or scope["path"] in self._public
+        shown = [] if is_public else list(_shown_keys(scope))
+        if is_public or any(map(self._keys.accepts, shown)):
             await self._app(scope, receive, send)
             return
-        shown = list(_shown_keys(scope))
-        if any(self._keys.accepts(key) for key in shown):
-            await self._app(scope, receive, send)
-            return
-        await send_error(
-            scope,
-            send,
-            401,
-            "Incorrect API key provided." if shown else f"No API key was given: {_HOW_TO_SEND}.",
-            kind="invalid_request_error",
-            code="invalid_api_key",
-            headers=[(b"www-authenticate", b"Bearer")],
-        )
+        message = "Incorrect API key provided." if shown else f"No API key was given: {_HOW_TO_SEND}."
+        kind, headers = "invalid_request_error", [(b"www-authenticate", b"Bearer")]
+        await send_error(scope, send, 401, message, kind=kind, code="invalid_api_key", headers=headers)
 
 
 def _shown_keys(scope: Scope) -> Iterator[bytes]:

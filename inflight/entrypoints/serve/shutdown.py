@@ -8,8 +8,11 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import os
 import signal
+import sys
 from collections.abc import Iterator
+from typing import NoReturn
 
 logger = logging.getLogger(__name__)
 
@@ -78,3 +81,10 @@ class Shutdown:
         self.cut_now(128 + number)
         for handled in SIGNALS:
             signal.signal(handled, signal.SIG_DFL)
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process without waiting for threads that still run. The log and stdout are complete."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
