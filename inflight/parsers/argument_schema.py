@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 from inflight.parsers.held_value import HeldValue, as_json
@@ -17,6 +18,8 @@ from inflight.structured_output.patterns import pattern_search
 from inflight.structured_output.references import referred, with_local_references
 
 _ALL = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+# class of a value -> its types in JSON Schema; the first that fits counts, because each bool is an int, too
+_TYPE_NAMES = {NoneType: "null", bool: "boolean", int: "integer number", float: "number", str: "string", list: "array"}
 NULLS = ("null", "None")
 _MAX_DEPTH = 16  # of references and branches inside each other; deeper ones are ignored
 
@@ -177,22 +180,10 @@ class ArgumentSchema:
 
 def _type_names(value: Any) -> frozenset[str]:
     """The types of JSON Schema that a value has."""
-    match value:
-        case None:
-            names = {"null"}
-        case bool():
-            names = {"boolean"}
-        case int():
-            names = {"integer", "number"}
-        case float():
-            names = {"integer", "number"} if value.is_integer() else {"number"}
-        case str():
-            names = {"string"}
-        case list():
-            names = {"array"}
-        case _:
-            names = {"object"}
-    return frozenset(names)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    found = (names for kind, names in _TYPE_NAMES.items() if isinstance(value, kind))
+    return frozenset(next(found, "object").split())
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -225,10 +225,7 @@ class ArgumentsReader:
                 value.end()
                 return
             value.write(self._quote)
-        if self._reader.is_cut:
-            value.cut()
-        else:
-            value.end()
+        value.end(is_cut=self._reader.is_cut)
 
     def _escaped_string(self, quote: str, write: Callable[[str], None]) -> Steps[bool]:
         """Read up to the closing quote. Returns whether it came."""
@@ -292,10 +289,7 @@ class ArgumentsReader:
             if not char or char in '{}[],"' or (char == ":" and is_key):
                 break
             value.write((yield from self._reader.piece(self._run)) or self._reader.take(1))
-        if (yield from self._reader.is_at_cut()):
-            value.cut()
-        else:
-            value.end()
+        value.end(is_cut=(yield from self._reader.is_at_cut()))
         self._end(level, key)
 
     def _end(self, level: _Level, key: str) -> None:

@@ -57,16 +57,13 @@ class HeldValue:
         if not self._is_held:
             self._pass_on(escaped(text) if self._is_string else text)
 
-    def end(self) -> None:
-        """The value is complete."""
+    def end(self, *, is_cut: bool = False) -> None:
+        """The value is complete, or `is_cut`: then the text has ended within the value, which is passed on as it is."""
         if self._is_held:
-            self._pass_on(self._convert("".join(self._pieces)))
-        elif self._is_string:
+            text = "".join(self._pieces)
+            self._pass_on(text if is_cut else self._convert(text))
+        elif self._is_string and not is_cut:
             self._pass_on('"')
-
-    def cut(self) -> None:
-        """The text has ended within the value. It is passed on as it is."""
-        self._pass_on("".join(self._pieces) if self._is_held else "")
 
     def _may_be_a_word(self) -> bool:
         text = "".join(self._pieces)

@@ -145,10 +145,7 @@ class _TaggedToolParser(ToolParser):
                 value.end()
                 return
             value.write(self._reader.take(1))
-        if (yield from self._reader.is_at_cut()):
-            value.cut()
-        else:
-            value.end()
+        value.end(is_cut=(yield from self._reader.is_at_cut()))
         raise MalformedCallError
 
 
