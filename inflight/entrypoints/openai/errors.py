@@ -59,26 +59,19 @@ _INSTEAD_OF_TYPES = {
         "the server runs no tools: give a function that your program runs",
     ),
 }
-_CHATS = ": use /v1/chat/completions"
 _ONLY_TEXT = ": this server only generates text (/v1/chat/completions, /v1/completions)"
-_MODELS = ": /v1/models lists the models"
-# The beginning of a path of another API, without /v1 -> what to use instead. The first that fits counts.
+# the beginning of a path of another API, without /v1 -> what to use instead
 _INSTEAD = {
     "/responses": ": POST the whole conversation to /v1/responses, because no responses are stored",  # OpenAI
     "/messages": ": use /v1/messages",  # Anthropic
-    "/complete": ": use /v1/completions",
     "/v1": ": /v1 comes twice, use it once in the base URL",
-    "/chat/completions": _CHATS,
-    "/completions": ": use /v1/completions",
-    "/models": _MODELS,
-    "/engines": ": use /v1/completions",
-    "/threads": _CHATS,
-    "/assistants": _CHATS,
+    "/models": ": /v1/models lists the models",
     "/api": ": the server has one model, which cannot be changed",  # Ollama
-    "/completion": ": use /v1/completions",  # llama.cpp
-    "/infill": ": use /v1/completions with suffix",
-    "/generate": ": use /v1/completions",  # TGI, SGLang
-    "/generate_stream": ": use /v1/completions with stream",
+    "/infill": ": use /v1/completions with suffix",  # llama.cpp
+    "/generate_stream": ": use /v1/completions with stream",  # TGI, SGLang
+    # of these, /completion is llama.cpp's, and /generate is that of TGI and SGLang
+    **dict.fromkeys("/completions /complete /engines /completion /generate".split(), ": use /v1/completions"),
+    **dict.fromkeys("/chat/completions /threads /assistants".split(), ": use /v1/chat/completions"),
     **dict.fromkeys("/embeddings /embed /embedding /rerank /score /pooling /classify /moderations".split(), _ONLY_TEXT),
     **dict.fromkeys("/images /audio /realtime /videos".split(), _ONLY_TEXT),
     **dict.fromkeys("/files /batches /fine_tuning /uploads /vector_stores".split(), ": nothing is stored here"),

@@ -379,27 +379,19 @@ class GenerationFields(SamplingFields):
 
     def _older_and_foreign(self) -> dict[str, StructuredOutputsParams]:
         """Constraints in the words of older versions and of other engines."""
-        found: dict[str, StructuredOutputsParams] = {}
-        blanks: dict[str, Any] = {}
-        if self.guided_whitespace_pattern is not None and self.guided_json is not None:
-            blanks["whitespace_pattern"] = self.guided_whitespace_pattern
-        values: dict[str, tuple[str, Any]] = {
-            "guided_json": ("json", self.guided_json),
-            "guided_regex": ("regex", self.guided_regex),
-            "guided_choice": ("choice", self.guided_choice),
-            "guided_grammar": ("grammar", self.guided_grammar),
-            "guided_json_object": ("json_object", self.guided_json_object or None),
-            "regex": ("regex", self.regex),
-            "ebnf": ("grammar", self.ebnf),
-            "grammar": ("grammar", self.grammar),
+        pattern = self.guided_whitespace_pattern
+        blanks = {} if pattern is None else {"whitespace_pattern": pattern}
+        values: dict[str, dict[str, Any]] = {
+            "guided_json": {"json": self.guided_json, **blanks},
+            "guided_regex": {"regex": self.guided_regex},
+            "guided_choice": {"choice": self.guided_choice},
+            "guided_grammar": {"grammar": self.guided_grammar},
+            "guided_json_object": {"json_object": self.guided_json_object or None},
+            "regex": {"regex": self.regex},
+            "ebnf": {"grammar": self.ebnf},
+            "grammar": {"grammar": self.grammar},
+            "json_schema": {"json": self.json_schema, "lenient": True},
+            "format": {"json_object": True} if self.format == "json" else {"json": self.format, "lenient": True},
         }
-        for name, (kind, value) in values.items():
-            if value is not None:
-                found[name] = StructuredOutputsParams(**{kind: value}, **(blanks if name == "guided_json" else {}))
-        if self.json_schema is not None:
-            found["json_schema"] = StructuredOutputsParams(json=self.json_schema, lenient=True)
-        if self.format == "json":
-            found["format"] = StructuredOutputsParams(json_object=True)
-        elif self.format is not None:
-            found["format"] = StructuredOutputsParams(json=self.format, lenient=True)
-        return found
+        given = {name: each for name, each in values.items() if None not in each.values()}
+        return {name: StructuredOutputsParams(**each) for name, each in given.items()}
