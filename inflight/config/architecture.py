@@ -334,12 +334,8 @@ class ModelArchitecture:
 
 def _for_length(layer: LayerSpec, max_model_len: int) -> LayerSpec:
     attention = layer.attention
-    rope = attention.rope if attention is not None else None
-    if (
-        attention is None
-        or rope is None
-        or not rope.long_factors
-        or max_model_len <= rope.original_max_position_embeddings
-    ):
+    if attention is None or (rope := attention.rope) is None or not rope.long_factors:
+        return layer
+    if max_model_len <= rope.original_max_position_embeddings:
         return layer
     return replace(layer, attention=replace(attention, rope=replace(rope, factors=rope.long_factors)))

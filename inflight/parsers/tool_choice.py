@@ -77,11 +77,8 @@ def constrain_tools(
     checked = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(check_objects(tools, "tools", TOOL) or ())]
     is_forced = tool_choice not in ("none", "auto")
     has_strict = any(tool.is_strict for tool in checked)
-    if (
-        markup is not None
-        and not is_forced
-        and (markup.only_forced or (markup.arguments is not None and not has_strict))
-    ):
+    only_if_forced = markup is not None and (markup.only_forced or (markup.arguments is not None and not has_strict))
+    if only_if_forced and not is_forced:
         markup = None
     own = params.structured_outputs
     is_json = own is not None and own.constraint in ("json", "json_object")

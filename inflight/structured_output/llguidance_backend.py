@@ -222,14 +222,8 @@ class LLGuidanceMatcher(GrammarMatcher):
     def forced_tokens(self, limit: int) -> list[int]:
         # Usually no token is forced. `compute_ff_tokens` shows this faster than a mask does, but ignores that EOS may be
         # allowed.
-        if (
-            not self.error()
-            and not self.is_terminated()
-            and not self.is_accepting()
-            and not self.inner.compute_ff_tokens()
-        ):
-            return []
-        return super().forced_tokens(limit)
+        may_force = self.error() or self.is_terminated() or self.is_accepting() or self.inner.compute_ff_tokens()
+        return super().forced_tokens(limit) if may_force else []
 
     def _accept(self, token_id: int) -> bool:
         """Only a mask renews the fuel. Without fuel the library refuses tokens that the grammar admits. So a mask is computed

@@ -106,12 +106,8 @@ class ChatMessage(StrictModel):
     def _check_thoughts(
         cls, content: str | list[TextPart | ThinkingPart] | None, info: ValidationInfo
     ) -> str | list[TextPart | ThinkingPart] | None:
-        role = info.data.get("role", "assistant")
-        if (
-            role != "assistant"
-            and isinstance(content, list)
-            and any(isinstance(part, ThinkingPart) for part in content)
-        ):
+        has_thoughts = isinstance(content, list) and any(isinstance(part, ThinkingPart) for part in content)
+        if has_thoughts and info.data.get("role", "assistant") != "assistant":
             raise PydanticCustomError(
                 "part_type", "a part of the type 'thinking' is read only in messages of the role 'assistant'"
             )
