@@ -33,9 +33,8 @@ class FaultToleranceConfig:
     spare_workers: int = setting(0, "Processes that wait to replace a rank.", bounds=(0, 64))
 
 
-def resolve_fault_tolerance(
-    enabled: bool, given: Mapping[str, Any] | None
-) -> FaultToleranceConfig:  # Any: checked here
+# Any: checked here
+def resolve_fault_tolerance(enabled: bool, given: Mapping[str, Any] | None) -> FaultToleranceConfig:
     """Returns the config that `given` (`EngineArgs.fault_tolerance_config`) describes. Missing fields get their defaults.
 
     Raises:

@@ -9,9 +9,8 @@ from inflight.setting import check_values, unknown_name
 Config = TypeVar("Config")
 
 
-def from_json(
-    kind: type[Config], option: str, given: Mapping[str, Any] | None, needed: str = ""
-) -> Config:  # Any: checked here
+# Any: checked here
+def from_json(kind: type[Config], option: str, given: Mapping[str, Any] | None, needed: str = "") -> Config:
     """Returns a `kind` with the values of `given`, and defaults for the others. If `given` is None, all are defaults. `needed`:
     a name that `given` must have.
 

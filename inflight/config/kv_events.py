@@ -28,9 +28,8 @@ class KVEventsConfig:
     topic: str = setting("", "The topic of the messages.")
 
 
-def resolve_kv_events(
-    given: Mapping[str, Any] | None, *, is_caching: bool, replicas: range
-) -> KVEventsConfig | None:  # Any: checked here
+# Any: checked here
+def resolve_kv_events(given: Mapping[str, Any] | None, *, is_caching: bool, replicas: range) -> KVEventsConfig | None:
     """Returns the config that `given` (`EngineArgs.kv_events_config`) describes; None if nothing is published.
 
     Args:

@@ -47,9 +47,8 @@ class OfflineEngine(ABC):
         self._input_processor = input_processor
         self._logged_unenforced: set[str] = set()
 
-    def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
-    ) -> list[int]:  # Any: JSON
+    # Any: JSON
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
         """Render a conversation with the model's chat template, and return the token ids of the prompt."""
         text = self._input_processor.render_text(messages, **options)
         return self._input_processor.encode(text, add_special_tokens=False)

@@ -47,9 +47,8 @@ class ReplicatedEngine(OfflineEngine):
         self._news: Queue[RequestOutput | Exception] = Queue()
         self._reading: dict[str, asyncio.Task[None]] = {}  # request id -> the task that waits for its output
 
-    def _run(
-        self, coroutine: Coroutine[Any, Any, T]
-    ) -> T:  # Any: what a coroutine yields and receives is not used here
+    # Any: what a coroutine yields and receives is not used here
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it in the thread, and wait for it.
 
         Raises:

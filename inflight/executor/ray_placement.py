@@ -102,9 +102,8 @@ class RayPlacement:
         self._started: dict[int, StartRank] = {}  # the newest command for each rank
         self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         address = wanted.cluster or os.environ.get("RAY_ADDRESS") or "auto"
-        if (
-            address == "local" or "://" in address
-        ):  # Ray would start a cluster that ends with this process, or use a proxy
+        if address == "local" or "://" in address:
+            # Ray would start a cluster that ends with this process, or use a proxy
             raise ConfigError(
                 f"RAY_ADDRESS={address!r} names no running cluster; give host:port of its head, or leave it out"
             )

@@ -54,12 +54,8 @@ class ToolParser:
         """The texts with which a call begins; empty if a call begins like other texts."""
         return (cls.marker,) if cls.marker else ()
 
-    def __init__(
-        self,
-        reader: TextReader,
-        writer: EventWriter,
-        tools: Sequence[Mapping[str, Any]],  # Any: JSON
-    ) -> None:
+    # Any: JSON
+    def __init__(self, reader: TextReader, writer: EventWriter, tools: Sequence[Mapping[str, Any]]) -> None:
         self._reader = reader
         self._writer = writer
         self._tools = tools

@@ -17,9 +17,8 @@ MAX_FOUND = 32  # keywords of a schema that are looked for one by one; after the
 MAX_TRIED_CHARACTERS = 2_000_000  # of all schemas that are tried for one keyword, so that a trial ends within a second
 
 
-def leave_out_refused(
-    schema: dict[str, Any], refuses: Refuses, parts: Sequence[SchemaPart], where: str
-) -> list[str]:  # Any: JSON
+# Any: JSON
+def leave_out_refused(schema: dict[str, Any], refuses: Refuses, parts: Sequence[SchemaPart], where: str) -> list[str]:
     """Remove from the lenient parts of `schema`, in place, what the library refuses. If no single keyword is the cause, a whole
     part is removed. What the library refuses in a strict part stays.
 
@@ -46,9 +45,8 @@ def leave_out_refused(
     return left_out
 
 
-def find_refused(
-    schema: dict[str, Any], refuses: Refuses, error: str
-) -> tuple[str, dict[str, Any] | None, str]:  # Any: JSON
+# Any: JSON
+def find_refused(schema: dict[str, Any], refuses: Refuses, error: str) -> tuple[str, dict[str, Any] | None, str]:
     """(path, node, keyword) of the keyword without which the library has another error or none; node is None if there is none
     such keyword."""
     room = MAX_TRIED_CHARACTERS // (1 + len(json.dumps(schema)))

@@ -64,9 +64,8 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     otherwise: Tag | msgspec.UnsetType = msgspec.UNSET
 
 
-msgspec.json.Decoder(
-    _Document
-)  # msgspec learns the fields now: if two threads were the first to use them, it would crash
+# msgspec learns the fields now: if two threads were the first to use them, it would crash
+msgspec.json.Decoder(_Document)
 
 
 def parse_structural_tag(text: str) -> StructuralTag:

@@ -93,9 +93,8 @@ def source_of(context: typer.Context, name: str) -> str:
     return "" if source is None else source.name
 
 
-def checked(
-    context: typer.Context, kind: Callable[..., _T], values: Mapping[str, Any]
-) -> _T | None:  # Any: checked here
+# Any: checked here
+def checked(context: typer.Context, kind: Callable[..., _T], values: Mapping[str, Any]) -> _T | None:
     """Make an object of class `kind` from these values. A message about wrong values is added to the list that `problems_of`
     returns. For each value from the environment or the config file, the message names the place.
 

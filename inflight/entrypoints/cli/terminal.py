@@ -35,9 +35,8 @@ class CompletionPrinter:
     def __init__(self, file: TextIO, prompts: Sequence[str]) -> None:
         self._file = file
         self._prompts = prompts
-        self._outputs: dict[
-            int, RequestOutput
-        ] = {}  # prompt index -> newest output, until all of the prompt is printed
+        # prompt index -> newest output, until all of the prompt is printed
+        self._outputs: dict[int, RequestOutput] = {}
         self._turn = 0  # the index of the prompt whose completions are printed now
         self._stream: TextStream | None = None
 

@@ -178,9 +178,8 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
     return plain
 
 
-def _parse_object(
-    text: str, allow_partial: Literal[False, "trailing-strings"] = False
-) -> dict[str, Any] | None:  # Any: JSON
+# Any: JSON
+def _parse_object(text: str, allow_partial: Literal[False, "trailing-strings"] = False) -> dict[str, Any] | None:
     """The JSON object in `text`, or None if `text` is not a JSON object. NaN, infinite numbers and lone surrogates are not
     JSON."""
     try:

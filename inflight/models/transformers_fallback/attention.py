@@ -77,9 +77,8 @@ class Mask:
         self._refuse()
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> NoReturn:  # Any: torch's own
+    # Any: torch's own
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         """torch asks here if a model gives its mask to one of torch's functions."""
         raise UnsupportedModelError(
             f"the model computes with its mask, in torch's {func.__name__}: its attention is code of its own, or has a bias"
