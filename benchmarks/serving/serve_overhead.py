@@ -2,10 +2,10 @@
 
     python -m benchmarks.serve_overhead [throughput] [steps] [first-byte] [apis] [--model qwen3-0.6b] [--rounds 3]
 
-throughput: 32 streams through `inflight serve` against `LLM.generate` of the same 32 prompts, with the same arguments, in turns
-(goal: 0.95 times). steps: the mock executor under 256 streams, see `serve_step_period.py` (goal: a period at most
+throughput: --batch streams through `inflight serve` against `LLM.generate` of the same prompts, with the same arguments, in
+turns (goal: 0.95 times). steps: the mock executor under 256 streams, see `serve_step_period.py` (goal: a period at most
 1.05 times that of the core alone). first-byte: the time to the first token through HTTP and through `AsyncLLM`, in turns, one
-request at a time. apis: 32 streams of chats through /v1/responses, /v1/messages and /api/chat, each against the same
+request at a time. apis: --batch streams of chats through /v1/responses, /v1/messages and /api/chat, each against the same
 chats through /v1/chat/completions, in turns (goal: 0.98 times).
 
 The load generator is `http_load.py`, in this process: it takes cores from the server, and says how much.
@@ -38,7 +38,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine.request.request_state import RequestOutputKind
 
 EMBEDDED = "embedded"
-BATCH, PROMPT_LEN = 32, 16
+PROMPT_LEN = 16
 THROUGHPUT_GOAL = 0.95
 FIRST_BYTE_WARM_UP = 20
 API_GOAL = 0.98
@@ -56,16 +56,16 @@ def throughput(options: argparse.Namespace) -> None:
     model = None if options.model == EMBEDDED else str(model_folder(options.model, options.models))
     engine_args: dict[str, Any] = {  # Any: as `EngineArgs` takes them
         "max_model_len": 1024,
-        "max_num_seqs": BATCH,
+        "max_num_seqs": options.batch,
         "kv_cache_memory_bytes": 1 << 29,
         "enable_prefix_caching": False,
         **({} if model is None else {"model": model}),
         **options.engine_args,
     }
     rng = random.Random(0)
-    prompts = [[rng.randrange(3, 1500) for _ in range(PROMPT_LEN)] for _ in range(BATCH)]
+    prompts = [[rng.randrange(3, 1500) for _ in range(PROMPT_LEN)] for _ in range(options.batch)]
     requests = [completion_request(prompt, options.output_len) for prompt in prompts]
-    num_tokens = BATCH * options.output_len
+    num_tokens = options.batch * options.output_len
     shares: list[float] = []
     params = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True)
 
@@ -83,7 +83,7 @@ def throughput(options: argparse.Namespace) -> None:
             return float(num_tokens / seconds)
 
         async def served() -> float:
-            connections = await connect_all(server.port, BATCH)
+            connections = await connect_all(server.port, options.batch)
             start, cpu = time.perf_counter(), time.process_time()
             answers = await asyncio.gather(
                 *(connection.send(request) for connection, request in zip(connections, requests, strict=True))
@@ -96,7 +96,11 @@ def throughput(options: argparse.Namespace) -> None:
             return float(num_tokens / seconds)
 
         row = compare_in_turns(
-            "serve_overhead", f"{options.model}, {BATCH} streams", offline, lambda: runner.run(served()), options.rounds
+            "serve_overhead",
+            f"{options.model}, {options.batch} streams",
+            offline,
+            lambda: runner.run(served()),
+            options.rounds,
         )
     emit(benchmark="serve_overhead", load_generator_share_of_a_core=round(max(shares), 3))
     met = verdict(float(row[-1].split()[0]) >= THROUGHPUT_GOAL)
@@ -107,8 +111,8 @@ def throughput(options: argparse.Namespace) -> None:
 def apis(options: argparse.Namespace) -> None:
     """Greedy chats, so all APIs give the same tokens."""
     model = {} if options.model == EMBEDDED else {"model": str(model_folder(options.model, options.models))}
-    engine_args = {**model, "max_num_seqs": BATCH, "kv_cache_memory_bytes": 1 << 29, **options.engine_args}
-    requests = {path: [_chat_request(path, i, options.output_len) for i in range(BATCH)] for path in APIS}
+    engine_args = {**model, "max_num_seqs": options.batch, "kv_cache_memory_bytes": 1 << 29, **options.engine_args}
+    requests = {path: [_chat_request(path, i, options.output_len) for i in range(options.batch)] for path in APIS}
     rows = []
     cpu: dict[str, list[float]] = {path: [] for path in APIS}  # processor time of the front end, in us per token
     with ServedProcess(engine_args) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -227,6 +231,7 @@ def main() -> None:
     parser.add_argument(
         "--engine-args", type=json.loads, default={}, help='JSON, as {"num_threads": 1}; throughput and apis'
     )
+    parser.add_argument("--batch", type=int, default=32, help="streams at once, throughput and apis [%(default)s]")
     parser.add_argument("--streams", type=int, default=256, help="of steps [%(default)s]")
     parser.add_argument("--stream-tokens", type=int, default=1200, help="of each, steps [%(default)s]")
     parser.add_argument("--step-rounds", type=int, default=1, help="of steps [%(default)s]")
