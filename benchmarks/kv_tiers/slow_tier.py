@@ -10,7 +10,7 @@ import statistics
 from benchmarks.kv_tiers.setting import BLOCK_SIZE, Row, Setting, drain, first_token, forget_arena, forget_near, tell
 from benchmarks.kv_tiers.sleeping_tier import MODULE_PATH, SleepingTier
 from inflight.kv_connector.rank_transfers import NUM_FETCH_THREADS
-from inflight.scheduler.kv_transfers import FIRST_CHUNK, LAST_CHUNK
+from inflight.scheduler.kv_transfers import FIRST_FETCH, LAST_FETCH
 
 BAR = 1.2
 # What the tier takes for a prompt / what computing takes. The last one answers nothing in time.
@@ -20,10 +20,10 @@ TIMEOUT_SECONDS = 2.0
 
 def num_waits(num_blocks: int) -> int:
     """How many reads one after another a prompt of so many blocks takes, when `NUM_FETCH_THREADS` run at once."""
-    count, size = 0, FIRST_CHUNK
+    count, size = 0, FIRST_FETCH
     while num_blocks > 0:
         count += -(-min(size, num_blocks) // NUM_FETCH_THREADS)
-        num_blocks, size = num_blocks - size, min(2 * size, LAST_CHUNK)
+        num_blocks, size = num_blocks - size, min(2 * size, LAST_FETCH)
     return count
 
 

@@ -22,6 +22,9 @@ class KVTierConfig:
         0, "fs: most bytes of the objects of all ranks; 0: half of (free space + objects).", bounds=(0, 2**60)
     )
     url: str | None = setting(None, "redis, obj: the address.", is_secret=True)
+    blocks_per_chunk: int = setting(
+        1, "obj: how many blocks of full attention that follow each other are one object.", bounds=(1, 64)
+    )
     ttl_seconds: int = setting(0, "redis: seconds for which an object is kept; 0: no limit.", bounds=(0, 2**31 - 1))
     module_path: str | None = setting(
         None, "custom: 'package.module:Class', a subclass of inflight.kv_connector.tier.Tier."
@@ -58,7 +61,7 @@ _KINDS = {
         "redis",
     ),
     "obj": _Kind(
-        "url options",
+        "url options blocks_per_chunk",
         "'s3://bucket/prefix', 'gs://…', 'az://…', 'file:///folder' or 'memory:///', and keys in options",
         r"(s3|gs|az)://[^@/?#\s]+(/[^?#\s]*)?|file:///[^?#\s]+|memory:///?",
         "obstore",
@@ -79,7 +82,12 @@ def resolve_kv_tiers(given: object, option: str = "secondary_tiers") -> tuple[KV
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
         # not the value: it may contain a password
         raise ConfigError(f"{option} is a {type(given).__name__}, no list; give a list of dictionaries or leave it out")
-    return tuple(_resolve_tier(f"{option}[{number}]", each) for number, each in enumerate(given))
+    tiers = tuple(_resolve_tier(f"{option}[{number}]", each) for number, each in enumerate(given))
+    if len(sizes := {tier.blocks_per_chunk for tier in tiers} - {1}) > 1:
+        raise ConfigError(
+            f"{option}: blocks_per_chunk has different values above 1: {sorted(sizes)}; give each tier 1 or one of them"
+        )
+    return tiers
 
 
 def _resolve_tier(option: str, given: object) -> KVTierConfig:

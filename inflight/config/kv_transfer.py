@@ -33,6 +33,11 @@ class KVTransferConfig:
     tiers: tuple[KVTierConfig, ...] = ()
     ignored: tuple[str, ...] = ()
 
+    @property
+    def blocks_per_chunk(self) -> int:
+        """The largest number of blocks that a tier stores as one object."""
+        return max((tier.blocks_per_chunk for tier in self.tiers), default=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Option:

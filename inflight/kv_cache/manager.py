@@ -107,10 +107,9 @@ class KVCacheManager:
         return tuple(group.cached_table(blocks.hashes, num_hit) for group in self._groups)
 
     def name_blocks(self, blocks: RequestBlocks, token_ids: Int32Array) -> int:
-        """Compute the names of the full blocks of `token_ids` without the last token. Returns how many there are."""
-        limit = (len(token_ids) - 1) // self.block_size
-        self._hasher.extend(blocks.root, blocks.hashes, token_ids, limit)
-        return limit
+        """Compute the names of the full blocks of `token_ids`. Returns how many blocks are full without the last token."""
+        self._hasher.extend(blocks.root, blocks.hashes, token_ids, len(token_ids) // self.block_size)
+        return (len(token_ids) - 1) // self.block_size
 
     def longest_hit(self, blocks: RequestBlocks, limit: int, find: Callable[[BlockKey], int | None]) -> int:
         """Returns the largest n <= limit for which `find` finds all blocks that a request with n cached blocks needs."""

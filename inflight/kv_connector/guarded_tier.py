@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from inflight.kv_connector.breaker import Breaker
 from inflight.kv_connector.tier import Tier
@@ -65,14 +66,16 @@ class GuardedTier:
         self._num_running = self._num_threads = 0
         self._is_closed = False
 
-    def get(self, name: bytes, into: memoryview) -> int | None:
-        """Returns what `Tier.get` returns; -1 if that is no number; None also if the operation failed or was rejected.
+    def get(self, name: bytes, into: memoryview, offset: int | None = None) -> int | None:
+        """Returns what `Tier.get` returns, or with `offset` what `Tier.get_range` returns; -1 if that is no number; None also
+        if the operation failed or was rejected.
 
         Raises:
             AbandonedError: `into` must not be used any more.
         """
         start = time.perf_counter()
-        is_done, found = self._run(self._reads, lambda: self._tier.get(name, into))
+        get = self._tier.get if offset is None else partial(self._tier.get_range, offset=offset)
+        is_done, found = self._run(self._reads, lambda: get(name, into))
         if not is_done or found is None:
             self.count(misses=is_done)
             return None

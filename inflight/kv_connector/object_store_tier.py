@@ -1,10 +1,11 @@
 """`ObjectStoreTier`: objects in S3, in a store with S3's protocol, or in Google's or Azure's store."""
 
 import errno
+import re
 from datetime import timedelta
 
 import obstore
-from obstore.exceptions import AlreadyExistsError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
 from inflight.config.kv_tiers import KVTierConfig
@@ -12,6 +13,8 @@ from inflight.errors import ConfigError
 from inflight.kv_connector.tier import Tier
 
 _CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "proxy_url")  # obstore gives them to its HTTP client
+# what stores and obstore say if a range begins behind the end of an object
+_OUTSIDE = re.compile(r"416 Range Not Satisfiable|InvalidRange|Invalid range|Requested range was invalid")
 
 
 class ObjectStoreTier(Tier):
@@ -45,18 +48,28 @@ class ObjectStoreTier(Tier):
             ) from None
 
     def get(self, name: bytes, into: memoryview) -> int | None:
+        return self._get(name, into, None)
+
+    def get_range(self, name: bytes, into: memoryview, offset: int) -> int | None:
+        return self._get(name, into, (offset, offset + len(into)))
+
+    def _get(self, name: bytes, into: memoryview, span: tuple[int, int] | None) -> int | None:
         try:
-            found = obstore.get(self._store, name.hex())
+            found = obstore.get(self._store, name.hex(), options={"range": span} if span else {})
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
                 raise OSError(errno.ENOTDIR, "no such bucket") from None
             return None
-        length = found.meta["size"]
-        if length <= len(into):
+        except BaseError as error:
+            if span and _OUTSIDE.search(str(error)):
+                return 0  # the object was cut short
+            raise
+        start, end = found.range
+        if end - start <= len(into):
             data = memoryview(found.bytes())
             into[: len(data)] = data
             return len(data)
-        return length
+        return end - start
 
     def put(self, name: bytes, data: memoryview) -> None:
         try:

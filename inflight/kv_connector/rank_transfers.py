@@ -57,10 +57,11 @@ class RankTransfers:
         self._stored: dict[int, Future[tuple[bool, Counts]]] = {}  # id of a save -> the end of its stores
 
     def save(
-        self, transfer_id: int, blocks: Sequence[int], slots: Sequence[int], keys: Sequence[bytes]
+        self, transfer_id: int, blocks: Sequence[int], slots: Sequence[int], keys: Sequence[Sequence[bytes]]
     ) -> Future[bool]:
-        """Copy blocks of the arena to slots. If `keys` are given, store the blocks in the tiers after that. The future says
-        whether the copies have succeeded; the future of `stored` ends with the stores."""
+        """Copy blocks of the arena to slots. If `keys` are given, store the blocks in the tiers after that. Each element of
+        `keys` has the key of one block, or those of all blocks of a chunk. The future says whether the copies have succeeded;
+        the future of `stored` ends with the stores."""
         epoch, ended = self._epoch, Future[tuple[bool, Counts]]()
         if keys:
             self._stored[transfer_id] = ended
@@ -108,58 +109,74 @@ class RankTransfers:
         return True
 
     def fetch(
-        self, keys: Sequence[bytes], slots: Sequence[int], ends: Sequence[bool]
+        self,
+        keys: Sequence[bytes],
+        slots: Sequence[int],
+        ends: Sequence[bool],
+        chunks: Sequence[tuple[bytes, int]] = (),
     ) -> Future[tuple[list[bool], Counts]]:
-        """Copy blocks from the tiers to slots. If no tier has a key for which `ends` is set, later keys are not looked for. The
-        future says of each key whether its slot has the block now, and what the tiers have done since they were last
-        counted."""
+        """Copy blocks from the tiers to slots. If no tier has a key for which `ends` is set, later keys are not looked for.
+        `chunks` are given if a tier has chunks: for each block the key of the last block of its chunk, and the block's number
+        in the chunk; b"" and 0 if it is in no chunk, or if the key is not known. The future says of each key whether its slot
+        has the block now, and what the tiers have done since they were last counted."""
         tiers, epoch, future = self._tiers, self._epoch, Future[tuple[list[bool], Counts]]()
         assert tiers is not None
         found, num_ended, end = [False] * len(keys), itertools.count(1), len(keys)
+        chunks, parts = chunks or [(b"", 0)] * len(keys), dict[bytes, list[int]]()
+        for i, (last_key, _) in enumerate(chunks):
+            parts.setdefault(last_key or keys[i], []).append(i)
 
-        def fetch_one(i: int) -> None:
+        def fetch_part(part: list[int]) -> None:
             nonlocal end
-            got = tiers.fetch(keys[i]) if i < end else None
-            if got is not None and len(got[0]) != self._copies.slab.shape[1]:
-                got = None  # a writer to the tier who can make checksums can make this, too
-            with self._lock:
-                if got is not None and epoch == self._epoch:
-                    self._copies.slab[slots[i]] = np.frombuffer(got[0], dtype=np.uint8)
-                    found[i] = True
-                elif ends[i]:
-                    end = min(end, i)
-            if next(num_ended) == len(keys):
+            last_key, places = chunks[part[0]][0], [chunks[i][1] for i in part]
+            is_wanted = part[0] < end and epoch == self._epoch
+            all_got = tiers.fetch([keys[i] for i in part], places, last_key) if is_wanted else [None] * len(part)
+            good: list[tuple[int, memoryview, int]] = []
+            for i, got in zip(part, all_got, strict=True):
+                with self._lock:
+                    # a writer to the tier who can make checksums can make another length, too
+                    if got is not None and len(got[0]) == self._copies.slab.shape[1]:
+                        good.append((i, *got))
+                        if epoch == self._epoch:
+                            self._copies.slab[slots[i]] = np.frombuffer(got[0], dtype=np.uint8)
+                            found[i] = True
+                    elif ends[i]:
+                        end = min(end, i)
+            if next(num_ended) == len(parts):
                 future.set_result((found, tiers.take_counts()))
-            if got is not None and got[1] > 0:  # a hit in a far tier is copied to the near ones
-                tiers.store(keys[i], got[0], got[1])
+            for i, payload, number in good:
+                if number > 0:  # a hit in a far tier is copied to the near ones
+                    tiers.store([keys[i]], [payload], number)
 
-        for i in range(len(keys)):
-            self._fetchers.submit(fetch_one, i)
+        for part in parts.values():
+            self._fetchers.submit(fetch_part, part)
         return future
 
     def _store(
-        self, keys: Sequence[bytes], slots: Sequence[int], epoch: int, ended: Future[tuple[bool, Counts]]
+        self, keys: Sequence[Sequence[bytes]], slots: Sequence[int], epoch: int, ended: Future[tuple[bool, Counts]]
     ) -> None:
         tiers, num_ended = self._tiers, itertools.count(1)
         assert tiers is not None
         with self._lock:
-            has_room = self._num_waiting_stores + len(keys) <= MAX_WAITING_STORES
-            self._num_waiting_stores += len(keys) if has_room else 0
+            has_room = self._num_waiting_stores + len(slots) <= MAX_WAITING_STORES
+            self._num_waiting_stores += len(slots) if keys and has_room else 0
         if not keys or not has_room:
             ended.set_result((False, tiers.take_counts()))
             return
 
-        def store_one(i: int) -> None:
-            payload = self._copies.slab[slots[i]].copy()
-            if epoch == self._epoch:  # then the slot still had this block when it was copied
-                tiers.store(keys[i], memoryview(payload))
+        def store_object(object_keys: Sequence[bytes], first: int) -> None:
+            end = first + len(object_keys)
+            payloads = [memoryview(self._copies.slab[slot].copy()) for slot in slots[first:end]]
+            if epoch == self._epoch:  # then the slots still had these blocks when they were copied
+                tiers.store(object_keys, payloads)
             with self._lock:
-                self._num_waiting_stores -= 1
+                self._num_waiting_stores -= len(object_keys)
             if next(num_ended) == len(keys):
                 ended.set_result((True, tiers.take_counts()))
 
-        for i in range(len(keys)):
-            self._storers.submit(store_one, i)
+        firsts = itertools.accumulate(map(len, keys), initial=0)  # one more than there are objects
+        for object_keys, first in zip(keys, firsts, strict=False):
+            self._storers.submit(store_object, object_keys, first)
 
     def begin_epoch(self) -> None:
         """No transfer that began before this call writes to arena or slab after it. Call it when all steps have ended or were

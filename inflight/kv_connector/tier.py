@@ -24,6 +24,11 @@ class Tier(ABC):
             damaged: return a length above that of `into`, or 0.
         """
 
+    def get_range(self, name: bytes, into: memoryview, offset: int) -> int | None:
+        """Reads the bytes from `offset` to `offset + len(into)` of an object. Returns how many of them the object has (0: it
+        ends before `offset`); None if there is no object of this name. Called only if `blocks_per_chunk` is above 1."""
+        raise NotImplementedError
+
     @abstractmethod
     def put(self, name: bytes, data: memoryview) -> None:
         """Stores an object if none of this name is there. A reader must find the whole object or none. `data` is page-aligned,

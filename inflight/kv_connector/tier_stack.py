@@ -1,5 +1,6 @@
 """`TierStack`: the tiers of one rank, in the order in which they are asked. Several threads call it."""
 
+import itertools
 import mmap
 import threading
 from collections import Counter
@@ -12,7 +13,11 @@ from inflight.kv_connector.tier_selector import open_tier
 
 
 class TierStack:
-    """Each calling thread has a staging buffer of its own, of the size of one object.
+    """Each calling thread has a staging buffer of its own, of the size of the largest object.
+
+    A tier with `blocks_per_chunk` stores so many blocks, which follow each other, as one object: a *chunk*. It consists of the
+    objects of its blocks, one after the other. Its name is made from the key of its last block, so it depends on all tokens up
+    to its end.
 
     Args:
         root: 32 bytes, SHA-256 over all that gives payloads their meaning: the weights' contents, numerics, layout, this rank's
@@ -29,8 +34,9 @@ class TierStack:
         self, configs: Sequence[KVTierConfig], *, root: bytes, shard: str, num_shards: int, payload_bytes: int
     ) -> None:
         self._object_bytes = padded(payload_bytes)
+        self._buffer_bytes = self._object_bytes * max((config.blocks_per_chunk for config in configs), default=1)
         self._staging = threading.local()
-        self._tiers: list[tuple[TierObject, GuardedTier]] = []
+        self._tiers: list[tuple[TierObject, GuardedTier, int]] = []  # the number is blocks_per_chunk
         seen = Counter[str]()
         try:
             for config in configs:
@@ -41,58 +47,106 @@ class TierStack:
                     timeout_seconds=config.timeout_seconds,
                     max_operations=config.max_operations,
                 )
-                self._tiers.append((TierObject(root, config.checksum_key), guarded))
+                self._tiers.append((TierObject(root, config.checksum_key), guarded, config.blocks_per_chunk))
         except BaseException:
             self.close()
             raise
 
-    def fetch(self, key: bytes) -> tuple[memoryview, int] | None:
-        """Returns the verified payload, and the number of the tier that had it. The payload is in this thread's staging buffer:
-        it is valid until this thread's next call. Returns None if no tier has a good one; never raises."""
-        for number, (sealed, tier) in enumerate(self._tiers):
-            buffer, name = self._buffer(), sealed.name(key)
-            try:
-                length = tier.get(name, buffer)
-            except AbandonedError:
-                del self._staging.buffer
-                continue
-            if length is None:
-                continue
-            payload = sealed.payload(buffer, name, length)
-            tier.count(**{"checksum_failures" if payload is None else "hits": 1})
-            if payload is not None:
-                return payload, number
-            tier.discard(name)
-        return None
+    def fetch(
+        self, keys: Sequence[bytes], places: Sequence[int] = (0,), last_key: bytes = b""
+    ) -> list[tuple[memoryview, int] | None]:
+        """Looks for one block, or for some blocks of a chunk. Never raises.
 
-    def store(self, key: bytes, payload: memoryview, stop: int | None = None) -> bool:
-        """Writes a payload to those of the first `stop` tiers that lack it (None: of all tiers). Returns whether all of these
-        have it now; never raises. `payload` may be what this thread's `fetch` has returned."""
+        Args:
+            keys: the keys of the blocks, in the order of the tokens.
+            places: the numbers of the blocks in the chunk.
+            last_key: the key of the last block of the chunk; empty if the block is in no chunk, or if the key is not known.
+
+        Returns:
+            for each block the verified payload and the number of the tier that had it, or None if no tier has a good one. The
+            payloads are in this thread's staging buffer: they are valid until this thread's next call.
+        """
+        found: list[tuple[memoryview, int] | None] = [None] * len(keys)
+        size = self._object_bytes
+        starts = [(place - places[0]) * size for place in places]  # where the blocks begin in the buffer
+        for number, (sealed, tier, blocks_per_chunk) in enumerate(self._tiers):
+            if not (missing := [i for i, each in enumerate(found) if each is None]):
+                break
+            names = [sealed.name(key) for key in keys]
+            reads: list[tuple[bytes, int | None, list[int]]] = [(names[i], None, [i]) for i in missing]
+            if blocks_per_chunk > 1 and last_key:
+                name = sealed.name(_chunk_key(last_key, blocks_per_chunk))
+                # a read for each gap, because what nearer tiers had is in the buffer between them
+                reads = [(name, places[run[0]] * size, run) for run in _runs(missing)] + reads
+            for name, offset, indices in reads:
+                if found[indices[0]] is not None:
+                    continue
+                buffer, first, end = self._buffer(), starts[indices[0]], starts[indices[-1]] + size
+                try:
+                    length = tier.get(name, buffer[first:end], offset)
+                except AbandonedError:
+                    del self._staging.buffer
+                    length = None
+                if length is None:
+                    if blocks_per_chunk > 1 and offset is None:
+                        break  # without this block no later one can be used
+                    continue
+                for i in indices:
+                    is_read = starts[i] + size - first <= length <= end - first
+                    object_bytes = length if offset is None else size * is_read
+                    payload = sealed.payload(buffer[starts[i] : starts[i] + size], names[i], object_bytes)
+                    found[i] = None if payload is None else (payload, number)
+                    tier.count(**{"checksum_failures" if payload is None else "hits": 1})
+                if any(found[i] is None for i in indices):
+                    tier.discard(name)
+        return found
+
+    def store(self, keys: Sequence[bytes], payloads: Sequence[memoryview], stop: int | None = None) -> bool:
+        """Writes one block, or all blocks of a chunk, to those of the first `stop` tiers that lack them (None: to all tiers).
+        Returns whether all of these have them now; never raises. Only a call with one payload may pass what `fetch` has
+        returned, because that is in the buffer that is used here."""
         are_good = []
-        for sealed, tier in self._tiers[:stop]:
-            buffer, name = self._buffer(), sealed.name(key)
-            buffer[HEADER.size : HEADER.size + len(payload)] = payload
-            try:
-                are_good.append(tier.put(name, sealed.seal(buffer, name, len(payload))))
-            except AbandonedError:
-                del self._staging.buffer
-                are_good.append(False)
+        for sealed, tier, blocks_per_chunk in self._tiers[:stop]:
+            num_together = blocks_per_chunk if blocks_per_chunk == len(keys) else 1
+            for first in range(0, len(keys), num_together):
+                buffer, end = self._buffer(), 0
+                for i in range(first, first + num_together):
+                    part, payload = buffer[end:], payloads[i]
+                    part[HEADER.size : HEADER.size + len(payload)] = payload
+                    end += len(sealed.seal(part, sealed.name(keys[i]), len(payload)))
+                name = sealed.name(_chunk_key(keys[-1], num_together) if num_together > 1 else keys[first])
+                try:
+                    are_good.append(tier.put(name, buffer[:end]))
+                except AbandonedError:
+                    del self._staging.buffer
+                    are_good.append(False)
         return all(are_good)
 
     def take_counts(self) -> dict[str, dict[str, float]]:
         """Returns the counts since the last call: label of the tier ("fs", "redis", "obj", "custom"; "fs-2" is the second one
         of its type) -> a name of `guarded_tier.COUNTS` -> number."""
-        return {tier.label: tier.take_counts() for _, tier in self._tiers}
+        return {tier.label: tier.take_counts() for _, tier, _ in self._tiers}
 
     def close(self) -> None:
         """Closes all tiers. Calls that wait return as if the tiers had failed."""
-        for _, tier in self._tiers:
+        for _, tier, _ in self._tiers:
             tier.close()
 
     def _buffer(self) -> memoryview:
         """This thread's staging buffer, page-aligned. It is a new one if a late operation may still use the old one."""
         if not hasattr(self._staging, "buffer"):
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            self._staging.buffer = memoryview(mmap.mmap(-1, self._object_bytes, flags=flags))
+            self._staging.buffer = memoryview(mmap.mmap(-1, self._buffer_bytes, flags=flags))
         buffer: memoryview = self._staging.buffer
         return buffer
+
+
+def _chunk_key(last_key: bytes, size: int) -> bytes:
+    """The key of the chunk of `size` blocks whose last block has the key `last_key`."""
+    return last_key + size.to_bytes(2, "little")
+
+
+def _runs(numbers: Sequence[int]) -> list[list[int]]:
+    """Splits rising numbers where one is left out."""
+    rank = itertools.count()
+    return [list(run) for _, run in itertools.groupby(numbers, key=lambda number: number - next(rank))]

@@ -13,6 +13,9 @@ waiting request is admitted like any other, and finds its blocks in the prefix c
 
 A request waits for blocks at most as long as computing them would take. It may wait UNKNOWN_WAIT_SECONDS if the engine has not
 measured yet how fast it computes, or for blocks in the slab. After that it computes, and the transfer goes on for others.
+
+A tier may store several blocks of full attention that follow each other as one object, a *chunk* (`blocks_per_chunk`). So all
+blocks of a chunk are saved at once, and a fetch says in which chunk a block is.
 """
 
 import time
@@ -24,15 +27,18 @@ from queue import Empty, Queue
 from typing import Any
 
 from inflight.config.kv_transfer import KVTransferConfig
-from inflight.errors import EngineError, ErrorKind
+from inflight.errors import ConfigError, EngineError, ErrorKind
 from inflight.interface.statistics import TransferCounts
 from inflight.kv_cache.arc_pool import ArcPool
 from inflight.kv_cache.block_pool import BlockKey, BlockPool
-from inflight.kv_cache.manager import KVCacheManager
+from inflight.kv_cache.manager import KVCacheManager, RequestBlocks
 from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.request import Request
 
-FIRST_CHUNK, LAST_CHUNK = 2, 64  # how many blocks of a sequence a fetch asks for: first 2, then twice as many each time
+FIRST_FETCH, LAST_FETCH = (
+    2,
+    64,
+)  # how many blocks of a sequence a fetch asks for: first 2, then twice as many each time, up to a chunk's end
 POOL_SHARE = 4  # all saves together hold at most 1/4 of the arena's blocks, and so do all loads, if more than one runs
 # How long a request waits for the tiers: at least and at most these shares of the time that computing the blocks takes.
 MIN_WAIT_SHARE, MAX_WAIT_SHARE = 0.2, 1.0
@@ -63,6 +69,9 @@ class KVTransfers(NoTransfers):
         on_brought: called with a request that need not wait any more.
         fail: ends a request whose blocks could not be loaded, if the configuration says so. Called with its id, a reason and
             the kind of error.
+
+    Raises:
+        ConfigError: there is too little memory for `blocks_per_chunk`.
     """
 
     def __init__(
@@ -80,8 +89,18 @@ class KVTransfers(NoTransfers):
         self._pool, self._slab = kv_cache.pool, (ArcPool if config.uses_arc else BlockPool)(num_slots)
         self._block_bytes = block_bytes
         self._share = self._pool.num_blocks // POOL_SHARE
+        self._per_chunk = config.blocks_per_chunk
+        # a fetch takes a chunk of each group from half of the free slots; slot 0 is the dummy
+        min_blocks, min_slots = POOL_SHARE * self._per_chunk, 1 + 2 * self._per_chunk * kv_cache.num_groups
+        if self._per_chunk > 1 and (self._pool.num_blocks < min_blocks or num_slots < min_slots):
+            raise ConfigError(
+                f"blocks_per_chunk={self._per_chunk} needs {min_blocks} blocks of the KV cache and {min_slots} of host memory; "
+                f"they have {self._pool.num_blocks} and {num_slots}; lower it, or give these more memory"
+            )
         self._ended: Queue[tuple[Transfer, Future[Any], float]] = Queue()  # with the time of the end
-        self._unsaved: deque[BlockKey] = deque()
+        self._unsaved: deque[list[BlockKey]] = (
+            deque()
+        )  # each element: the key of a block, or the keys of all blocks of a chunk
         self._saving, self._fetching, self._loading = set[BlockKey](), set[BlockKey](), set[BlockKey]()
         super().__init__()
         self._waiters: list[Future[Any]] = []
@@ -115,9 +134,9 @@ class KVTransfers(NoTransfers):
         except (StopIteration, EngineError):  # it has come to its end, or a rank was lost, or an epoch has begun
             self._num_running -= 1
         else:
-            future.add_done_callback(lambda done: self._note_end(transfer, done))
+            future.add_done_callback(lambda done: self._note_call_end(transfer, done))
 
-    def _note_end(self, transfer: Transfer, done: Future[Any]) -> None:
+    def _note_call_end(self, transfer: Transfer, done: Future[Any]) -> None:
         self._ended.put((transfer, done, time.monotonic()))
         self.on_news()
 
@@ -220,23 +239,25 @@ class KVTransfers(NoTransfers):
                 self._let_go(request)
 
     def _fetch(self, request: Request, limit: int, first: int) -> Transfer:
-        blocks, size, keys_at = request.blocks, FIRST_CHUNK, self._kv_cache.keys_at
+        blocks, size, keys_at = request.blocks, FIRST_FETCH, self._kv_cache.keys_at
         while first < limit:
-            indices = range(first, min(first + size, limit))
+            end = first + size
+            indices = range(first, min(end + -end % self._per_chunk, limit))  # no chunk is read in two parts
             wanted = [(*each, i) for i in indices for each in keys_at(blocks, i) if self._find_near(each[0]) is None]
             if not self._fetching.isdisjoint(key for key, *_ in wanted):
                 yield self._end_of_another()  # which fetches them for a request with the same prefix
                 continue
-            first, size = indices.stop, min(2 * size, LAST_CHUNK)
+            first, size = indices.stop, min(2 * size, LAST_FETCH)
             if not wanted:
                 continue
             if len(wanted) > self._slab.num_free_blocks // 2:
                 return
             slots, start, num_resets = self._slab.allocate(len(wanted)), time.monotonic(), self._num_resets
             keys, ends, at = (list(part) for part in zip(*wanted, strict=True))
+            chunks = [self._chunk_of(blocks, *each) for each in wanted] if self._per_chunk > 1 else []
             self._fetching.update(keys)
             try:
-                answers = yield self._call(("fetch", self._wire_keys(keys), slots, ends))
+                answers = yield self._call(("fetch", self._wire_keys(keys), slots, ends, chunks))
                 found = [all(has) for has in zip(*(answer[0] for answer in answers), strict=True)]
                 self._counts.add_tiers(answer[1] for answer in answers)
                 if num_resets != self._num_resets:
@@ -255,6 +276,15 @@ class KVTransfers(NoTransfers):
             self._counts.num_fetched_blocks += sum(found)
             if any(found) and len(set(at)) > 1:  # several blocks are fetched at a time: one alone would seem slow
                 self._block_seconds = _smooth(self._block_seconds, (self._ended_at - start) / len(set(at)))
+
+    def _chunk_of(self, blocks: RequestBlocks, key: BlockKey, is_whole: bool, index: int) -> tuple[bytes, int]:
+        """Returns the key of the last block of this block's chunk, and the number of the block in the chunk; b"" and 0 if the
+        group has no chunks, or if the key is not known. `is_whole`: all later tokens need the block."""
+        number = index % self._per_chunk
+        last = index - number + self._per_chunk - 1
+        if not is_whole or last >= len(blocks.hashes):
+            return b"", 0
+        return self._wire_keys([(blocks.hashes[last], key[1])])[0], number
 
     def _load(self, request: Request, limit: int, local: int) -> Transfer:
         blocks, lookup = request.blocks, self._pool.lookup
@@ -318,41 +348,58 @@ class KVTransfers(NoTransfers):
     # -- out -----------------------------------------------------------------------------------------------------------
 
     def note_committed(self, request: Request, first: int) -> None:
-        blocks, size, cache = request.blocks, self._kv_cache.block_size, self._kv_cache
+        self._note_unsaved(request, first, is_released=False)
+
+    def note_release(self, request: Request, *, has_last_state: bool) -> None:
+        num_committed = request.blocks.num_committed
+        self._note_unsaved(request, num_committed - 1 if has_last_state else num_committed, is_released=True)
+
+    def _note_unsaved(self, request: Request, first: int, *, is_released: bool) -> None:
+        """Note which blocks from number `first` on are to be saved. A chunk is saved when its last block is committed. Blocks
+        behind the last whole chunk are saved when the request gives them up, each one alone."""
+        blocks, size, per_chunk = request.blocks, self._kv_cache.block_size, self._per_chunk
         stop = _first_blocks(blocks.num_committed, request.sampling.params.max_offload_tokens, size)
         if self._config.offload_prompt_only:
             stop = min(stop, request.num_prompt_tokens // size)
+        stop = min(stop, len(blocks.hashes))  # blocks that are shared with a leader may have no names yet
         if self._config.saves and blocks.may_be_named:
-            for index in range(first, stop):
-                self._unsaved += [key for key, _ in cache.keys_at(blocks, index) if self._pool.lookup(key) is not None]
+            for index in range(min(first, stop - stop % per_chunk) if is_released else first, stop):
+                is_last = (index + 1) % per_chunk == 0
+                for key, is_whole in self._kv_cache.keys_at(blocks, index):
+                    names = blocks.hashes[index + 1 - per_chunk : index + 1] if is_whole and is_last else [key[0]]
+                    if (is_last or is_released or not is_whole) and self._pool.lookup(key) is not None:
+                        self._unsaved.append([(name, key[1]) for name in names])
 
     def _save_committed(self) -> None:
         """Begin to save committed blocks. Blocks for which there is no room now wait; they are skipped if they are evicted
-        meanwhile, or if more blocks wait than the arena has. Each key is looked at once, however many wait."""
-        found, most = dict[BlockKey, int](), self._pool.num_blocks
+        meanwhile, or if more entries wait than the arena has blocks. Each entry is looked at once, however many wait."""
+        found, block_ids, most = list[list[BlockKey]](), list[int](), self._pool.num_blocks
         room = min(self._share - self._num_saving, self._slab.num_free_blocks // 2)
-        while self._unsaved and (len(found) < room or len(self._unsaved) > most):
-            key = self._unsaved.popleft()
-            if key not in self._saving and self._slab.lookup(key) is None:
-                block_id = self._pool.lookup(key)
-                if block_id is not None and len(found) < room:
-                    found[key] = block_id
-                else:
-                    self._counts.num_skipped_saves += 1
+        while self._unsaved and (len(block_ids) + len(self._unsaved[0]) <= room or len(self._unsaved) > most):
+            keys = self._unsaved.popleft()
+            if all(key in self._saving or self._slab.lookup(key) is not None for key in keys):
+                continue
+            there = {key: block_id for key in keys if (block_id := self._pool.lookup(key)) is not None}
+            if len(there) > room - len(block_ids):
+                there.clear()  # too many wait for room
+            found += [keys] if len(there) == len(keys) else [[key] for key in there]
+            block_ids += there.values()
+            self._saving.update(there)
+            self._counts.num_skipped_saves += len(keys) - len(there)
         if found:
-            self._start(self._save(list(found), list(found.values())))
+            self._start(self._save(found, block_ids))
 
-    def _save(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> Transfer:
+    def _save(self, objects: Sequence[Sequence[BlockKey]], block_ids: Sequence[int]) -> Transfer:
+        keys = [key for each in objects for key in each]
         self._pool.touch(block_ids)
         self.held_blocks.update(block_ids)
         self._num_saving += len(block_ids)
         slots, num_resets = self._slab.allocate(len(keys)), self._num_resets
         self._num_saves += 1
         transfer_id, start = self._num_saves, time.monotonic()
-        self._saving.update(keys)
         try:
             try:
-                names = self._wire_keys(keys) if self._config.tiers else []
+                names = [self._wire_keys(each) for each in objects] if self._config.tiers else []
                 is_saved = all((yield self._call(("save", transfer_id, block_ids, slots, names))))
                 if is_saved and num_resets == self._num_resets:
                     for key, slot in zip(keys, slots, strict=True):
@@ -373,6 +420,8 @@ class KVTransfers(NoTransfers):
                 self._counts.num_skipped_saves += 0 if all(answer[0] for answer in answers) else len(keys)
         finally:
             self._slab.free(reversed(slots))
+        if self._unsaved:
+            self._save_committed()  # the slots may be evicted now, so a chunk that waits may fit
 
     # -- for tests -----------------------------------------------------------------------------------------------------
 

@@ -46,8 +46,12 @@ class NoTransfers:
         """Go on with the transfers whose calls have ended. Release the requests that have waited long enough."""
 
     def note_committed(self, request: Request, first: int) -> None:
-        """The blocks of the request from number `first` on have been committed, or the state after the last one was named. The
-        first time after an admission `first` is 0: found blocks may not have been saved for the request that computed them."""
+        """The blocks of the request from number `first` on have been committed. The first time after an admission `first` is
+        0: found blocks may not have been saved for the request that computed them."""
+
+    def note_release(self, request: Request, *, has_last_state: bool) -> None:
+        """The request ends or is preempted, and will give up its blocks. `has_last_state`: the state after its last full block
+        was named."""
 
     def end_step(self, num_tokens: int, num_rows: int, seconds: float) -> None:
         """Called when all requests of a step are committed: save their new blocks, and learn how long tokens compute."""

@@ -442,8 +442,8 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         """Give back the blocks and the slot of a running request."""
-        if self._kv_cache.name_last_state(request.blocks):
-            self.transfers.note_committed(request, request.blocks.num_committed - 1)
+        has_last_state = self._kv_cache.name_last_state(request.blocks)
+        self.transfers.note_release(request, has_last_state=has_last_state)
         self._kv_cache.free(request.blocks)
         self._free_slots.append(request.slot)
         request.slot = NO_SLOT

@@ -180,10 +180,18 @@ def test_a_cache_that_is_too_small(truth: Truth) -> None:
         assert counts.num_loaded_blocks * block_bytes == counts.load_bytes
 
 
-def test_another_engine_finds_the_blocks_in_a_folder(truth: Truth, tmp_path: Path) -> None:
+def tier_in(folder: Path, kind: str) -> dict[str, Any]:
+    """The settings of a tier in this folder: "fs", or "obj" with 4 blocks in an object."""
+    if kind == "fs":
+        return {"type": "fs", "path": str(folder), "max_bytes": 1 << 28, "timeout_seconds": 300}
+    return {"type": "obj", "url": f"file://{folder}", "blocks_per_chunk": 4, "timeout_seconds": 300}
+
+
+@pytest.mark.parametrize("kind", ["fs", "obj"])
+def test_another_engine_finds_the_blocks_in_a_folder(truth: Truth, tmp_path: Path, kind: str) -> None:
     """The first prompt of an engine that has just started is not computed. Other weights do not find them."""
-    folder = {"type": "fs", "path": str(tmp_path), "max_bytes": 1 << 28}
-    config = {"kv_connector_extra_config": {"cpu_bytes_to_use": 2e7, "secondary_tiers": [folder]}}
+    extra = {"cpu_bytes_to_use": 2e7, "secondary_tiers": [tier_in(tmp_path, kind)]}
+    config = {"kv_connector_extra_config": extra}
     wanted = truth(GREEDY)
     for turn in range(2):
         with make(kv_transfer_config=config) as llm:
@@ -193,25 +201,25 @@ def test_another_engine_finds_the_blocks_in_a_folder(truth: Truth, tmp_path: Pat
             num_full = sum((len(output.prompt_token_ids) - 1) // BLOCK for output in wanted)
             if turn == 0:
                 assert counts.num_fetched_blocks == 0
-                assert counts.tiers["fs"]["stored"] >= num_full / 2
+                assert counts.tiers[kind]["stored"] >= num_full / (2 if kind == "fs" else 8)
             else:
                 assert counts.num_fetched_blocks == counts.num_loaded_blocks > 0
-                assert counts.tiers["fs"]["hits"] == counts.num_fetched_blocks
+                assert counts.tiers[kind]["hits"] == counts.num_fetched_blocks
     with make(kv_transfer_config=config, load_format="dummy") as llm:
         run(llm, GREEDY)
         finish(llm)
         assert take_counts(llm).num_fetched_blocks == 0
 
 
-@pytest.mark.parametrize("restarts", [False, True])
-def test_the_next_message_goes_on_from_a_recurrent_state(tmp_path: Path, restarts: bool) -> None:
-    """The state after the last full block of an answer is saved when the request ends: in the slab, and in the folder, where
+@pytest.mark.parametrize("restarts", ["", "fs", "obj"])
+def test_the_next_message_goes_on_from_a_recurrent_state(tmp_path: Path, restarts: str) -> None:
+    """The state after the last full block of an answer is saved when the request ends: in the slab, and in the tier, where
     another engine finds it."""
     folder = str(write_model(FAMILY_CONFIGS["qwen3_5"][0], tmp_path / "model", seed=1))
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    tiers = [{"type": "fs", "path": str(tmp_path / "kv"), "max_bytes": 1 << 28, "timeout_seconds": 300}]
+    tiers = [tier_in(tmp_path / "kv", restarts)] if restarts else []
     arguments: dict[str, Any] = {"model": folder, "skip_tokenizer_init": True, **SLAB}
-    arguments["kv_transfer_config"] = {"kv_connector_extra_config": {"secondary_tiers": tiers if restarts else []}}
+    arguments["kv_transfer_config"] = {"kv_connector_extra_config": {"secondary_tiers": tiers}}
     with make(**arguments) as llm:
         (first,) = llm.generate([[5, 9, 4] * 10], params, use_tqdm=False)
         finish(llm)

@@ -23,6 +23,11 @@ class DictTier(Tier):
         into[:length] = data[:length]
         return len(data)
 
+    def get_range(self, name: bytes, into: memoryview, offset: int) -> int | None:
+        data = self.objects.get(name, b"")[offset : offset + len(into)]
+        into[: len(data)] = data
+        return len(data) if name in self.objects else None
+
     def put(self, name: bytes, data: memoryview) -> None:
         self.objects.setdefault(name, bytes(data))
 
@@ -75,6 +80,11 @@ class WaitingTier(DictTier):
         self.entered.release()
         assert self.go.wait(300)
         return super().get(name, into)
+
+    def get_range(self, name: bytes, into: memoryview, offset: int) -> int | None:
+        self.entered.release()
+        assert self.go.wait(300)
+        return super().get_range(name, into, offset)
 
     def put(self, name: bytes, data: memoryview) -> None:
         self.entered.release()

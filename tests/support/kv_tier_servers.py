@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,6 +70,18 @@ def s3_server() -> Iterator[dict[str, Any]]:  # Any: options as in JSON
             yield s3_options(int(process.stdout.readline()))
         finally:
             process.kill()
+
+
+def make_bucket(options: dict[str, Any], bucket: str) -> None:
+    request = urllib.request.Request(f"{options['endpoint']}/{bucket}", method="PUT")
+    urllib.request.urlopen(request, timeout=300).close()
+
+
+def direct_store(url: str, options: dict[str, Any]) -> Any:  # Any: obstore's union of stores
+    from obstore.store import from_url
+
+    config = {name: value for name, value in options.items() if name != "allow_http"}
+    return from_url(url, config=config, client_options={"allow_http": True})  # type: ignore[call-overload]
 
 
 def s3_options(port: int) -> dict[str, Any]:  # Any: options as in JSON

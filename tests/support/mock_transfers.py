@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.support.mock_engine import LateExecutor
 
 Row = np.ndarray[Any, Any]
+Object = list[tuple[bytes, Row]]  # one block, or those of a chunk, each with its key
 
 
 @dataclass
@@ -34,10 +35,17 @@ class _Call:
         return self.after is None or self.after.done()
 
 
+LENGTHS = range(2, 9)  # of chunks
+
+
+def _name(last: bytes, length: int) -> bytes:
+    return last if length == 1 else last + b"%d" % length
+
+
 class MockTransfers:
     """
     Args:
-        tiers: wire key -> contents. Engines may share it.
+        tiers: wire key -> contents; a chunk has the key of its last block and its length. Engines may share it.
         fault_rate: how often a copy fails, or an object is damaged or lost.
         slowness: the probability that nothing ends in a turn.
 
@@ -46,12 +54,12 @@ class MockTransfers:
     """
 
     def __init__(
-        self, rng: random.Random, tiers: dict[bytes, Row], *, fault_rate: float = 0.0, slowness: float = 0.3
+        self, rng: random.Random, tiers: dict[bytes, Object], *, fault_rate: float = 0.0, slowness: float = 0.3
     ) -> None:
         self._rng, self._tiers, self._fault_rate, self._slowness = rng, tiers, fault_rate, slowness
         self._slab: dict[int, Row] = {}
         self._calls: list[_Call] = []
-        self._saves: dict[int, tuple[list[bytes], list[int]]] = {}
+        self._saves: dict[int, tuple[list[list[bytes]], list[int]]] = {}
         self.num_faults = 0
         self.log: list[str] = []
 
@@ -107,9 +115,10 @@ class MockTransfers:
         number: int,
         blocks: Sequence[int],
         slots: Sequence[int],
-        keys: list[bytes],
+        keys: list[list[bytes]],
     ) -> _Call:
         assert len(set(slots)) == len(slots) and 0 not in slots and 0 not in blocks
+        assert not keys or sum(map(len, keys)) == len(slots)
         self._saves[number] = keys, list(slots)
 
         def copy() -> bool:
@@ -127,33 +136,50 @@ class MockTransfers:
         keys, slots = self._saves.pop(number, ([], []))  # none: it was of an older epoch
 
         def store() -> tuple[bool, dict[str, dict[str, float]]]:
-            for key, slot in zip(keys, slots, strict=True):
+            rest = iter(slots)
+            for together in keys:
+                rows = [(key, self._slab[next(rest)].copy()) for key in together]
                 if not self._is_faulty():
-                    row = self._slab[slot].copy()
-                    assert key not in self._tiers or np.array_equal(self._tiers[key], row), "one name, two contents"
-                    self._tiers[key] = row
-            return True, {"fs": {"stored": float(len(keys))}}
+                    name = _name(together[-1], len(together))
+                    same = zip(rows, self._tiers.get(name, rows), strict=True)
+                    assert all(new[0] == old[0] and np.array_equal(new[1], old[1]) for new, old in same), "two contents"
+                    self._tiers[name] = rows
+            return True, {"fs": {"stored": float(len(slots))}}
 
         return _Call(future, store)
 
     def _fetch(
-        self, executor: LateExecutor, future: Future[Any], keys: list[bytes], slots: list[int], ends: list[bool]
+        self,
+        executor: LateExecutor,
+        future: Future[Any],
+        keys: list[bytes],
+        slots: list[int],
+        ends: list[bool],
+        chunks: list[tuple[bytes, int]],
     ) -> _Call:
-        assert keys and len(set(slots)) == len(slots)
+        assert keys and len(set(slots)) == len(slots) and len(chunks) in (0, len(keys))
 
         def copy() -> tuple[list[bool], dict[str, dict[str, float]]]:
             found = [False] * len(keys)
             for i, (key, slot) in enumerate(zip(keys, slots, strict=True)):
-                if key in self._tiers and self._is_faulty():
-                    self._tiers.pop(key)  # it was damaged, and removed
-                if key in self._tiers:
-                    self._slab[slot] = self._tiers[key].copy()
+                chunk, number = chunks[i] if chunks else (b"", 0)
+                places = [(_name(chunk, length), number) for length in LENGTHS if chunk] + [(key, 0)]
+                rows = [row for name, place in places if (row := self._find(key, name, place)) is not None]
+                if rows:
+                    self._slab[slot] = rows[0].copy()
                     found[i] = True
                 elif ends[i]:
                     break
             return found, {"fs": {"hits": float(sum(found))}}
 
         return _Call(future, self._once(copy))
+
+    def _find(self, key: bytes, name: bytes, number: int) -> Row | None:
+        """The block with this number in an object. Each block in it has its key, so no block is taken for another."""
+        if name in self._tiers and self._is_faulty():
+            self._tiers.pop(name)  # it was damaged, and removed
+        blocks = self._tiers.get(name, [])[number : number + 1]
+        return next((row for found, row in blocks if found == key), None)
 
     def _load(self, executor: LateExecutor, future: Future[Any], slots: list[int], blocks: list[int]) -> _Call:
         assert len(set(blocks)) == len(blocks)

@@ -96,6 +96,12 @@ def test_settings_of_vllm() -> None:
         ([{**FS, "n_read_threads": "x"}], r"max_operations=\['x'\] is not an integer"),
         ([{**FS, "timeout_seconds": 0}], r"timeout_seconds=0 is not a number in \(0, 600\]"),
         ([{**REDIS, "ttl_seconds": -1}], r"ttl_seconds=-1"),
+        ([{**FS, "blocks_per_chunk": 2}], r"a tier of type 'fs', which takes no blocks_per_chunk; leave it out"),
+        ([{**OBJ, "blocks_per_chunk": 0}], r"blocks_per_chunk=0 is not an integer in \[1, 64\]"),
+        (
+            [{**OBJ, "blocks_per_chunk": 4}, OBJ, {**OBJ, "blocks_per_chunk": 8}],
+            r"blocks_per_chunk has different values above 1: \[4, 8\]; give each tier 1 or one of them",
+        ),
         ([{**FS, "checksum_key": "hunter2"}], r"checksum_key is shorter than 16 characters; give a longer one"),
         ([{**FS, "checksum_key": ["hunter2"]}], r"checksum_key is not a text"),
         ([{**OBJ, "options": "hunter2"}], r"options is not a dictionary"),

@@ -220,7 +220,7 @@ def torn(file, buffers, offset):
 os.pwritev = torn
 config = KVTierConfig(path=sys.argv[1], timeout_seconds=300)
 tiers = TierStack([config], root=b"r" * 32, shard=sys.argv[2], num_shards=1, payload_bytes=int(sys.argv[3]))
-tiers.store(b"k" * 33, memoryview(b"x" * int(sys.argv[3])))
+tiers.store([b"k" * 33], [memoryview(b"x" * int(sys.argv[3]))])
 """
 
 
@@ -234,10 +234,10 @@ def test_a_writer_that_is_killed_leaves_no_half_object(tmp_path: Path) -> None:
     assert left.suffix == ".tmp"
     os.utime(left, (time.time() - 4000, time.time() - 4000))
     tiers = stack(tmp_path)
-    assert tiers.fetch(b"k" * 33) is None
+    assert tiers.fetch([b"k" * 33])[0] is None
     wait_until(lambda: not left.exists())
-    assert tiers.store(b"k" * 33, memoryview(b"x" * (LENGTH - 100)))
-    found = tiers.fetch(b"k" * 33)
+    assert tiers.store([b"k" * 33], [memoryview(b"x" * (LENGTH - 100))])
+    found = tiers.fetch([b"k" * 33])[0]
     assert found is not None and found[0] == b"x" * (LENGTH - 100)
     assert tiers.take_counts()["fs"]["checksum_failures"] == 0
     tiers.close()
@@ -246,13 +246,13 @@ def test_a_writer_that_is_killed_leaves_no_half_object(tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "size=64k") as folder:
         tiers = stack(folder, max_bytes=2**30)
-        stored = [tiers.store(b"%33d" % n, memoryview(b"%x" % n * 5000)) for n in range(12)]
+        stored = [tiers.store([b"%33d" % n], [memoryview(b"%x" % n * 5000)]) for n in range(12)]
         assert stored[:3] == [True] * 3 and stored[-3:] == [False] * 3
         counts = tiers.take_counts()["fs"]
         assert counts["errors"] == 3 and counts["stored"] + counts["errors"] + counts["rejected"] == 12
         assert not list(folder.rglob("*.tmp"))
         for n, is_stored in enumerate(stored):  # reads have a breaker of their own
-            found = tiers.fetch(b"%33d" % n)
+            found = tiers.fetch([b"%33d" % n])[0]
             assert (found is not None and found[0] == b"%x" % n * 5000) is is_stored
         assert tiers.take_counts()["fs"]["rejected"] == 0
         tiers.close()
@@ -261,15 +261,15 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_a_folder_that_can_only_be_read(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "size=1m") as folder:
         tiers = stack(folder)
-        assert tiers.store(b"k" * 33, memoryview(b"text"))
+        assert tiers.store([b"k" * 33], [memoryview(b"text")])
         tiers.close()
         (path,) = [path for path in folder.rglob("*") if path.is_file()]
         os.utime(path, (0, 0))
         subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
         tiers = stack(folder)
-        found = tiers.fetch(b"k" * 33)
+        found = tiers.fetch([b"k" * 33])[0]
         assert found is not None and found[0] == b"text"
-        assert not tiers.store(b"l" * 33, memoryview(b"text"))
+        assert not tiers.store([b"l" * 33], [memoryview(b"text")])
         assert tiers.take_counts()["fs"]["errors"] == 1
         tiers.close()
         with pytest.raises(ConfigError, match=r"the folder '.*new' cannot be made: .*; give another path"):
@@ -280,11 +280,11 @@ def test_a_folder_that_is_removed_comes_back(tmp_path: Path) -> None:
     import shutil
 
     tiers = stack(tmp_path / "kv", max_bytes=2**30)
-    assert tiers.store(b"k" * 33, memoryview(b"text"))
+    assert tiers.store([b"k" * 33], [memoryview(b"text")])
     shutil.rmtree(tmp_path / "kv")
-    assert tiers.fetch(b"k" * 33) is None
-    assert tiers.store(b"k" * 33, memoryview(b"text"))
-    found = tiers.fetch(b"k" * 33)
+    assert tiers.fetch([b"k" * 33])[0] is None
+    assert tiers.store([b"k" * 33], [memoryview(b"text")])
+    found = tiers.fetch([b"k" * 33])[0]
     assert found is not None and found[0] == b"text"
     tiers.close()
 

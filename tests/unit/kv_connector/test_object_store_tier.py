@@ -29,9 +29,9 @@ def counts(tiers: TierStack) -> dict[str, float]:
 
 def test_in_memory() -> None:
     tiers = stack(None, "memory:///")
-    assert tiers.fetch(KEY) is None
-    assert tiers.store(KEY, TEXT) and tiers.store(KEY, TEXT)
-    found = tiers.fetch(KEY)
+    assert tiers.fetch([KEY])[0] is None
+    assert tiers.store([KEY], [TEXT]) and tiers.store([KEY], [TEXT])
+    found = tiers.fetch([KEY])[0]
     assert found is not None and found[0] == TEXT
     assert counts(tiers) == {"misses": 1, "hits": 1}
     tiers.close()
@@ -40,7 +40,7 @@ def test_in_memory() -> None:
 def test_a_missing_bucket() -> None:
     with s3_server() as options:
         tiers = stack(options)
-        assert tiers.fetch(KEY) is None and not tiers.store(KEY, TEXT)
+        assert tiers.fetch([KEY])[0] is None and not tiers.store([KEY], [TEXT])
         assert counts(tiers) == {"errors": 2}
         tiers.close()
 
@@ -55,8 +55,8 @@ def test_a_server_that_refuses(status: str, caplog: pytest.LogCaptureFixture) ->
     ):
         tiers = stack(s3_options(port))
         for _ in range(3):
-            assert tiers.fetch(KEY) is None
-        assert not tiers.store(KEY, TEXT)
+            assert tiers.fetch([KEY])[0] is None
+        assert not tiers.store([KEY], [TEXT])
         assert counts(tiers) == {"errors": 4}
         tiers.close()
     assert "The KV tier obj is left out for a while" in caplog.text
@@ -70,7 +70,7 @@ def test_an_answer_that_is_cut_short_or_damaged(length: int) -> None:
     ).encode()
     with scripted_server(http_answers(head, bytes(min(length, 4096)))) as port:
         tiers = stack(s3_options(port))
-        assert tiers.fetch(KEY) is None
+        assert tiers.fetch([KEY])[0] is None
         found = tiers.take_counts()["obj"]
         assert found["checksum_failures"] == (length < 8192) and found["hits"] == found["misses"] == 0
         assert found["errors"] >= (length == 8192)
@@ -89,7 +89,7 @@ def test_an_object_that_is_too_long_is_not_read() -> None:
 def test_a_slow_server() -> None:
     with scripted_server(lambda connection: None) as port:
         tiers = stack(s3_options(port), timeout_seconds=0.05)
-        assert tiers.fetch(KEY) is None and not tiers.store(KEY, TEXT)
+        assert tiers.fetch([KEY])[0] is None and not tiers.store([KEY], [TEXT])
         assert counts(tiers) == {"errors": 2}
         tiers.close()
 

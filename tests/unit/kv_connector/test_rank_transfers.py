@@ -67,7 +67,9 @@ class HeldTiers:
     Attributes:
         contents: key -> its byte, and the number of the tier that has it.
         lengths: key -> the length of an object that is no block.
-        stored: key, byte, and `stop` of each store.
+        calls: the arguments of each fetch.
+        together: the keys of each store.
+        stored: key, byte, and `stop` of each block that was stored.
         before: called in each call of a tier.
     """
 
@@ -75,11 +77,19 @@ class HeldTiers:
         self.contents: dict[bytes, tuple[int, int]] = {}
         self.lengths: dict[bytes, int] = {}
         self.asked: list[bytes] = []
+        self.calls: list[tuple[list[bytes], list[int], bytes]] = []
+        self.together: list[list[bytes]] = []
         self.stored: list[tuple[bytes, int, int | None]] = []
         self.before: Callable[[bytes], None] = lambda key: None
         self.num_closed = 0
 
-    def fetch(self, key: bytes) -> tuple[memoryview, int] | None:
+    def fetch(
+        self, keys: Sequence[bytes], places: Sequence[int] = (0,), last_key: bytes = b""
+    ) -> list[tuple[memoryview, int] | None]:
+        self.calls.append((list(keys), list(places), last_key))
+        return [self._fetch(key) for key in keys]
+
+    def _fetch(self, key: bytes) -> tuple[memoryview, int] | None:
         self.asked.append(key)
         self.before(key)
         if key not in self.contents:
@@ -87,10 +97,12 @@ class HeldTiers:
         byte, number = self.contents[key]
         return memoryview(bytes([byte]) * self.lengths.get(key, BLOCK_BYTES)), number
 
-    def store(self, key: bytes, payload: memoryview, stop: int | None = None) -> bool:
-        self.before(key)
-        (byte,) = set(bytes(payload))
-        self.stored.append((key, byte, stop))
+    def store(self, keys: Sequence[bytes], payloads: Sequence[memoryview], stop: int | None = None) -> bool:
+        self.together.append(list(keys))
+        for key, payload in zip(keys, payloads, strict=True):
+            self.before(key)
+            (byte,) = set(bytes(payload))
+            self.stored.append((key, byte, stop))
         return True
 
     def take_counts(self) -> dict[str, dict[str, float]]:
@@ -162,7 +174,7 @@ def stores_ended(transfers: RankTransfers) -> None:
 
 
 def test_a_save_copies_and_then_stores(transfers: RankTransfers, copies: HeldCopies, tiers: HeldTiers) -> None:
-    saved = transfers.save(1, [3, 5], [9, 2], [b"three", b"five"])
+    saved = transfers.save(1, [3, 5], [9, 2], [[b"three"], [b"five"]])
     assert get(saved) is True
     assert (copies.slot(9), copies.slot(2)) == (3, 5)
     assert get(transfers.stored(1)) == (True, {"fs": {"calls": 2.0}})
@@ -233,7 +245,7 @@ def test_a_copy_that_raises_is_an_answer_and_no_exception(
         raise RuntimeError(f"no {what}")
 
     copies.before = fail
-    assert get(transfers.save(1, [3], [9], [b"three"])) is False
+    assert get(transfers.save(1, [3], [9], [[b"three"]])) is False
     assert get(transfers.load([9], [4], None)) is False
     assert get(transfers.stored(1))[0] is False
     assert tiers.stored == []
@@ -320,7 +332,7 @@ def test_a_slot_that_was_used_again_is_not_stored_under_the_old_key(
     transfers: RankTransfers, copies: HeldCopies, tiers: HeldTiers, gate: Gate
 ) -> None:
     tiers.before = gate
-    assert get(transfers.save(1, [3, 5], [9, 2], [b"three", b"five"])) is True
+    assert get(transfers.save(1, [3, 5], [9, 2], [[b"three"], [b"five"]])) is True
     wait_until(lambda: gate.num_waiting)
     transfers.begin_epoch()
     copies.slab.rows[:] = 77
@@ -338,7 +350,7 @@ def test_an_epoch_that_begins_while_a_slot_is_copied_for_a_store(
         copies.slab.rows[slot] = 77
 
     copies.slab.on_read = begin
-    assert get(transfers.save(1, [3], [9], [b"three"])) is True
+    assert get(transfers.save(1, [3], [9], [[b"three"]])) is True
     wait_until(lambda: transfers._epoch == 1)
     stores_ended(transfers)
     assert tiers.stored == []
@@ -374,7 +386,7 @@ def test_the_stores_of_an_older_epoch_are_not_waited_for(
     transfers: RankTransfers, tiers: HeldTiers, gate: Gate
 ) -> None:
     tiers.before = gate
-    get(transfers.save(1, [3], [9], [b"three"]))
+    get(transfers.save(1, [3], [9], [[b"three"]]))
     transfers.begin_epoch()
     stored = transfers.stored(1)
     assert stored.done()
@@ -390,12 +402,12 @@ def test_too_many_blocks_that_wait_to_be_stored(
     monkeypatch.setattr(rank_transfers, "MAX_WAITING_STORES", 3)
     tiers.before = gate
     blocks, slots = [1, 2], [9, 10]
-    assert get(transfers.save(1, blocks, slots, [b"a", b"b"])) is True
-    assert get(transfers.save(2, blocks, slots, [b"c", b"d"])) is True  # it is in the slab
+    assert get(transfers.save(1, blocks, slots, [[b"a"], [b"b"]])) is True
+    assert get(transfers.save(2, blocks, slots, [[b"c"], [b"d"]])) is True  # it is in the slab
     assert get(transfers.stored(2))[0] is False
     gate.open()
     assert get(transfers.stored(1))[0] is True
-    assert get(transfers.save(3, blocks, slots, [b"e", b"f"])) is True
+    assert get(transfers.save(3, blocks, slots, [[b"e"], [b"f"]])) is True
     assert get(transfers.stored(3))[0] is True
     assert sorted(key for key, _, _ in tiers.stored) == [b"a", b"b", b"e", b"f"]
 
@@ -422,7 +434,7 @@ def test_closing_waits_for_stores(
     clock = Clock(end_stores)
     monkeypatch.setattr(rank_transfers, "time", clock.as_module)
     tiers.before = gate
-    get(transfers.save(1, [3], [9], [b"three"]))
+    get(transfers.save(1, [3], [9], [[b"three"]]))
     transfers.close()
     assert (tiers.stored, tiers.num_closed) == ([(b"three", 3, None)], 1)
     assert clock.now < rank_transfers.MAX_CLOSING_SECONDS
@@ -434,7 +446,7 @@ def test_closing_does_not_wait_for_ever(
     clock = Clock()
     monkeypatch.setattr(rank_transfers, "time", clock.as_module)
     tiers.before = gate
-    get(transfers.save(1, [3], [9], [b"three"]))
+    get(transfers.save(1, [3], [9], [[b"three"]]))
     start = time.monotonic()
     transfers.close()
     assert clock.now == pytest.approx(rank_transfers.MAX_CLOSING_SECONDS, abs=0.02)
@@ -442,3 +454,49 @@ def test_closing_does_not_wait_for_ever(
     assert time.monotonic() - start < MOST_SECONDS  # it has not waited for the gate
     transfers.close()
     assert tiers.num_closed == 1
+
+
+# -- chunks ------------------------------------------------------------------------------------------------------------
+
+
+@one_storer
+def test_the_blocks_of_a_chunk_are_stored_together(
+    transfers: RankTransfers, copies: HeldCopies, tiers: HeldTiers
+) -> None:
+    keys = [[b"a"], [b"b", b"c", b"d"], [b"e"]]
+    assert get(transfers.save(1, [1, 2, 3, 4, 5], [9, 8, 7, 6, 5], keys)) is True
+    assert get(transfers.stored(1))[0] is True
+    assert tiers.together == keys
+    assert [(key, byte) for key, byte, _ in tiers.stored] == [(b"a", 1), (b"b", 2), (b"c", 3), (b"d", 4), (b"e", 5)]
+    assert transfers._num_waiting_stores == 0
+
+
+@one_fetcher
+def test_the_blocks_of_a_chunk_are_fetched_together(
+    transfers: RankTransfers, copies: HeldCopies, tiers: HeldTiers
+) -> None:
+    """Two chunks of two groups of layers, and a block in none."""
+    keys = [b"a", b"A", b"b", b"B", b"c"]
+    tiers.contents = {key: (i + 1, 0) for i, key in enumerate(keys) if key != b"B"}
+    chunks = [(b"b", 1), (b"B", 1), (b"b", 2), (b"B", 2), (b"", 0)]
+    found, _ = get(transfers.fetch(keys, [4, 5, 6, 7, 8], [True, False, True, False, True], chunks))
+    assert found == [True, True, True, False, True]
+    assert tiers.calls == [([b"a", b"b"], [1, 2], b"b"), ([b"A", b"B"], [1, 2], b"B"), ([b"c"], [0], b"")]
+    assert [copies.slot(slot) for slot in range(4, 9)] == [1, 2, 3, 0, 5]
+
+
+@one_fetcher
+def test_a_chunk_after_the_first_missing_block_is_not_looked_for(transfers: RankTransfers, tiers: HeldTiers) -> None:
+    tiers.contents = {b"a": (1, 0), b"c": (3, 0), b"d": (4, 0)}
+    chunks = [(b"b", 0), (b"b", 1), (b"d", 0), (b"d", 1)]
+    assert get(transfers.fetch([b"a", b"b", b"c", b"d"], [4, 5, 6, 7], [True] * 4, chunks))[0] == [True] + [False] * 3
+    assert [keys for keys, _, _ in tiers.calls] == [[b"a", b"b"]]
+
+
+@one_fetcher
+def test_hits_of_a_chunk_are_copied_to_nearer_tiers_one_by_one(transfers: RankTransfers, tiers: HeldTiers) -> None:
+    tiers.contents = {b"a": (1, 2), b"b": (2, 0), b"c": (3, 2)}
+    chunks = [(b"c", 0), (b"c", 1), (b"c", 2)]
+    assert all(get(transfers.fetch([b"a", b"b", b"c"], [4, 5, 6], [True] * 3, chunks))[0])
+    get(transfers._fetchers.submit(lambda: None))
+    assert tiers.stored == [(b"a", 1, 2), (b"c", 3, 2)]

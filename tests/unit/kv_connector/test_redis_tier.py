@@ -38,7 +38,7 @@ def test_keys_and_how_long_they_are_kept(tmp_path: Path) -> None:
         for seconds in (0, 1000):
             server.client.flushall()
             tiers = stack(server.url, ttl_seconds=seconds)
-            assert tiers.store(KEY, TEXT)
+            assert tiers.store([KEY], [TEXT])
             (key,) = server.client.keys("*")
             assert key.startswith(b"inflight:kv:") and len(key) == 12 + 32
             assert 990 <= server.client.ttl(key) <= 1000 if seconds else server.client.ttl(key) == -1
@@ -48,7 +48,7 @@ def test_keys_and_how_long_they_are_kept(tmp_path: Path) -> None:
 def test_password_and_database(tmp_path: Path) -> None:
     with redis_server(tmp_path, password="hunter2") as server:
         tiers = stack(f"{server.url}?db=3")
-        assert tiers.store(KEY, TEXT) and tiers.fetch(KEY) is not None
+        assert tiers.store([KEY], [TEXT]) and tiers.fetch([KEY])[0] is not None
         assert server.client.info("keyspace").keys() == {"db3"}
         tiers.close()
 
@@ -58,7 +58,7 @@ def test_a_refused_password(tmp_path: Path, url: str, caplog: pytest.LogCaptureF
     with redis_server(tmp_path, password="hunter2") as server, caplog.at_level(logging.DEBUG):
         tiers = stack(url + server.url.partition("@")[2])
         for _ in range(4):
-            assert tiers.fetch(KEY) is None and not tiers.store(KEY, TEXT)
+            assert tiers.fetch([KEY])[0] is None and not tiers.store([KEY], [TEXT])
         assert counts(tiers)["errors"] == 6
         tiers.close()
     assert "The KV tier redis is left out for a while" in caplog.text
@@ -69,10 +69,10 @@ def test_a_refused_password(tmp_path: Path, url: str, caplog: pytest.LogCaptureF
 def test_a_killed_server(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
         tiers = stack(server.url)
-        assert tiers.store(KEY, TEXT)
+        assert tiers.store([KEY], [TEXT])
         server.process.kill()
         server.process.wait()
-        assert tiers.fetch(KEY) is None and not tiers.store(KEY, TEXT)
+        assert tiers.fetch([KEY])[0] is None and not tiers.store([KEY], [TEXT])
         assert counts(tiers) == {"errors": 2}
         tiers.close()
 
@@ -80,9 +80,9 @@ def test_a_killed_server(tmp_path: Path) -> None:
 def test_a_connection_that_was_closed_is_made_again(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
         tiers = stack(server.url)
-        assert tiers.store(KEY, TEXT)
+        assert tiers.store([KEY], [TEXT])
         server.client.execute_command("CLIENT", "KILL", "SKIPME", "yes", "TYPE", "normal")
-        assert tiers.fetch(KEY) is not None
+        assert tiers.fetch([KEY])[0] is not None
         assert counts(tiers) == {"hits": 1}
         tiers.close()
 
@@ -93,20 +93,20 @@ def test_a_stopped_server(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGSTOP)
         try:
             for _ in range(5):
-                assert tiers.fetch(KEY) is None
+                assert tiers.fetch([KEY])[0] is None
             assert counts(tiers) == {"errors": 3, "rejected": 2}
         finally:
             server.process.send_signal(signal.SIGCONT)
         tiers.close()
         tiers = stack(server.url)
-        assert tiers.store(KEY, TEXT) and tiers.fetch(KEY) is not None
+        assert tiers.store([KEY], [TEXT]) and tiers.fetch([KEY])[0] is not None
         tiers.close()
 
 
 def test_a_server_that_says_nothing() -> None:
     with scripted_server(lambda connection: None) as port:
         tiers = stack(f"redis://127.0.0.1:{port}", timeout_seconds=0.05)
-        assert tiers.fetch(KEY) is None and not tiers.store(KEY, TEXT)
+        assert tiers.fetch([KEY])[0] is None and not tiers.store([KEY], [TEXT])
         assert counts(tiers) == {"errors": 2}
         tiers.close()
 
@@ -115,15 +115,15 @@ def test_a_server_that_says_nothing() -> None:
 def test_something_else_under_the_name_is_replaced(tmp_path: Path, command: tuple[Any, ...]) -> None:
     with redis_server(tmp_path) as server:
         tiers = stack(server.url)
-        assert tiers.store(KEY, TEXT)
+        assert tiers.store([KEY], [TEXT])
         (key,) = server.client.keys("*")
         server.client.delete(key)
         server.client.execute_command(command[0], key, *command[1:])
-        assert tiers.store(KEY, TEXT)  # not looked at
-        assert tiers.fetch(KEY) is None
+        assert tiers.store([KEY], [TEXT])  # not looked at
+        assert tiers.fetch([KEY])[0] is None
         assert counts(tiers) == {"checksum_failures": 1}
-        assert tiers.store(KEY, TEXT)
-        found = tiers.fetch(KEY)
+        assert tiers.store([KEY], [TEXT])
+        found = tiers.fetch([KEY])[0]
         assert found is not None and found[0] == TEXT
         assert counts(tiers) == {"hits": 1}
         tiers.close()
@@ -133,8 +133,8 @@ def test_a_server_without_memory(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     with redis_server(tmp_path, "--maxmemory", "1") as server:
         tiers = stack(server.url)
         for number in range(3):
-            assert not tiers.store(b"%33d" % number, TEXT)
-        assert tiers.fetch(KEY) is None
+            assert not tiers.store([b"%33d" % number], [TEXT])
+        assert tiers.fetch([KEY])[0] is None
         assert counts(tiers) == {"errors": 3, "misses": 1}
         assert "the server answers OOM" in caplog.text
         tiers.close()
@@ -173,7 +173,7 @@ def test_a_broken_protocol_is_a_failure(reply: bytes, caplog: pytest.LogCaptureF
     with scripted_server(scripted({b"GET": reply})) as port:
         tiers = stack(f"redis://127.0.0.1:{port}")
         for _ in range(3):
-            assert tiers.fetch(KEY) is None
+            assert tiers.fetch([KEY])[0] is None
         assert counts(tiers) == {"errors": 3}
         assert "left out" in caplog.text and "secret-text" not in caplog.text
         tiers.close()

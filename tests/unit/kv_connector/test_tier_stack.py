@@ -36,22 +36,22 @@ def inner(tiers: TierStack, number: int = 0) -> Any:
 
 def test_without_tiers_nothing_is_there() -> None:
     tiers = stack()
-    assert tiers.fetch(KEY) is None and tiers.store(KEY, TEXT) and tiers.take_counts() == {}
+    assert tiers.fetch([KEY])[0] is None and tiers.store([KEY], [TEXT]) and tiers.take_counts() == {}
     tiers.close()
 
 
 def test_the_first_tier_that_has_it_answers_and_the_others_before_it_can_be_filled() -> None:
     first, second, third = {}, {}, {}  # type: ignore[var-annotated]
     tiers = stack(custom(objects=first), custom(objects=second), custom(objects=third))
-    assert tiers.store(KEY, TEXT) and first == second == third and len(third) == 1
+    assert tiers.store([KEY], [TEXT]) and first == second == third and len(third) == 1
     first.clear()
     second.clear()
-    found = tiers.fetch(KEY)
+    found = tiers.fetch([KEY])[0]
     assert found is not None and (found[0], found[1]) == (TEXT, 2)
-    assert tiers.store(KEY, found[0], stop=2) and first == second == third
-    found = tiers.fetch(KEY)
+    assert tiers.store([KEY], [found[0]], stop=2) and first == second == third
+    found = tiers.fetch([KEY])[0]
     assert found is not None and (found[0], found[1]) == (TEXT, 0)
-    assert tiers.store(b"l" * 33, TEXT, stop=1) and (len(first), len(second)) == (2, 1)
+    assert tiers.store([b"l" * 33], [TEXT], stop=1) and (len(first), len(second)) == (2, 1)
     counts = tiers.take_counts()
     assert list(counts) == ["custom", "custom-2", "custom-3"]
     assert [each["hits"] for each in counts.values()] == [1, 0, 1]
@@ -64,12 +64,12 @@ def test_the_first_tier_that_has_it_answers_and_the_others_before_it_can_be_fill
 def test_a_damaged_object_is_taken_from_the_next_tier() -> None:
     first, second = {}, {}  # type: ignore[var-annotated]
     tiers = stack(custom(objects=first), custom(objects=second))
-    assert tiers.store(KEY, TEXT)
+    assert tiers.store([KEY], [TEXT])
     (name,) = first
     first[name] = first[name][:-1] + b"!!"
-    found = tiers.fetch(KEY)
+    found = tiers.fetch([KEY])[0]
     assert found is not None and (found[0], found[1]) == (TEXT, 1)
-    assert tiers.store(KEY, found[0], stop=1) and first == second
+    assert tiers.store([KEY], [found[0]], stop=1) and first == second
     tiers.close()
 
 
@@ -79,7 +79,7 @@ def test_a_staging_buffer_is_page_aligned_and_of_one_thread() -> None:
     kept = []
 
     def call() -> None:
-        found = [tiers.fetch(KEY), tiers.fetch(KEY)]
+        found = [tiers.fetch([KEY])[0], tiers.fetch([KEY])[0]]
         for each in found:
             assert each is not None and each[0] == TEXT
             address = ctypes.addressof(ctypes.c_char.from_buffer(each[0]))
@@ -87,7 +87,7 @@ def test_a_staging_buffer_is_page_aligned_and_of_one_thread() -> None:
             addresses.add(address)
         kept.append(found)
 
-    assert tiers.store(KEY, TEXT)
+    assert tiers.store([KEY], [TEXT])
     threads = [threading.Thread(target=call) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -100,12 +100,12 @@ def test_a_staging_buffer_is_page_aligned_and_of_one_thread() -> None:
 def test_a_late_read_cannot_write_into_a_later_payload() -> None:
     slow, fast = {}, {}  # type: ignore[var-annotated]
     tiers = stack(custom("WaitingTier", 0.01, objects=slow), custom(objects=fast))
-    assert not tiers.store(KEY, TEXT)  # the first is late, the second has it
+    assert not tiers.store([KEY], [TEXT])  # the first is late, the second has it
     assert len(fast) == 1
-    found = tiers.fetch(KEY)
+    found = tiers.fetch([KEY])[0]
     assert found is not None and (found[0], found[1]) == (TEXT, 1)
-    assert not tiers.store(b"l" * 33, memoryview(b"other" * 100))
-    payload, _ = tiers.fetch(KEY) or (memoryview(b""), 0)
+    assert not tiers.store([b"l" * 33], [memoryview(b"other" * 100)])
+    payload, _ = tiers.fetch([KEY])[0] or (memoryview(b""), 0)
     slow_tier = inner(tiers)
     slow_tier.objects.update({name: bytes(len(data)) for name, data in fast.items()})
     slow_tier.go.set()
@@ -120,8 +120,8 @@ def test_a_late_read_cannot_write_into_a_later_payload() -> None:
 @pytest.mark.parametrize("garbage", [b"\0", b"\xff", b"I"])
 def test_a_tier_that_lies(answer: Any, garbage: bytes) -> None:
     tiers = stack(custom("LyingTier", garbage=garbage, answer=answer))
-    assert tiers.store(KEY, TEXT)
-    assert tiers.fetch(KEY) is None
+    assert tiers.store([KEY], [TEXT])
+    assert tiers.fetch([KEY])[0] is None
     counts = tiers.take_counts()["custom"]
     assert (counts["misses"], counts["checksum_failures"]) == ((1, 0) if answer is None else (0, 1))
     tiers.close()
@@ -131,8 +131,8 @@ def test_a_tier_that_keeps_answering_with_the_last_object() -> None:
     tiers = stack(custom("LyingTier", garbage=b"", answer=None))
     lying = inner(tiers)
     lying.get = lambda name, into: len(into)  # writes nothing, so the staging buffer holds what was stored last
-    assert tiers.store(KEY, TEXT)
-    assert tiers.fetch(b"l" * 33) is None
+    assert tiers.store([KEY], [TEXT])
+    assert tiers.fetch([b"l" * 33])[0] is None
     assert tiers.take_counts()["custom"]["checksum_failures"] == 1
     tiers.close()
 
@@ -140,8 +140,8 @@ def test_a_tier_that_keeps_answering_with_the_last_object() -> None:
 def test_a_tier_that_raises_does_not_disturb_the_others() -> None:
     tiers = stack(custom("RaisingTier", error=RuntimeError("x")), custom(objects={}))
     for _ in range(4):
-        assert not tiers.store(KEY, TEXT)
-        found = tiers.fetch(KEY)
+        assert not tiers.store([KEY], [TEXT])
+        found = tiers.fetch([KEY])[0]
         assert found is not None and found[1] == 1
     counts = tiers.take_counts()
     assert (counts["custom"]["errors"], counts["custom"]["rejected"]) == (6, 2)
@@ -151,9 +151,9 @@ def test_a_tier_that_raises_does_not_disturb_the_others() -> None:
 
 def test_after_close_everything_is_missing() -> None:
     tiers = stack(custom(objects={}))
-    assert tiers.store(KEY, TEXT)
+    assert tiers.store([KEY], [TEXT])
     tiers.close()
-    assert tiers.fetch(KEY) is None and not tiers.store(KEY, TEXT)
+    assert tiers.fetch([KEY])[0] is None and not tiers.store([KEY], [TEXT])
     assert tiers.take_counts()["custom"]["rejected"] == 2
 
 

@@ -15,7 +15,7 @@ from obstore.store import from_url
 from inflight.config.kv_tiers import KVTierConfig, resolve_kv_tiers
 from inflight.kv_connector.tier_object import HEADER, PAGE, padded
 from inflight.kv_connector.tier_stack import TierStack
-from tests.support.kv_tier_servers import redis_server, s3_server
+from tests.support.kv_tier_servers import direct_store, make_bucket, redis_server, s3_server
 
 ROOT = b"r" * 32
 PAYLOAD_BYTES = 3 * PAGE
@@ -52,18 +52,6 @@ def s3() -> Iterator[dict[str, Any]]:
         yield options
 
 
-def make_bucket(options: dict[str, Any], bucket: str) -> None:
-    import urllib.request
-
-    request = urllib.request.Request(f"{options['endpoint']}/{bucket}", method="PUT")
-    urllib.request.urlopen(request, timeout=300).close()
-
-
-def direct(url: str, options: dict[str, Any]) -> Any:  # Any: obstore's union of stores
-    config = {name: value for name, value in options.items() if name != "allow_http"}
-    return from_url(url, config=config, client_options={"allow_http": True})  # type: ignore[call-overload]
-
-
 @pytest.fixture(params=["fs", "redis", "obj-file", "obj-s3", "custom"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "fs":
@@ -88,7 +76,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         bucket = f"b{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:20]}"
         make_bucket(options, bucket)
         url = f"s3://{bucket}/some/prefix"
-        yield at_store({"type": "obj", "url": url, "options": options}, direct(url, options))
+        yield at_store({"type": "obj", "url": url, "options": options}, direct_store(url, options))
     else:
         objects: dict[bytes, bytes] = {}
         config = {
@@ -125,7 +113,7 @@ def payload(number: int, length: int = PAYLOAD_BYTES) -> memoryview:
 
 
 def fetched(tiers: TierStack, number: int) -> bytes | None:
-    found = tiers.fetch(key(number))
+    found = tiers.fetch([key(number)])[0]
     assert found is None or found[1] == 0
     return None if found is None else bytes(found[0])
 
@@ -138,8 +126,8 @@ def counted(tiers: TierStack) -> dict[str, float]:
 def test_round_trip_and_counts(place: Place) -> None:
     tiers = stack(place)
     assert fetched(tiers, 1) is None
-    assert tiers.store(key(1), payload(1))
-    assert tiers.store(key(2), payload(2, 1)) and tiers.store(key(3), payload(3, 0))
+    assert tiers.store([key(1)], [payload(1)])
+    assert tiers.store([key(2)], [payload(2, 1)]) and tiers.store([key(3)], [payload(3, 0)])
     assert [fetched(tiers, n) for n in (1, 2, 3, 4)] == [payload(1), payload(2, 1), b"", None]
     sizes = padded(PAYLOAD_BYTES) + 2 * PAGE
     assert counted(tiers) == {
@@ -153,8 +141,8 @@ def test_round_trip_and_counts(place: Place) -> None:
 
 def test_what_is_there_is_not_written_again(place: Place) -> None:
     tiers = stack(place)
-    assert tiers.store(key(1), payload(1))
-    assert tiers.store(key(1), payload(2))
+    assert tiers.store([key(1)], [payload(1)])
+    assert tiers.store([key(1)], [payload(2)])
     assert fetched(tiers, 1) == payload(1)
     tiers.close()
 
@@ -166,7 +154,7 @@ def test_many_writers_and_readers_of_the_same_keys(place: Place) -> None:
 
     def work(tiers: TierStack) -> None:
         for number in range(6):
-            if not tiers.store(key(number), payload(number)) or fetched(tiers, number) != payload(number):
+            if not tiers.store([key(number)], [payload(number)]) or fetched(tiers, number) != payload(number):
                 wrong.append(number)
 
     threads = [threading.Thread(target=work, args=(tiers,)) for tiers in stacks * 4]
@@ -201,21 +189,21 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 def test_damaged_objects_are_missing_and_repaired(place: Place, secret: str | None) -> None:
     tiers = stack(place, checksum_key=secret)
     for damage in DAMAGES.values():
-        assert tiers.store(key(1), payload(1))
+        assert tiers.store([key(1)], [payload(1)])
         (name,) = place.names()
         place.write(name, damage(place.read(name)))
         tiers.take_counts()
         assert fetched(tiers, 1) is None
         found = counted(tiers)
         assert found.pop("checksum_failures") == 1 and set(found) <= {"read_bytes"}
-        assert tiers.store(key(1), payload(1))
+        assert tiers.store([key(1)], [payload(1)])
         assert fetched(tiers, 1) == payload(1)
     tiers.close()
 
 
 def test_swapped_objects(place: Place) -> None:
     tiers = stack(place)
-    assert tiers.store(key(1), payload(1)) and tiers.store(key(2), payload(2))
+    assert tiers.store([key(1)], [payload(1)]) and tiers.store([key(2)], [payload(2)])
     first, second = place.names()
     data = place.read(first), place.read(second)
     place.write(first, data[1])
@@ -229,7 +217,7 @@ def test_objects_of_another_root_or_secret_are_other_objects(place: Place) -> No
     stacks = [stack(place), stack(place, b"s" * 32), stack(place, checksum_key=SECRET)]
     for number, tiers in enumerate(stacks):
         assert fetched(tiers, 1) is None
-        assert tiers.store(key(1), payload(number))
+        assert tiers.store([key(1)], [payload(number)])
     assert [fetched(tiers, 1) for tiers in stacks] == [payload(number) for number in range(3)]
     assert len(place.names()) == 3
     # written under the name of another root by someone who can write there
@@ -250,7 +238,7 @@ def test_a_forged_object_needs_the_secret(place: Place) -> None:
     from inflight.kv_connector.tier_object import TierObject
 
     tiers = stack(place, checksum_key=SECRET)
-    assert tiers.store(key(1), payload(1))
+    assert tiers.store([key(1)], [payload(1)])
     (name,) = place.names()
     data = bytearray(place.read(name))
     data[HEADER.size : HEADER.size + 4] = b"evil"

@@ -19,7 +19,7 @@ from inflight.interface.request import FinishReason
 from inflight.interface.statistics import TransferCounts
 from inflight.scheduler import kv_transfers
 from tests.support.mock_engine import MockEngine
-from tests.support.mock_transfers import MockTransfers, Row
+from tests.support.mock_transfers import MockTransfers, Object
 
 TIER = KVTierConfig(type="fs", path="/nowhere")
 PROMPT = list(range(1, 22))  # 5 blocks of 4, and a token
@@ -30,7 +30,7 @@ STATES = ("save", "stored", "fetch", "load")
 class HeldTransfers(MockTransfers):
     """Calls end at once, but not the actions in `held`."""
 
-    def __init__(self, tiers: dict[bytes, Row]) -> None:
+    def __init__(self, tiers: dict[bytes, Object]) -> None:
         super().__init__(random.Random(0), tiers)
         self.held: set[str] = set()
         self._actions: dict[int, str] = {}  # id of a future -> its action
@@ -62,7 +62,7 @@ def _requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_transfers.KVTransfers, "_seconds_to_wait", lambda self, num_tokens: 1e6)
 
 
-def make(tiers: dict[bytes, Row] | None = None, **config: Any) -> tuple[MockEngine, HeldTransfers]:
+def make(tiers: dict[bytes, Object] | None = None, **config: Any) -> tuple[MockEngine, HeldTransfers]:
     transfers = HeldTransfers({} if tiers is None else tiers)
     transfer = KVTransferConfig(cpu_bytes=200, tiers=(TIER,), **config)
     engine = MockEngine(block_size=4, depth=2, fault_tolerance=True, transfer=transfer, transfers=transfers)

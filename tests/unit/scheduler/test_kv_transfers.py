@@ -11,12 +11,13 @@ from inflight.config.kv_transfer import KVTransferConfig
 from inflight.scheduler import kv_transfers
 from tests.conftest import FULL
 from tests.support.mock_engine import MAX_MODEL_LEN, MockEngine
-from tests.support.mock_transfers import MockTransfers, Row
+from tests.support.mock_transfers import MockTransfers, Object
 
 TIER = KVTierConfig(type="fs", path="/nowhere")
+CHUNKS = {size: KVTierConfig(type="obj", url="memory:///", blocks_per_chunk=size) for size in (2, 3)}
 
 
-def some_engine(rng: random.Random, tiers: dict[bytes, Row], fault_rate: float) -> MockEngine:
+def some_engine(rng: random.Random, tiers: dict[bytes, Object], fault_rate: float) -> MockEngine:
     max_num_seqs = rng.randint(1, 5)
     chunked = rng.random() < 0.7
     config = KVTransferConfig(
@@ -24,12 +25,12 @@ def some_engine(rng: random.Random, tiers: dict[bytes, Row], fault_rate: float) 
         saves=rng.random() < 0.95,
         uses_arc=rng.random() < 0.3,
         offload_prompt_only=rng.random() < 0.2,
-        tiers=(TIER,) if rng.random() < 0.7 else (),
+        tiers=rng.choice([(), (TIER,), (TIER,), *((tier,) for tier in CHUNKS.values()), (TIER, CHUNKS[2])]),
     )
     return MockEngine(
         block_size=rng.choice([1, 2, 4]),
         windows=tuple(rng.choices([None, None, 3, 7], k=rng.randint(1, 2))),
-        extra_blocks=rng.choice([0, 3, 40]),
+        extra_blocks=rng.choice([0, 3, 40] if config.blocks_per_chunk == 1 else [20, 40]),  # room for a few chunks
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=rng.randint(max_num_seqs, 24) if chunked else MAX_MODEL_LEN,
         chunked=chunked,
@@ -55,7 +56,8 @@ def some_event(rng: random.Random, engine: MockEngine, number: int) -> None:
         engine.add(name, prompt, rng.randint(1, 20), grammar=str(10 * number + rng.randrange(10)))
     elif kind < 0.31:
         for child in range(3):
-            engine.add(f"{name}c{child}", prompt, 4 + child, leader=f"{name}c0" if child else None)
+            leader = f"{name}c0" if child else None
+            engine.add(f"{name}c{child}", prompt, 4 + child, leader=leader, prompt_logprobs=kind < 0.29)
     elif kind < 0.36 and engine.scheduler.num_running:
         engine.scheduler._requeue(rng.choice(engine.scheduler._running))
         engine.scheduler.check_integrity()
@@ -73,7 +75,7 @@ def some_event(rng: random.Random, engine: MockEngine, number: int) -> None:
 
 def run_schedule(seed: int, fault_rate: float) -> dict[str, float]:
     """Two engines one after the other, which share the tiers. Returns what was counted."""
-    rng, tiers, counted = random.Random(seed), dict[bytes, Row](), dict[str, float]()
+    rng, tiers, counted = random.Random(seed), dict[bytes, Object](), dict[str, float]()
     for _ in range(2):
         engine = some_engine(rng, tiers, fault_rate)
         for number in range(rng.randint(20, 60)):
