@@ -1,6 +1,6 @@
 """`listen`: opens a TCP socket on which ranks listen, at one address of the machine. `unreachable`: tries such addresses.
 `listen_locally`, `connect_locally`: the same for Unix sockets without a file, which end with the machine's processes.
-`socket_pair`: two connected sockets, one of which a new process gets."""
+`socket_pair`: two connected sockets, one of them for another process."""
 
 import errno
 import select

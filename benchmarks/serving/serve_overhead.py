@@ -1,6 +1,7 @@
 """What serving adds: tokens per second against offline, the engine's steps under a front end, the time to the first byte.
 
     python -m benchmarks.serve_overhead [throughput] [steps] [first-byte] [apis] [--model qwen3-0.6b] [--rounds 3]
+        [--batch 32]
 
 throughput: --batch streams through `inflight serve` against `LLM.generate` of the same prompts, with the same arguments, in
 turns (goal: 0.95 times). steps: the mock executor under 256 streams, see `serve_step_period.py` (goal: a period at most
@@ -231,7 +232,7 @@ def main() -> None:
     parser.add_argument(
         "--engine-args", type=json.loads, default={}, help='JSON, as {"num_threads": 1}; throughput and apis'
     )
-    parser.add_argument("--batch", type=int, default=32, help="streams at once, throughput and apis [%(default)s]")
+    parser.add_argument("--batch", type=int, default=32, help="streams of throughput and apis [%(default)s]")
     parser.add_argument("--streams", type=int, default=256, help="of steps [%(default)s]")
     parser.add_argument("--stream-tokens", type=int, default=1200, help="of each, steps [%(default)s]")
     parser.add_argument("--step-rounds", type=int, default=1, help="of steps [%(default)s]")

@@ -220,10 +220,9 @@ class LLGuidanceMatcher(GrammarMatcher):
         self._has_mask = True
 
     def forced_tokens(self, limit: int) -> list[int]:
-        # Usually no token is forced. `compute_ff_tokens` shows this faster than a mask does, but ignores that EOS may be
-        # allowed.
-        may_force = self.error() or self.is_terminated() or self.is_accepting() or self.inner.compute_ff_tokens()
-        return super().forced_tokens(limit) if may_force else []
+        # Usually no token is forced. `compute_ff_tokens` shows this without a mask, but it ignores that EOS may be allowed.
+        needs_mask = self.error() or self.is_terminated() or self.is_accepting() or self.inner.compute_ff_tokens()
+        return super().forced_tokens(limit) if needs_mask else []
 
     def _accept(self, token_id: int) -> bool:
         """Only a mask renews the fuel. Without fuel the library refuses tokens that the grammar admits. So a mask is computed

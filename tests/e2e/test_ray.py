@@ -150,7 +150,8 @@ def kill_all(keeper: int, text: str) -> None:
     found = []
     for pid in children(keeper):
         with contextlib.suppress(OSError):  # it has just ended
-            found += [pid] * (text in Path(f"/proc/{pid}/cmdline").read_text())
+            if text in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(pid)
     assert found
     below = [pid for raylet in found for pid in children(raylet)]
     for pid in (*found, *below):

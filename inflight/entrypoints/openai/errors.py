@@ -69,7 +69,7 @@ _INSTEAD = {
     "/api": ": the server has one model, which cannot be changed",  # Ollama
     "/infill": ": use /v1/completions with suffix",  # llama.cpp
     "/generate_stream": ": use /v1/completions with stream",  # TGI, SGLang
-    # of these, /completion is llama.cpp's, and /generate is that of TGI and SGLang
+    # /complete: Anthropic; /completion: llama.cpp; /generate: TGI, SGLang
     **dict.fromkeys("/completions /complete /engines /completion /generate".split(), ": use /v1/completions"),
     **dict.fromkeys("/chat/completions /threads /assistants".split(), ": use /v1/chat/completions"),
     **dict.fromkeys("/embeddings /embed /embedding /rerank /score /pooling /classify /moderations".split(), _ONLY_TEXT),

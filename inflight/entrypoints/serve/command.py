@@ -51,7 +51,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
                 # a server with one front end does not need this module
                 supervisor = importlib.import_module("inflight.entrypoints.serve.supervisor")
                 code = runner.run(supervisor.supervise(settings, args, listener, clock))
-            # All child processes have ended. Exit without waiting for threads that still run.
+            # all child processes have ended
             listener.close()
             exit_now(code)
     finally:

@@ -133,7 +133,7 @@ def main() -> int:
     start = FrontEndStart.from_file(int(sys.argv[4]))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            exit_now(runner.run(_serve(start, listener, control)))  # end the process without waiting for threads
+            exit_now(runner.run(_serve(start, listener, control)))
     except InflightError as error:
         _report(control, {"failed": [type(error).__name__, str(error)]})
         return EXIT_FAILED

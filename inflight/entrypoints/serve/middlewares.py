@@ -190,9 +190,9 @@ class Authentication:
         self._public = PROBES | ({"/metrics"} if metrics_public else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_public = not self._keys or scope["path"] in self._public
-        shown = [] if is_public else list(_shown_keys(scope))
-        if is_public or any(map(self._keys.accepts, shown)):
+        needs_no_key = not self._keys or scope["path"] in self._public
+        shown = [] if needs_no_key else list(_shown_keys(scope))
+        if needs_no_key or any(map(self._keys.accepts, shown)):
             await self._app(scope, receive, send)
             return
         message = "Incorrect API key provided." if shown else f"No API key was given: {_HOW_TO_SEND}."

@@ -84,7 +84,7 @@ class Shutdown:
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process without waiting for threads that still run. The log and stdout are complete."""
+    """End the process without waiting for threads that still run. Log and stdout are written first."""
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)

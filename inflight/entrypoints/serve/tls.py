@@ -22,7 +22,13 @@ def make_ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
-        _read(settings, name)  # ssl's own error does not name the file
+        path = getattr(settings, name)
+        try:
+            if path is not None:
+                Path(path).open("rb").close()  # ssl's own error does not name the file
+        except OSError as error:
+            raise ConfigError(f"{name}={path!r} cannot be read: {error.strerror}") from error
+
     _load_chain(context, settings, settings.ssl_certfile, settings.ssl_keyfile)
     if settings.ssl_ca_certs is not None:
         try:
@@ -50,23 +56,17 @@ def reload_certificate(context: ssl.SSLContext, settings: ServerSettings) -> Non
 @contextlib.contextmanager
 def _copy(settings: ServerSettings, name: str) -> Iterator[str | None]:
     """The path of a copy of the file, in memory. None if the setting is None."""
-    content = _read(settings, name)
-    if content is None:
+    path = getattr(settings, name)
+    if path is None:
         yield None
         return
     with open(os.memfd_create(name), "wb") as file:
-        file.write(content)
+        try:
+            file.write(Path(path).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{name}={path!r} cannot be read: {error.strerror}") from error
         file.flush()
         yield f"/proc/self/fd/{file.fileno()}"
-
-
-def _read(settings: ServerSettings, name: str) -> bytes | None:
-    """The content of the file. None if the setting is None."""
-    path = getattr(settings, name)
-    try:
-        return None if path is None else Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{name}={path!r} cannot be read: {error.strerror}") from error
 
 
 def _load_chain(context: ssl.SSLContext, settings: ServerSettings, certfile: str | None, keyfile: str | None) -> None:
