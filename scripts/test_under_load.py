@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("tests/unit", "tests/benchmarks", "tests/conformance", "tests/e2e")
+FOLDERS = ("tests/unit", "tests/benchmarks", "tests/conformance", "tests/e2e", "tests/inflight_bench")
 SLOW = ("test_faults", "test_soak", "test_schemathesis", "test_faults_network")  # minutes each; `make test` has them
 _CLOCK = re.compile(
     r"assert .*(monotonic|perf_counter|seconds)\S* .*<|(result|exception|communicate|wait)\(\d+\)|have_ended\("

@@ -177,7 +177,7 @@ def test_what_outlives_the_shutdown_timeout_is_ended_on_both_and_a_second_signal
         server.popen.send_signal(signal.SIGTERM)
         server.wait_until("/ready", 503)
         server.popen.send_signal(signal.SIGTERM)
-        assert server.end(5.0) == 128 + signal.SIGTERM
+        assert server.end() == 128 + signal.SIGTERM
         assert not any("[DONE]" in stream.rest() for stream in streams)
         assert_nothing_left(pids, set())
         assert not list(tmp_path.iterdir())
@@ -254,7 +254,7 @@ def test_a_stopped_process_does_not_outlive_the_command(tmp_path: Path, victim: 
 def test_one_that_is_stopped_while_the_server_starts_is_replaced(tmp_path: Path) -> None:
     with two_front_ends(tmp_path, ready=False) as server:
         server.wait_until("/live", 200)
-        stopped = server.children()["front end 1"]
+        stopped = server.wait_for_child("front end 1")
         os.kill(stopped, signal.SIGSTOP)
         server.wait_until("/ready", 200)
         assert server.wait_for_child("front end 1") != stopped

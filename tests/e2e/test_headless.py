@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.shared.free_port import free_port
 from tests.e2e.serve_process import SECONDS, ServeProcess, serving
 from tests.e2e.test_recovery import OPTIONS, check_same, status_of, streams
+from tests.support.waits import wait_until
 
 NUM_STREAMS = 8
 TOKEN = {"INFLIGHT_CLUSTER_TOKEN": "a token of this test"}
@@ -134,7 +135,7 @@ def test_who_may_not_join_and_who_may_not_listen() -> None:
         for reason, node in wrong.items():
             assert node.end() == 2, node.text_of_log()
             assert reason in node.text_of_log()
-            assert reason in server.text_of_log()
+            wait_until(lambda: reason in server.text_of_log(), server.text_of_log)  # noqa: B023
             assert "Traceback" not in node.text_of_log()
         node = start(0)
         assert node.end() == 2
@@ -144,7 +145,7 @@ def test_who_may_not_join_and_who_may_not_listen() -> None:
             assert f"the head cannot listen on 127.0.0.1:{port} (data_parallel_address" in second.text_of_log()
         node = start(1, "--kv-cache-memory-bytes", "1000")  # it fits to the head, but cannot start
         assert node.end() == 1, node.text_of_log()
-        assert "engine 1 could not start: " in server.text_of_log()
+        wait_until(lambda: "engine 1 could not start: " in server.text_of_log(), server.text_of_log)
         assert server.popen.poll() is None
         start(1)
         wait_for_replicas(server, both)

@@ -27,6 +27,7 @@ from inflight.processes.child_process import wait_for_end
 from inflight.sampling_params import SamplingParams
 from tests.conformance.configs import engine_config, plan
 from tests.support.enough_time import with_enough_time
+from tests.support.waits import wait_until
 from tests.unit.executor.processes import SCRIPTED, exists, have_ended, pids_of, scripted_executor
 
 
@@ -50,8 +51,7 @@ def test_sigkill_is_known_at_once(executor: MultiprocExecutor, rank: int) -> Non
 def test_a_death_while_idle_is_known_too(executor: MultiprocExecutor, caplog: pytest.LogCaptureFixture) -> None:
     pid = pids_of(executor)[1]
     os.kill(pid, signal.SIGSEGV)
-    have_ended([pid], 5)
-    time.sleep(0.1)  # the time in which it has to be known
+    wait_until(lambda: "rank 1 was lost" in caplog.text)  # nobody has asked for anything
     error = executor.execute_model(plan(0), non_block=True).exception(timeout=0)
     assert isinstance(error, WorkerDiedError)
     assert "killed by SIGSEGV" in str(error)
@@ -268,7 +268,7 @@ def test_a_rank_that_sends_garbage_is_ended(executor: MultiprocExecutor) -> None
         WorkerDiedError, match=r"rank 1 was lost \(it sent a damaged frame: .*does not speak our protocol"
     ):
         executor.collective_rpc("babble", (1,))
-    assert have_ended([pids[1]], 2)
+    assert have_ended([pids[1]], 60)
 
 
 @pytest.mark.parametrize("what", ["reply", "ready"])
@@ -278,7 +278,7 @@ def test_a_rank_that_speaks_for_another_is_ended(executor: MultiprocExecutor, wh
         WorkerDiedError, match=r"rank 1 was lost \(it sent a message of type R\w+, which is not allowed now"
     ):
         executor.collective_rpc("forge", (1, what))
-    assert have_ended([pids[1]], 2)
+    assert have_ended([pids[1]], 60)
 
 
 def test_a_new_process_has_missed_no_pings() -> None:

@@ -28,10 +28,13 @@ def test_the_garbage_collector_of_a_rank_is_on_and_visits_no_libraries(executor:
 
 
 def test_two_workers_load_at_the_same_time() -> None:
-    executor = scripted_executor(2, name="slow:0.5")
-    (first_start, first_end), (second_start, second_end) = executor.collective_rpc("load_time")
-    executor.shutdown()
-    assert max(first_start, second_start) < min(first_end, second_end)
+    def overlap(seconds: float) -> bool:
+        executor = scripted_executor(2, name=f"slow:{seconds}")
+        (first_start, first_end), (second_start, second_end) = executor.collective_rpc("load_time")
+        executor.shutdown()
+        return bool(max(first_start, second_start) < min(first_end, second_end))
+
+    assert any(overlap(seconds) for seconds in (0.5, 5.0, 20.0))  # on a busy machine the processes begin at other times
 
 
 def test_the_traceback_of_a_failed_start_reaches_the_user_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.compile_lane import CompileLane
+from tests.support.waits import wait_until
 
 GRAMMAR = cast("CompiledGrammar", object())
 
@@ -128,8 +129,10 @@ def test_whatever_a_library_raises_is_its_own_jobs() -> None:
 def test_a_close_cancels_what_waits() -> None:
     gates, one = Gates(), lane(1)
     jobs = submit(one, gates, "ab")
-    threading.Timer(0.02, gates.open).start()
+    opener = threading.Thread(target=lambda: (wait_until(jobs["b"].cancelled), gates.open()))
+    opener.start()
     one.close()
+    opener.join()
     assert jobs["a"].result(timeout=0) is GRAMMAR
     assert jobs["b"].cancelled()
     assert one.submit(gates.job("c")).cancelled()

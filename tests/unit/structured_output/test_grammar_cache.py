@@ -17,6 +17,7 @@ from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.grammar_cache import LONG_TEXT, GrammarCache
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
+from tests.support.waits import wait_until
 from tests.unit.structured_output.grammar_case import backend, walk
 from tests.unit.structured_output.slow_backend import SlowBackend
 
@@ -102,8 +103,10 @@ def test_a_failure_is_cached_and_a_close_cancels() -> None:
     bad = GrammarSpec.from_params(StructuredOutputsParams(regex="("))
     running = grammars.get(bad)
     waiting: Future[CompiledGrammar] = grammars.get(choice(1))
-    threading.Timer(0.05, slow.gate.set).start()
+    opener = threading.Thread(target=lambda: (wait_until(waiting.cancelled), slow.gate.set()))
+    opener.start()
     grammars.close()
+    opener.join()
     assert isinstance(running.exception(), InvalidRequestError)
     assert waiting.cancelled()
     assert grammars.get(bad) is running

@@ -287,18 +287,20 @@ def test_requests_that_belong_together_are_admitted_as_one() -> None:
 
             with pytest.raises(InvalidRequestError, match=r"12 sequences .* at most 6 are allowed"):
                 engine.submit_all(await some(*"abcdef"))
+            more = await some("g")  # nothing is awaited between the next two calls, so none of the three ends
             streams = engine.submit_all(await some(*"abc"))  # two have slots, four wait
             with pytest.raises(OverloadedError):
-                engine.submit_all(await some("g"))
+                engine.submit_all(more)
             for stream in streams:
                 assert len(tokens_of(await read(stream))) == 5
             await until(lambda: stats_of(engine).num_running == 0)
             with pytest.raises(InvalidRequestError, match="still running"):
                 engine.submit_all(await some("g", "g"))
             assert len(engine._streams) == 0  # none was started
+            again = await some("h", "g")
             running = engine.submit_all(await some("g"))  # two have slots, and there is room for two
             with pytest.raises(InvalidRequestError, match="'g' is still running"):
-                engine.submit_all(await some("h", "g"))
+                engine.submit_all(again)
             assert len(engine._streams) == 1
             assert len(tokens_of(await read(running[0]))) == 5
 
@@ -313,7 +315,7 @@ def test_drain() -> None:
         async with mock_engine() as engine:
             streams = [await submit(engine, str(i), "x", endless(40)) for i in range(20)]
             request = await engine.process("late", "x", endless())
-            drained = asyncio.create_task(engine.drain(10.0))
+            drained = asyncio.create_task(engine.drain(300.0))
             await asyncio.sleep(0)
             assert engine.is_draining
             with pytest.raises(EngineClosedError, match="accepts no more"):
@@ -334,7 +336,7 @@ def test_a_drain_waits_for_what_is_accepted_and_no_longer_than_its_time() -> Non
     async def test() -> None:
         async with mock_engine() as engine:
             with engine.accepted():
-                drained = asyncio.create_task(engine.drain(10.0))
+                drained = asyncio.create_task(engine.drain(300.0))
                 await asyncio.sleep(0.05)  # nothing runs
                 assert not drained.done()
                 with pytest.raises(EngineClosedError, match="accepts no more"), engine.accepted():
@@ -354,7 +356,7 @@ def test_a_drain_waits_for_what_is_accepted_and_no_longer_than_its_time() -> Non
         async with mock_engine() as engine:
             with pytest.raises(InvalidRequestError):
                 [_ async for _ in engine.generate([], endless(3))]
-            await engine.drain(10.0)  # what was accepted has ended
+            await engine.drain(300.0)  # what was accepted has ended
 
     run(test)
 

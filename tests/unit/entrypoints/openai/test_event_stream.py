@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from typing import Any
 
 from inflight.entrypoints.openai.sse import EventStream
@@ -33,14 +34,17 @@ def test_a_stream_that_waits_sends_comments_and_begins_with_one() -> None:
         events = EventStream(client.send, keep_alive=0.02)
         async with events.kept_alive():
             assert not events.has_started, "an error can still have a status of its own"
-            await asyncio.sleep(0.1)
+            start = time.monotonic()
+            while client.text.count(": keep-alive") < 2:
+                await asyncio.sleep(0.005)
             assert events.has_started
             await events.send(b"data: 1\n\n")
+            seconds = time.monotonic() - start + 0.02
         num_messages = len(client.messages)
         await asyncio.sleep(0.05)
         assert len(client.messages) == num_messages, "none comes after the end"
         await events.finish(b"data: [DONE]\n\n")
-        assert 2 <= client.text.count(": keep-alive\n") <= 5
+        assert 2 <= client.text.count(": keep-alive\n") <= seconds / 0.02 + 1
         assert client.text.replace(": keep-alive\n", "") == "data: 1\n\ndata: [DONE]\n\n"
         assert client.messages[-1] == {"type": "http.response.body", "body": b""}
 

@@ -308,7 +308,7 @@ def test_the_last_of_a_response_is_not_waited_for_without_end(end: str) -> None:
         await transport.is_aborted.wait()
         protocol.connection_lost(None)
 
-    on_loop(test)
+    on_loop(test, VirtualTimeLoop)
 
 
 def test_a_connection_that_sends_its_next_request_is_no_longer_idle() -> None:
