@@ -35,10 +35,8 @@ from inflight.kv_cache.manager import KVCacheManager, RequestBlocks
 from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.request import Request
 
-FIRST_FETCH, LAST_FETCH = (
-    2,
-    64,
-)  # how many blocks of a sequence a fetch asks for: first 2, then twice as many each time, up to a chunk's end
+# how many blocks of a sequence a fetch asks for: first 2, then twice as many each time, rounded up to whole chunks
+FIRST_FETCH, LAST_FETCH = 2, 64
 POOL_SHARE = 4  # all saves together hold at most 1/4 of the arena's blocks, and so do all loads, if more than one runs
 # How long a request waits for the tiers: at least and at most these shares of the time that computing the blocks takes.
 MIN_WAIT_SHARE, MAX_WAIT_SHARE = 0.2, 1.0
@@ -98,9 +96,8 @@ class KVTransfers(NoTransfers):
                 f"they have {self._pool.num_blocks} and {num_slots}; lower it, or give these more memory"
             )
         self._ended: Queue[tuple[Transfer, Future[Any], float]] = Queue()  # with the time of the end
-        self._unsaved: deque[list[BlockKey]] = (
-            deque()
-        )  # each element: the key of a block, or the keys of all blocks of a chunk
+        # each element: the key of a block, or the keys of all blocks of a chunk
+        self._unsaved: deque[list[BlockKey]] = deque()
         self._saving, self._fetching, self._loading = set[BlockKey](), set[BlockKey](), set[BlockKey]()
         super().__init__()
         self._waiters: list[Future[Any]] = []
