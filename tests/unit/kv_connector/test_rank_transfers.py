@@ -327,6 +327,20 @@ def test_a_fetch_of_an_older_epoch_does_not_write_to_the_slab(
     assert copies.slot(4) == 77
 
 
+@one_fetcher
+def test_a_fetch_of_an_older_epoch_asks_no_tier_any_more(
+    transfers: RankTransfers, tiers: HeldTiers, gate: Gate
+) -> None:
+    """The threads are free for the fetches of the new epoch, although the tiers have all blocks."""
+    tiers.contents, tiers.before = dict.fromkeys((b"a", b"b", b"c"), (11, 0)), gate
+    fetched = transfers.fetch([b"a", b"b", b"c"], [4, 5, 6], [True] * 3)
+    wait_until(lambda: gate.num_waiting)
+    transfers.begin_epoch()
+    gate.open()
+    assert get(fetched)[0] == [False] * 3
+    assert tiers.asked == [b"a"]
+
+
 @one_storer
 def test_a_slot_that_was_used_again_is_not_stored_under_the_old_key(
     transfers: RankTransfers, copies: HeldCopies, tiers: HeldTiers, gate: Gate
