@@ -72,9 +72,12 @@ def s3_server() -> Iterator[dict[str, Any]]:  # Any: options as in JSON
             process.kill()
 
 
-def make_bucket(options: dict[str, Any], bucket: str) -> None:
+def new_bucket(options: dict[str, Any]) -> str:
+    """Makes a bucket. Returns its name."""
+    bucket = f"b{os.urandom(10).hex()}"
     request = urllib.request.Request(f"{options['endpoint']}/{bucket}", method="PUT")
     urllib.request.urlopen(request, timeout=300).close()
+    return bucket
 
 
 def direct_store(url: str, options: dict[str, Any]) -> Any:  # Any: obstore's union of stores

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from obstore.store import from_url
 from inflight.config.kv_tiers import KVTierConfig
 from inflight.kv_connector.tier_object import PAGE, padded
 from inflight.kv_connector.tier_stack import TierStack
-from tests.support.kv_tier_servers import direct_store, make_bucket, s3_server
+from tests.support.kv_tier_servers import direct_store, new_bucket
 
 SIZE = 4  # blocks of a chunk
 PAYLOAD_BYTES = PAGE
@@ -56,12 +55,6 @@ class Store(NamedTuple):
     write: Callable[[str, bytes], object]
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    with s3_server() as options:
-        yield options
-
-
 @pytest.fixture(params=["file", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """An obj tier, and direct access to its objects."""
@@ -71,8 +64,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield _store(url, options, from_url(url))
     else:
         options = request.getfixturevalue("s3")
-        bucket = f"b{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:20]}"
-        make_bucket(options, bucket)
+        bucket = new_bucket(options)
         url = f"s3://{bucket}/prefix"
         yield _store(url, options, direct_store(url, options))
 

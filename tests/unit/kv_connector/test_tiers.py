@@ -15,7 +15,7 @@ from obstore.store import from_url
 from inflight.config.kv_tiers import KVTierConfig, resolve_kv_tiers
 from inflight.kv_connector.tier_object import HEADER, PAGE, padded
 from inflight.kv_connector.tier_stack import TierStack
-from tests.support.kv_tier_servers import direct_store, make_bucket, redis_server, s3_server
+from tests.support.kv_tier_servers import direct_store, new_bucket, redis_server
 
 ROOT = b"r" * 32
 PAYLOAD_BYTES = 3 * PAGE
@@ -46,12 +46,6 @@ def at_store(config: dict[str, Any], place: Any, folder: Path | None = None) -> 
     )
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    with s3_server() as options:
-        yield options
-
-
 @pytest.fixture(params=["fs", "redis", "obj-file", "obj-s3", "custom"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "fs":
@@ -73,8 +67,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         yield at_store({"type": "obj", "url": url}, from_url(url), tmp_path / "kv")
     elif request.param == "obj-s3":
         options = request.getfixturevalue("s3")
-        bucket = f"b{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:20]}"
-        make_bucket(options, bucket)
+        bucket = new_bucket(options)
         url = f"s3://{bucket}/some/prefix"
         yield at_store({"type": "obj", "url": url, "options": options}, direct_store(url, options))
     else:
