@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from tests.support import descriptors
-from tests.support.descriptors import open_descriptors
+from tests.support.descriptors import num_descriptors, open_descriptors
 from tests.support.listening import listening_hosts
 
 
@@ -30,3 +30,11 @@ def test_a_descriptor_that_is_closed_meanwhile_is_left_out(monkeypatch: pytest.M
         assert writer not in found
         assert listening_hosts([os.getpid()]) == {"127.0.0.1"}
         os.close(reader)
+
+
+def test_a_look_at_a_process_is_not_counted() -> None:
+    """A thread of an executor reads files in /proc, while the test counts."""
+    before = num_descriptors()
+    with open("/proc/self/stat"), open(os.devnull):
+        assert num_descriptors() == before + 1
+    assert num_descriptors() == before
