@@ -1,9 +1,9 @@
-"""Run the tests that look at the clock again and again, with a busy process on each core.
+"""Run the tests that depend on time again and again, with a busy process on each core.
 
     .venv/bin/python scripts/test_under_load.py [COUNT]        20 times without COUNT
 
-These tests are found by their source: they compare times, or wait with a limit. Exit code 1 if one of them has failed; the last
-line names it, and says how often.
+These tests are found by their source: they compare times, wait with a limit, or count what threads and other processes change
+meanwhile, such as descriptors. Exit code 1 if one of them has failed; the last line names it, and says how often.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("tests/unit", "tests/benchmarks", "tests/conformance", "tests/e2e", "tests/inflight_bench")
 SLOW = ("test_faults", "test_soak", "test_schemathesis", "test_faults_network")  # minutes each; `make test` has them
 _CLOCK = re.compile(
-    r"assert .*(monotonic|perf_counter|seconds)\S* .*<|(result|exception|communicate|wait)\(\d+\)|have_ended\("
+    r"assert .*(monotonic|perf_counter|seconds)\S* .*<|(result|exception|communicate|wait)\((timeout=)?\d+\)|have_ended\("
+    r"|(num_descriptors|open_descriptors|threading\.enumerate|active_count|children|descendants)\("
 )
 
 
@@ -46,7 +47,7 @@ def main() -> int:
     try:
         for number in range(1, count + 1):
             start = time.monotonic()
-            command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *tests]
+            command = [sys.executable, "-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", *tests]
             done = subprocess.run(
                 command,
                 cwd=ROOT,
@@ -54,12 +55,12 @@ def main() -> int:
                 text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"},
             )
-            failures = re.findall(r"^(?:FAILED|ERROR) ((\S+).*)", done.stdout, re.MULTILINE)
-            failed.update(name for _, name in failures)
+            failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+            failed.update(failures)
             last = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "")
             sys.stdout.write(f"run {number} of {count}, {time.monotonic() - start:.0f} s: {last.strip('= ')}\n")
-            for reason, _ in failures:
-                sys.stdout.write(f"    {reason}\n")
+            if failures:
+                sys.stdout.write(done.stdout)
             sys.stdout.flush()
     finally:
         for process in busy:

@@ -5,11 +5,18 @@ import mmap
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from inflight.config.kv_tiers import KVTierConfig
 from inflight.kv_connector.guarded_tier import AbandonedError, GuardedTier
 from inflight.kv_connector.tier_object import HEADER, TierObject, padded
 from inflight.kv_connector.tier_selector import open_tier
+
+
+class _Tier(NamedTuple):
+    sealed: TierObject
+    guarded: GuardedTier
+    blocks_per_chunk: int
 
 
 class TierStack:
@@ -36,7 +43,7 @@ class TierStack:
         self._object_bytes = padded(payload_bytes)
         self._buffer_bytes = self._object_bytes * max((config.blocks_per_chunk for config in configs), default=1)
         self._staging = threading.local()
-        self._tiers: list[tuple[TierObject, GuardedTier, int]] = []  # the number is blocks_per_chunk
+        self._tiers: list[_Tier] = []
         seen = Counter[str]()
         try:
             for config in configs:
@@ -47,7 +54,7 @@ class TierStack:
                     timeout_seconds=config.timeout_seconds,
                     max_operations=config.max_operations,
                 )
-                self._tiers.append((TierObject(root, config.checksum_key), guarded, config.blocks_per_chunk))
+                self._tiers.append(_Tier(TierObject(root, config.checksum_key), guarded, config.blocks_per_chunk))
         except BaseException:
             self.close()
             raise
@@ -69,44 +76,55 @@ class TierStack:
         found: list[tuple[memoryview, int] | None] = [None] * len(keys)
         size = self._object_bytes
         starts = [(place - places[0]) * size for place in places]  # where the blocks begin in the buffer
-        for number, (sealed, tier, blocks_per_chunk) in enumerate(self._tiers):
+        for number, tier in enumerate(self._tiers):
             if not (missing := [i for i, each in enumerate(found) if each is None]):
                 break
-            names = [sealed.name(key) for key in keys]
+            names = [tier.sealed.name(key) for key in keys]
             reads: list[tuple[bytes, int | None, list[int]]] = [(names[i], None, [i]) for i in missing]
-            if blocks_per_chunk > 1 and last_key:
-                name = sealed.name(_chunk_key(last_key, blocks_per_chunk))
+            if tier.blocks_per_chunk > 1 and last_key:
+                name = tier.sealed.name(_chunk_key(last_key, tier.blocks_per_chunk))
                 # a read for each gap, because what nearer tiers had is in the buffer between them
                 reads = [(name, places[run[0]] * size, run) for run in _runs(missing)] + reads
             for name, offset, indices in reads:
                 if found[indices[0]] is not None:
                     continue
-                buffer, first, end = self._buffer(), starts[indices[0]], starts[indices[-1]] + size
-                try:
-                    length = tier.get(name, buffer[first:end], offset)
-                except AbandonedError:
-                    del self._staging.buffer
-                    length = None
-                if length is None:
-                    if blocks_per_chunk > 1 and offset is None:
-                        break  # without this block no later one can be used
-                    continue
-                for i in indices:
-                    is_read = starts[i] + size - first <= length <= end - first
-                    object_bytes = length if offset is None else size * is_read
-                    payload = sealed.payload(buffer[starts[i] : starts[i] + size], names[i], object_bytes)
+                payloads = self._read(tier, name, offset, [(names[i], starts[i]) for i in indices])
+                for i, payload in zip(indices, payloads, strict=True):
                     found[i] = None if payload is None else (payload, number)
-                    tier.count(**{"checksum_failures" if payload is None else "hits": 1})
-                if any(found[i] is None for i in indices):
-                    tier.discard(name)
+                if tier.blocks_per_chunk > 1 and offset is None and payloads[0] is None:
+                    break  # without this block no later one can be used
         return found
+
+    def _read(
+        self, tier: _Tier, name: bytes, offset: int | None, blocks: Sequence[tuple[bytes, int]]
+    ) -> list[memoryview | None]:
+        """Reads blocks that follow each other from the object `name`. `offset`: as in `Tier.get_range`; None: the object is
+        one block. `blocks`: the name of each one, and where it begins in the buffer. Returns the payloads that are good."""
+        buffer, size, first = self._buffer(), self._object_bytes, blocks[0][1]
+        end = blocks[-1][1] + size
+        try:
+            length = tier.guarded.get(name, buffer[first:end], offset)
+        except AbandonedError:
+            del self._staging.buffer
+            length = None
+        if length is None:
+            return [None] * len(blocks)
+        payloads = []
+        for block_name, start in blocks:
+            is_read = start + size - first <= length <= end - first
+            num_bytes = length if offset is None else size * is_read
+            payloads.append(tier.sealed.payload(buffer[start : start + size], block_name, num_bytes))
+            tier.guarded.count(**{"checksum_failures" if payloads[-1] is None else "hits": 1})
+        if any(payload is None for payload in payloads):
+            tier.guarded.discard(name)
+        return payloads
 
     def store(self, keys: Sequence[bytes], payloads: Sequence[memoryview], stop: int | None = None) -> bool:
         """Writes one block, or all blocks of a chunk, to those of the first `stop` tiers that lack them (None: to all tiers).
         Returns whether all of these have them now; never raises. Only a call with one payload may pass what `fetch` has
         returned, because that is in the buffer that is used here."""
         are_good = []
-        for sealed, tier, blocks_per_chunk in self._tiers[:stop]:
+        for sealed, guarded, blocks_per_chunk in self._tiers[:stop]:
             num_together = blocks_per_chunk if blocks_per_chunk == len(keys) else 1
             for first in range(0, len(keys), num_together):
                 buffer, end = self._buffer(), 0
@@ -116,7 +134,7 @@ class TierStack:
                     end += len(sealed.seal(part, sealed.name(keys[i]), len(payload)))
                 name = sealed.name(_chunk_key(keys[-1], num_together) if num_together > 1 else keys[first])
                 try:
-                    are_good.append(tier.put(name, buffer[:end]))
+                    are_good.append(guarded.put(name, buffer[:end]))
                 except AbandonedError:
                     del self._staging.buffer
                     are_good.append(False)
@@ -125,12 +143,12 @@ class TierStack:
     def take_counts(self) -> dict[str, dict[str, float]]:
         """Returns the counts since the last call: label of the tier ("fs", "redis", "obj", "custom"; "fs-2" is the second one
         of its type) -> a name of `guarded_tier.COUNTS` -> number."""
-        return {tier.label: tier.take_counts() for _, tier, _ in self._tiers}
+        return {tier.guarded.label: tier.guarded.take_counts() for tier in self._tiers}
 
     def close(self) -> None:
         """Closes all tiers. Calls that wait return as if the tiers had failed."""
-        for _, tier, _ in self._tiers:
-            tier.close()
+        for tier in self._tiers:
+            tier.guarded.close()
 
     def _buffer(self) -> memoryview:
         """This thread's staging buffer, page-aligned. It is a new one if a late operation may still use the old one."""
