@@ -155,4 +155,3 @@ class _HeldThought:
         if self.is_held:
             self.is_held = False
             self._write(self.text)
-            self._pieces.clear()

@@ -6,8 +6,10 @@ draw for the same requests have been committed. Usually the forward pass of the 
 time. With several pipeline stages, the step is still on an early stage.
 """
 
+import math
+import time
 from collections.abc import Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, Queue
 from typing import Any
@@ -64,13 +66,17 @@ class RequestGrammars:
 
     def wait(self, seconds: float | None, *, for_all: bool) -> None:
         """Wait until the next grammar is compiled, or with `for_all` until all grammars are compiled, but at most `seconds`.
-        Returns at once if no grammar is being compiled."""
-        if for_all:
-            wait(self.compiling.values(), seconds)
-            return
-        if self.compiling:
-            with suppress(Empty):
-                self._compiled.put(self._compiled.get(timeout=seconds))
+        Then `take_compiled` returns them. Returns at once if no grammar is being compiled."""
+        missing, ended = set(self.compiling.values()), list[Future[Any]]()
+        end = time.monotonic() + (math.inf if seconds is None else seconds)
+        # not the futures are waited for, but their places in the queue: a future is done before its callback has run
+        with suppress(Empty):
+            while missing and (for_all or not ended):
+                left = end - time.monotonic()
+                ended.append(self._compiled.get(timeout=None if left == math.inf else max(left, 0.0)))
+                missing.discard(ended[-1])
+        for future in ended:
+            self._compiled.put(future)
 
     def take_compiled(self) -> list[tuple[str, str]]:
         """Returns (request id, failure) for each request whose compilation has ended since the last call. The failure is "" if

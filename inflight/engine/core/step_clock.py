@@ -17,24 +17,23 @@ class StepClock:
     """Estimates idle times while the engine runs. The engine's thread calls all methods. Steps may end in any thread."""
 
     def __init__(self) -> None:
-        self._newest: Future[ModelRunnerOutput] | None = None  # the step that was submitted last
-        self._ended_ns = 0  # when the last step ended
+        self._end_ns: list[int] | None = None  # when the step ended that was submitted last; empty while it runs
         self._gaps: deque[float] = deque(maxlen=MAX_GAPS)
         self._work_ns = self._hidden_ns = 0
 
     def submitted(self, future: Future[ModelRunnerOutput], *, after_idleness: bool) -> None:
         """Record that a step was submitted. If `after_idleness`, the engine had no request before this step, so the time before
         the step does not count as idle time."""
-        if self._newest is not None and not after_idleness:
+        if self._end_ns is not None and not after_idleness:
             now = time.perf_counter_ns()
-            self._gaps.append(max(now - self._ended_ns, 0) / 1e9 if self._newest.done() else 0.0)
-        self._newest = future
-        future.add_done_callback(self._note_end)
+            self._gaps.append(max(now - self._end_ns[0], 0) / 1e9 if self._end_ns else 0.0)
+        self._end_ns = end_ns = []
+        future.add_done_callback(lambda _: end_ns.append(time.perf_counter_ns()))
 
     def worked(self, start_ns: int, end_ns: int) -> None:
         """Record work of the host: planning, commits, masks. It counts as hidden if the newest step has not ended yet."""
         self._work_ns += end_ns - start_ns
-        if self._newest is not None and not self._newest.done():
+        if self._end_ns is not None and not self._end_ns:
             self._hidden_ns += end_ns - start_ns
 
     def take(self) -> tuple[tuple[float, ...], float | None]:
@@ -44,6 +43,3 @@ class StepClock:
         self._gaps.clear()
         self._work_ns = self._hidden_ns = 0
         return gaps, hidden / work if work else None
-
-    def _note_end(self, _: Future[ModelRunnerOutput]) -> None:
-        self._ended_ns = time.perf_counter_ns()

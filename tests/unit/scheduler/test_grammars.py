@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
 import numpy as np
+import pytest
 
 from inflight.interface.request import EngineCoreRequest, ResolvedSampling
 from inflight.kv_cache.manager import RequestBlocks
@@ -85,3 +86,20 @@ def test_waiting_for_the_next_grammar_does_not_take_it_away() -> None:
     grammars.wait(300, for_all=True)
     assert time.monotonic() - start < 60  # and no longer than it takes
     assert grammars.take_compiled() == [("a", "")]
+
+
+@pytest.mark.parametrize("for_all", [False, True])
+def test_what_was_waited_for_can_be_taken(for_all: bool) -> None:
+    """A future is done before its callbacks run. If only the future is waited for, a plan may lack the request, and the ranks
+    of an external launcher make different plans."""
+    grammars, manager = make()
+    for regex in ("x", "y"):
+        manager.submit(regex, StructuredOutputsParams(regex=regex)).add_done_callback(lambda _: time.sleep(0.3))
+    for request_id, regex in (("a", "x"), ("b", "y"), ("c", "x")):
+        grammars.add(request(request_id, regex))
+    with ThreadPoolExecutor() as pool:
+        for regex in ("x", "y"):
+            pool.submit(manager.futures[regex].set_result, "")
+        grammars.wait(300, for_all=for_all)
+        taken = {request_id for request_id, _ in grammars.take_compiled()}
+    assert taken == {"a", "b", "c"} if for_all else taken
