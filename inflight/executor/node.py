@@ -101,16 +101,17 @@ class _Node:
         return [rank for rank, process in self.processes.items() if process.exit_code not in (None, 0)]
 
     def restart(self, rank: int) -> None:
+        """Start a new process for a lost rank, unless node 0 tells another rank to end meanwhile."""
         old, end = self.processes[rank], time.monotonic() + REJOIN_SECONDS
         lost_node_0 = old.exit_code == EXIT_STREAM_ENDED
         reason = "has lost node 0: the engine has died, or the link broke" if lost_node_0 else f"was lost: {old.state}"
         logger.warning("rank %d %s; a new process tries to connect for %g s", rank, reason, REJOIN_SECONDS)
-        while True:
+        while not self.has_ended:
             try:
-                self.start(rank, max(end - time.monotonic(), 0.0))
+                self.start(rank, 0.0)
+                old.close()
                 break
             except (ConfigError, EngineError) as error:
                 if time.monotonic() + RETRY_SECONDS > end:
                     raise WorkerDiedError(f"rank {rank} {reason}", rank=rank) from error
             time.sleep(RETRY_SECONDS)
-        old.close()

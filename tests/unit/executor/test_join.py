@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -373,6 +374,25 @@ def test_the_last_ranks_of_a_node_do_not_stay(port: int, monkeypatch: pytest.Mon
     executor.shutdown()
     assert have_ended(pids, 60)
     assert run.exception(timeout=300) is None
+
+
+def test_a_lost_rank_does_not_hold_up_the_end_of_its_node(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine ends while a new process for the rank tries in vain to connect."""
+    run = in_thread(lambda: run_node(node_args(port, ranks=4)))
+    executor = MultiprocExecutor(two_node_config(port, ranks=4, budget=10.0), SCRIPTED)
+    pids, has_tried = executor.collective_rpc("pid"), threading.Event()
+
+    def connect_in_vain(*_: object, **__: object) -> NoReturn:
+        has_tried.set()
+        raise EngineError("node 0 did not answer")
+
+    monkeypatch.setattr(node, "connect", connect_in_vain)
+    monkeypatch.setattr(node, "REJOIN_SECONDS", 300.0)
+    os.kill(pids[3], signal.SIGKILL)
+    assert has_tried.wait(300)
+    executor.shutdown()
+    assert run.exception(timeout=250) is None
+    assert have_ended(pids, 60)
 
 
 def test_a_lost_rank_of_another_node_is_replaced_there(port: int) -> None:
