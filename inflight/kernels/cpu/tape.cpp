@@ -44,7 +44,7 @@ int32_t call_function(const int64_t* arguments) {
     return call(kFunction, arguments, indices_of(kFunction));
 }
 
-constexpr int32_t (*kFunctions[])(const int64_t*) = {  // in the order of `TAPED` in library.py
+constexpr int32_t (*kFunctions[])(const int64_t*) = {  // in the order of `TAPED` in recording.py
     call_function<inflight_rms_norm>,        call_function<inflight_norm_and_rotate>, call_function<inflight_linear>,
     call_function<inflight_paged_attention>, call_function<inflight_select_rows>,     call_function<inflight_all_reduce>,
     call_function<inflight_all_gather>,      call_function<inflight_gated_delta>,
