@@ -4,7 +4,7 @@ It is driven by calls only, never by closures, so that it can run in another pro
 tell it what to do through `collective_rpc("script", (rank, step_id, action, value))`. Actions:
 
     sleep  seconds              answer late
-    hold   path                 answer when this file exists (10 s at most)
+    hold   path                 answer when this file exists (200 s at most)
     raise  message              raise RuntimeError
     die    reason               raise SystemExit, which ends a thread's rank or a process
     masks  None                 end the step when its masks have come
@@ -42,7 +42,7 @@ from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerO
 from inflight.interface.worker import Rendezvous, WorkerBase
 from tests.support.deaf import deafen
 
-MAX_HOLD_SECONDS = 10.0
+MAX_HOLD_SECONDS = 200.0
 
 
 class ScriptedWorker(WorkerBase):

@@ -21,6 +21,7 @@ from inflight.interface.step import ModelRunnerOutput
 from tests.conformance.configs import kv_cache_config, plan
 from tests.conformance.conftest import ExecutorFactory
 from tests.support.enough_time import with_enough_time
+from tests.support.waits import wait_until
 
 # -- exceptions ------------------------------------------------------------------------------------------------
 
@@ -275,7 +276,7 @@ def test_all_ranks_may_die_at_once(executor_factory: ExecutorFactory) -> None:
     executor = started(executor_factory)
     executor.collective_rpc("script", (None, 0, "die", "out of memory"))
     error = error_of(executor.execute_model(plan(0), non_block=True))
-    time.sleep(0.3)
+    wait_until(lambda: len(executor._table._dead_ranks) == executor.world_size)
     recover(executor, error, tuple(range(executor.world_size)))
     assert_serves(executor, 1)
 

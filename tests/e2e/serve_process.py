@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -179,7 +180,9 @@ def assert_nothing_left(pids: set[int], shared: set[str], seconds: float = 60.0)
         assert time.monotonic() < end, f"processes are left: {left}"
         time.sleep(0.02)
     assert not [path for path in shared if Path(path).exists()]
-    assert not [path for path in Path("/dev/shm").glob("*") if any(str(pid) in path.name for pid in pids)]
+    # Other processes have names there, too: with numbers that are longer, or by chance.
+    names = re.compile(rf"(?<![0-9a-zA-Z])({'|'.join(map(str, pids))})(?![0-9a-zA-Z])")
+    assert not [path for path in Path("/dev/shm").glob("*") if names.search(path.name)]
 
 
 @contextlib.contextmanager

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 import zmq
 
+from benchmarks.shared.free_port import free_port
 from inflight import LLM, SamplingParams
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.errors import ConfigError
-from tests.support.kv_event_stream import AllBlocksCleared, Batch, BlocksRemoved, BlockStored, connect, free_ports
+from tests.support.kv_event_stream import AllBlocksCleared, Batch, BlocksRemoved, BlockStored, connect
 
 BLOCK = 16
 
@@ -22,7 +23,7 @@ BLOCK = 16
 def test_a_subscriber_knows_what_each_replica_has_cached() -> None:
     """The replay endpoint gives all events from the first one on, so no subscription is late. A replica that is killed begins
     again with an empty cache."""
-    port = free_ports(4)
+    port = free_port(4)
     replay_port = port + 2
     args = EngineArgs(
         max_model_len=256,

@@ -246,7 +246,7 @@ def test_a_salt_separates_prefix_caches(client: httpx.Client, path: str) -> None
 
 def test_a_priority_is_taken(client: httpx.Client) -> None:
     """The order itself is the scheduler's, and tested there; one that does not serve priorities refuses them."""
-    with running_server() as plain, httpx.Client(base_url=plain.url) as other:
+    with running_server() as plain, httpx.Client(base_url=plain.url, timeout=300) as other:
         for path in MODELS:
             outcome(client, path, {"priority": -3})
             asked: dict[str, Any] = {"messages": ASKED} if path == CHAT else {"prompt": PROMPT}

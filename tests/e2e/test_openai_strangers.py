@@ -134,7 +134,7 @@ def test_so_are_those_of_the_endpoints_for_tokens(http: httpx.Client) -> None:
 def test_strict_fields_refuse_them() -> None:
     with (
         running_server(settings=ServerSettings(strict_fields=True)) as running,
-        httpx.Client(base_url=running.url) as http,
+        httpx.Client(base_url=running.url, timeout=300) as http,
     ):
         for path, asked in ((CHAT, {"messages": SUM}), (TEXT, {"prompt": "x"}), ("/tokenize", {"prompt": "x"})):
             response = http.post(path, json={**asked, "frobnicate": 1})

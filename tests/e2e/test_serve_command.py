@@ -92,9 +92,9 @@ def test_tls(tmp_path: Path) -> None:
     options = ["--ssl-certfile", certificate, "--ssl-keyfile", key]
     with serving(*options, tls=trusting, ready=False) as server:
         assert server.wait_until("/live", 200)
-        with httpx.Client() as plain, pytest.raises(httpx.HTTPError):
+        with httpx.Client(timeout=300) as plain, pytest.raises(httpx.HTTPError):
             plain.get(f"http://127.0.0.1:{server.port}/live")
-        with httpx.Client() as wary, pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        with httpx.Client(timeout=300) as wary, pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             wary.get(f"https://127.0.0.1:{server.port}/live")
         server.popen.send_signal(signal.SIGTERM)
         assert server.end() == 0

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import suppress
-
 import msgspec
 import zmq
-
-from benchmarks.shared.free_port import free_port
 
 MILLISECONDS = 120_000  # a test that waits so long has failed
 
@@ -41,16 +36,6 @@ class Batch(msgspec.Struct, array_like=True):
     ts: float
     events: list[BlockStored | BlocksRemoved | AllBlocksCleared]
     data_parallel_rank: int | None = None
-
-
-def free_ports(count: int) -> int:
-    """Returns the first of `count` ports in a row at which nobody listens."""
-    while True:
-        first = free_port()
-        with suppress(OSError):
-            for port in range(first, first + count):
-                socket.create_server(("", port)).close()
-            return first
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, replica: int = 0) -> zmq.Socket[bytes]:

@@ -132,7 +132,7 @@ def test_a_process_that_has_ended_is_seen_by_all_threads_at_once() -> None:
         assert process.exit_code is None
         process.send_signal(signal.SIGKILL)
         with process._popen._waitpid_lock:  # type: ignore[attr-defined]
-            assert wait_for_end([process], 5.0) == []
+            assert wait_for_end([process], 300.0) == []
         assert process.exit_code == -signal.SIGKILL
         process.send_signal(signal.SIGTERM)  # does nothing
         process.close()
@@ -156,6 +156,7 @@ def error_after_a_kill(executor: MultiprocExecutor, *ranks: int) -> RankError:
         os.kill(pids[rank], signal.SIGKILL)
     error = future.exception(timeout=300)
     assert isinstance(error, RankError)
+    wait_until(lambda: set(ranks) <= executor._table._dead_ranks.keys())  # the others may take a moment longer to die
     return error
 
 
@@ -194,24 +195,28 @@ def test_a_fault_during_a_recovery_costs_one_more_epoch_and_a_starting_rank_goes
     victim: str, fault: signal.Signals
 ) -> None:
     """Rank 1 is killed. While its replacement loads its weights, `fault` hits rank 0 (the survivor) or the replacement."""
-    executor = scripted_executor(name="slow:1.5")
-    try:
-        pids = pids_of(executor)
-        error = error_after_a_kill(executor, 1)
-        results: list[RecoveryResult] = []
-        recovery = threading.Thread(target=lambda: results.append(executor.recover(error)))
-        recovery.start()
-        while (started := executor._ranks[1].process) is None or started.pid == pids[1] or not executor.starting:
-            time.sleep(0.01)
-        time.sleep(0.8)
-        os.kill(pids[0] if victim == "survivor" else started.pid, fault)
-        recovery.join(300)
-        (result,) = results
-        assert (result.epoch, result.replaced) == (2, (0, 1) if victim == "survivor" else (1,))
-        assert (pids_of(executor)[1] == started.pid) == (victim == "survivor")
-        assert not executor.starting
-    finally:
-        executor.shutdown()
+
+    def check(seconds: float) -> None:
+        executor = scripted_executor(name=f"slow:{seconds}")
+        try:
+            pids = pids_of(executor)
+            error = error_after_a_kill(executor, 1)
+            results: list[RecoveryResult] = []
+            recovery = threading.Thread(target=lambda: results.append(executor.recover(error)))
+            recovery.start()
+            while (started := executor._ranks[1].process) is None or started.pid == pids[1] or not executor.starting:
+                time.sleep(0.01)
+            time.sleep(0.8)
+            os.kill(pids[0] if victim == "survivor" else started.pid, fault)
+            recovery.join(300)
+            (result,) = results
+            assert (result.epoch, result.replaced) == (2, (0, 1) if victim == "survivor" else (1,))
+            assert (pids_of(executor)[1] == started.pid) == (victim == "survivor")
+            assert not executor.starting
+        finally:
+            executor.shutdown()
+
+    with_enough_time(check, first=1.5)  # the fault may come when the weights are loaded already
 
 
 def test_only_replaced_ranks_use_up_the_recoveries() -> None:

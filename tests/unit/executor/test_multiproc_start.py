@@ -99,7 +99,7 @@ def test_nccl_of_one_node_listens_on_loopback_only(
         process = WorkerProcess("inflight: worker tp0 pp0", theirs.fileno(), is_one_node=is_one_node)
         environment = environment_of(process.pid)
         process.send_signal(signal.SIGKILL)
-        wait_for_end([process], 5.0)
+        wait_for_end([process], 300.0)
         process.close()
     assert environment.get("NCCL_SOCKET_IFNAME", "") == given
 

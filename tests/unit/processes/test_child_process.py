@@ -38,11 +38,11 @@ def test_a_process_is_killed_when_it_was_found_stopped_often_enough_in_a_row() -
                     process.kill_if_stopped()
                     assert process.is_alive
             process.kill_if_stopped()
-            assert not wait_for_end([process], 10)
+            assert not wait_for_end([process], 300)
             assert process.exit_code == -signal.SIGKILL
         finally:
             process.send_signal(signal.SIGKILL)
-            wait_for_end([process], 10)
+            wait_for_end([process], 300)
             process.close()
 
 

@@ -151,7 +151,7 @@ class Scene:
 
     async def gives_up(self) -> str:
         with pytest.raises(EngineDeadError) as caught:
-            await asyncio.wait_for(self.keeper.failed(), 5)
+            await asyncio.wait_for(self.keeper.failed(), 300)
         for front_end in self.front_ends:
             assert front_end.errors == [caught.value]  # each front end is told, once
         await self.keeper.close()

@@ -177,10 +177,10 @@ def test_waiting_for_news_ends_with_the_news_or_with_the_time(ends: tuple[Any, C
         await process.wait_for_news(0.001)
         control.send({"ready": True})
         process._read()
-        await asyncio.wait_for(process.wait_for_news(1000.0), 5)
+        await asyncio.wait_for(process.wait_for_news(1000.0), 300)
         assert not process._has_news.is_set()  # the next call waits for other news
         process._note_end()
         assert process.has_ended and process.removed == [-1]
-        await asyncio.wait_for(process.wait_for_news(1000.0), 5)
+        await asyncio.wait_for(process.wait_for_news(1000.0), 300)
 
     run(test)

@@ -43,7 +43,7 @@ def test_requests_go_on_in_another_process(number: signal.Signals) -> None:
                 assert tokens_of([begun, *await read(stream)]) == truth
             assert tokens_of(await read(late)) == truth
             await until(lambda: engine.fault_status.num_resumed_requests == 4)
-            assert engine.fault_status.num_recoveries == {"engine_died": 1}
+            await until(lambda: engine.fault_status.num_recoveries == {"engine_died": 1})
             assert engine.fault_status.state == "healthy"
 
     run(test)
@@ -95,7 +95,7 @@ def test_the_prefix_cache_of_an_engine_that_dies_counts_as_forgotten() -> None:
             reset = asyncio.create_task(engine.reset_prefix_cache())
             await asyncio.sleep(0.1)
             os.kill(pid_of(engine), signal.SIGKILL)
-            await asyncio.wait_for(reset, 10)
+            await asyncio.wait_for(reset, 300)
 
     run(test)
 
@@ -117,7 +117,7 @@ def test_a_process_that_cannot_be_started_at_once_is_started_later(monkeypatch: 
                 os.kill(pid_of(engine), signal.SIGKILL)
                 await until(lambda: num_failures[0] == 2)
             assert reasons_of(await read(stream)) == ["length"]
-            assert engine.fault_status.num_recoveries == {"engine_died": 1}
+            await until(lambda: engine.fault_status.num_recoveries == {"engine_died": 1})
             monkeypatch.setattr(engine_keeper, "EngineProcess", NoProcess)
             os.kill(pid_of(engine), signal.SIGKILL)
             await until(lambda: num_failures[0] == 3)
@@ -164,7 +164,7 @@ def test_a_request_that_kills_the_core_ends_alone(token: int) -> None:
             assert last.error_kind == "engine" and "its process ended each time it computed this" in last.error
             for begun, stream in zip([*first, None, None, None], streams, strict=True):
                 assert tokens_of([*([begun] if begun else []), *await read(stream)]) == truth
-            assert engine.fault_status.num_recoveries == {"engine_died": MAX_FAULTS + 1}
+            await until(lambda: engine.fault_status.num_recoveries == {"engine_died": MAX_FAULTS + 1})
             assert len(engine._keepers[0]._guilty) == 1
 
     run(test)
@@ -178,7 +178,7 @@ def test_the_siblings_of_a_request_that_kills_the_core_end_with_it() -> None:
             bad = await submit(engine, "bad", [16], SamplingParams(max_tokens=50, n=4, seed=1))
             last = (await read(bad))[-1]
             assert last.error_kind == "engine" and all(each.finish_reason == "error" for each in last.outputs)
-            assert engine.fault_status.num_recoveries == {"engine_died": MAX_FAULTS + 1}
+            await until(lambda: engine.fault_status.num_recoveries == {"engine_died": MAX_FAULTS + 1})
 
     run(test)
 
@@ -195,7 +195,7 @@ def test_an_engine_that_sends_damaged_bytes_is_replaced() -> None:
             assert "not a valid message" in engine.fault_status.last_cause
             assert tokens_of(await read(await submit(engine, "late", "x", endless(20)))) == truth
             assert pid_of(engine) != process
-            assert engine.fault_status.num_recoveries == {"engine_died": 1}
+            await until(lambda: engine.fault_status.num_recoveries == {"engine_died": 1})
 
     run(test)
 

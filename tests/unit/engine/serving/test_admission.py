@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from inflight.engine.serving.admission import MAX_SEQUENCES, Admission, Drain, QueueLimits
 from inflight.errors import EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
+from tests.support.virtual_time import VirtualTimeLoop
 
 
 def stats(num_running: int, num_waiting: int, num_waiting_tokens: int) -> SchedulerStats:
@@ -99,9 +99,11 @@ LONG = 20.0  # seconds that no test may wait out
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    start = time.monotonic()
-    asyncio.run(test())  # type: ignore[arg-type]
-    assert time.monotonic() - start < LONG / 2, "a drain waited for its time instead of its last request"
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        loop = runner.get_loop()
+        start = loop.time()
+        runner.run(test())  # type: ignore[arg-type]
+        assert loop.time() - start < LONG / 2, "a drain waited for its time instead of its last request"
 
 
 def test_with_nothing_to_wait_for_it_ends_at_once() -> None:

@@ -13,6 +13,7 @@ from inflight.engine.serving.readiness import FRESH_SECONDS, ReadinessCheck
 from inflight.errors import EngineError, ErrorKind
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.statistics import SchedulerStats
+from tests.support.virtual_time import VirtualTimeLoop
 
 
 def end(reason: FinishReason, error: str = "") -> list[EngineCoreOutput]:
@@ -108,7 +109,8 @@ def run(test: Callable[[], Awaitable[None]]) -> list[str]:
         gc.collect()
         await asyncio.sleep(0)
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
     return complaints
 
 

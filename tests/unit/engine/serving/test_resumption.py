@@ -156,7 +156,7 @@ def test_when_a_request_ends_its_timer_ends_and_a_drain_goes_on() -> None:
         await asyncio.sleep(0)
         assert engine.is_draining and not draining.done()
         answer(engine, [first], [97], FinishReason.LENGTH)
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, 300)
         assert stream.timer.cancelled()
         assert reasons_of(await read(stream)) == ["length"]
 
@@ -170,7 +170,7 @@ def test_a_drain_goes_on_when_a_request_is_not_submitted_after_all() -> None:
             draining = asyncio.create_task(engine.drain(1000.0))
             await asyncio.sleep(0)
             assert not draining.done()
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, 300)
 
     run(test)
 

@@ -1,9 +1,9 @@
 """A script: a server whose engine only waits. `python stand_in.py SETTINGS_JSON START_SECONDS` prints its port, then serves.
 
-POST /stream streams `?tokens=N` words, 20 ms apart, then "[DONE]"; drained, it ends with "aborted"; of a dead engine, with
-"dead". POST /kill kills the engine. POST /hang starts a thread that never ends. POST /read reads its body. With CLOSE_SECONDS
-in the environment the engine's end takes that long; CUT_SECONDS and END_SECONDS replace the server's. At the end "closed" is
-printed: the engine was closed.
+POST /stream streams `?tokens=N` words, 20 ms apart, and with `&until=PATH` more words until this file is there. Then it streams
+"[DONE]"; drained, it ends with "aborted"; of a dead engine, with "dead". POST /kill kills the engine. POST /hang starts a
+thread that never ends. POST /read reads its body. With CLOSE_SECONDS in the environment the engine's end takes that long;
+CUT_SECONDS and END_SECONDS replace the server's. At the end "closed" is printed: the engine was closed.
 """
 
 from __future__ import annotations
@@ -71,12 +71,15 @@ def make_app(engine: StandInEngine) -> Any:
         if scope["path"] != "/stream":
             await send_json(send, 200, {"path": scope["path"]})
             return
-        tokens = int(parse_qs(scope["query_string"].decode())["tokens"][0])
+        query = parse_qs(scope["query_string"].decode())
+        tokens, until = int(query["tokens"][0]), query.get("until", ["."])[0]
         engine.num_running += 1
         try:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             ending = b"[DONE]"
-            for _ in range(tokens):
+            num_sent = 0
+            while num_sent < tokens or not os.path.exists(until):
+                num_sent += 1
                 await send({"type": "http.response.body", "body": b"word ", "more_body": True})
                 await asyncio.sleep(0.02)
                 if engine.is_dead or engine.aborting.is_set():

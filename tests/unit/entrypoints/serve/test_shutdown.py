@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.enough_time import with_enough_time
 from tests.support.python_process import PythonProcess
 
 SCRIPT = Path(__file__).with_name("stand_in.py")
@@ -46,10 +47,10 @@ class ServerProcess:
     def send(self, stream: socket.socket, method: str, target: str) -> None:
         stream.sendall(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
 
-    def start_stream(self, tokens: int) -> socket.socket:
-        """A connection on which the first words have come."""
+    def start_stream(self, tokens: int, until: str = "") -> socket.socket:
+        """A connection on which the first words have come. `until`: the stream ends when this file is there."""
         stream = self.connect()
-        self.send(stream, "POST", f"/stream?tokens={tokens}")
+        self.send(stream, "POST", f"/stream?tokens={tokens}" + (f"&until={until}" if until else ""))
         seen = b""
         while b"word" not in seen:
             seen += stream.recv(4096)
@@ -118,12 +119,13 @@ def test_while_starting_only_live_is_well() -> None:
         assert "closed" not in out  # there was no engine
 
 
-def test_sigterm_lets_streams_end_and_refuses_new_ones() -> None:
+def test_sigterm_lets_streams_end_and_refuses_new_ones(tmp_path: Path) -> None:
+    release = tmp_path / "release"  # while a stream runs, the server does not end
     with serving() as server:
         server.wait_until("/v1/models", 200)
         idle = server.connect()
         assert server.request("GET", "/v1/models", idle).startswith("HTTP/1.1 200")
-        streams = [server.start_stream(tokens=40) for _ in range(5)]
+        streams = [server.start_stream(tokens=1, until=str(release)) for _ in range(5)]
         server.signal(signal.SIGTERM)
         refusal = server.wait_until("/ready", 503)
         assert '"code": "server_draining"' in refusal
@@ -133,6 +135,7 @@ def test_sigterm_lets_streams_end_and_refuses_new_ones() -> None:
         assert refused.startswith("HTTP/1.1 503")
         assert "retry-after: 5" in refused
         assert idle.recv(1) == b"", "a connection is closed after its response"
+        release.touch()
         for stream in streams:
             assert read_all(stream).count("[DONE]") == 1
             stream.close()
@@ -236,17 +239,23 @@ def test_a_unix_socket_is_served_and_its_file_goes(tmp_path: Path) -> None:
 
 def test_a_body_may_not_be_slow() -> None:
     head = b"POST /%s HTTP/1.1\r\nContent-Length: 9\r\n\r\n"
-    with serving(body_timeout=0.5) as server:
-        server.wait_until("/v1/models", 200)
-        with server.connect() as awaited, server.connect() as answered, server.connect() as whole:
-            for connection, path in ((awaited, b"read"), (answered, b"unread"), (whole, b"unread")):
-                connection.sendall(head % path + b"xx")
-            whole.sendall(b"x" * 7)
-            assert "200" in read_all(answered), "the response does not need the body, of which there is more to come"
-            assert "200" in read_all(whole)
-            assert read_all(awaited).startswith("HTTP/1.1 408")
-            assert answered.recv(1) == b""
-            assert server.request("GET", "/v1/models", whole).startswith("HTTP/1.1 200")
+
+    def check(seconds: float) -> None:
+        with serving(body_timeout=seconds) as server:
+            server.wait_until("/v1/models", 200)
+            with server.connect() as awaited, server.connect() as answered, server.connect() as whole:
+                for connection, path in ((awaited, b"read"), (answered, b"unread"), (whole, b"unread")):
+                    connection.sendall(head % path + b"xx")
+                whole.sendall(b"x" * 7)
+                assert "200" in read_all(answered), (
+                    "the response does not need the body, of which there is more to come"
+                )
+                assert "200" in read_all(whole)
+                assert read_all(awaited).startswith("HTTP/1.1 408")
+                assert answered.recv(1) == b""
+                assert server.request("GET", "/v1/models", whole).startswith("HTTP/1.1 200")
+
+    with_enough_time(check, first=0.5)
 
 
 def test_connections_beyond_the_bound_are_refused() -> None:
@@ -264,21 +273,24 @@ def test_connections_beyond_the_bound_are_refused() -> None:
 
 
 def test_a_head_may_be_neither_large_nor_slow() -> None:
-    with serving(max_header_bytes=2048, header_timeout=0.5) as server, server.connect() as large:
-        large.sendall(b"GET /live HTTP/1.1\r\nX: ")
-        for _ in range(8):
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                large.sendall(b"a" * 1024)
-            time.sleep(0.01)
-        assert read_all(large).startswith("HTTP/1.1 431")
-        with server.connect() as slow, server.connect() as silent:
-            slow.sendall(b"GET /live HTTP/1.1\r\n")
-            readable, _, _ = select.select([slow], [], [], SECONDS)
-            assert readable
-            assert slow.recv(1) == b""
-            assert silent.recv(1) == b""
-        server.signal(signal.SIGTERM)
-        assert server.end()[0] == 0
+    def check(seconds: float) -> None:
+        with serving(max_header_bytes=2048, header_timeout=seconds) as server, server.connect() as large:
+            large.sendall(b"GET /live HTTP/1.1\r\nX: ")
+            for _ in range(8):
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    large.sendall(b"a" * 1024)
+                time.sleep(0.01)
+            assert read_all(large).startswith("HTTP/1.1 431")
+            with server.connect() as slow, server.connect() as silent:
+                slow.sendall(b"GET /live HTTP/1.1\r\n")
+                readable, _, _ = select.select([slow], [], [], SECONDS)
+                assert readable
+                assert slow.recv(1) == b""
+                assert silent.recv(1) == b""
+            server.signal(signal.SIGTERM)
+            assert server.end()[0] == 0
+
+    with_enough_time(check, first=0.5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
