@@ -23,6 +23,7 @@ from tests.support.python_process import environment_of
 
 TITLES = {"engine", "front end 0", "front end 1"}
 LONG = 1500  # tokens, 5 ms each
+SLOW = {"MOCK_STEP_SECONDS": "0.02"}
 
 
 @contextlib.contextmanager
@@ -61,22 +62,24 @@ def finish_reason(stream: Stream) -> str:
 
 
 def test_both_serve_their_metrics_add_up_and_sigterm_ends_all(tmp_path: Path) -> None:
-    with two_front_ends(tmp_path) as server:
+    with two_front_ends(tmp_path, **SLOW) as server:
         pids = tree_of(server.popen.pid)
         assert set(server.children()) >= TITLES
         assert len(list(tmp_path.iterdir())) == 1, "the folder of the metrics"
-        streams = [stream for each in streams_on_both(server, 300).values() for stream in each]
+        streams = [stream for each in streams_on_both(server, 75).values() for stream in each]
         for stream in streams:
             assert finish_reason(stream) == "length"
         for _ in range(10):  # whichever answers
             _, text = server.request("GET", "/metrics")
             value = re.search(rf'inflight:generation_tokens_total{{model_name="{MODEL}"}} (\S+)', text)
             assert value is not None
-            assert float(value[1]) == 300 * len(streams)
+            assert float(value[1]) == 75 * len(streams)
             assert f'inflight:engine_up{{model_name="{MODEL}"}} 1.0' in text
-        streams = [stream for each in streams_on_both(server, 600).values() for stream in each]
+        streams = [stream for each in streams_on_both(server, 150).values() for stream in each]
+        lasting = server.start_stream(LONG)  # without it the others might have ended before the next look
         server.popen.send_signal(signal.SIGTERM)
         assert "server_draining" in server.wait_until("/ready", 503)
+        lasting.connection.close()
         assert [finish_reason(stream) for stream in streams] == ["length"] * len(streams)
         assert server.end() == 0, server.text_of_log()
         assert_nothing_left(pids, set())
@@ -264,14 +267,17 @@ def test_one_that_is_stopped_while_the_server_starts_is_replaced(tmp_path: Path)
 
 def test_one_that_is_stopped_while_it_drains_does_not_hold_the_others(tmp_path: Path) -> None:
     """Nothing keeps its port, and the command ends as after any drain."""
-    with two_front_ends(tmp_path) as server:
-        pids = tree_of(server.popen.pid)
-        streams = streams_on_both(server, 600)
+    with two_front_ends(tmp_path, **SLOW) as server:
+        pids, stopped = tree_of(server.popen.pid), server.children()["front end 1"]
+        streams = streams_on_both(server, 150)
+        lasting = streams_on_both(server, LONG)  # without them both might have ended before they are looked at
         server.popen.send_signal(signal.SIGTERM)
         server.wait_until("/ready", 503)
-        os.kill(server.children()["front end 1"], signal.SIGSTOP)
+        os.kill(stopped, signal.SIGSTOP)
+        for stream in lasting["front end 0"]:
+            stream.connection.close()
         assert [finish_reason(stream) for stream in streams["front end 0"]] == ["length"] * len(streams["front end 0"])
-        for stream in streams["front end 1"]:
+        for stream in streams["front end 1"] + lasting["front end 1"]:
             stream.rest()  # it was cut when the front end was killed
         assert server.end() == 0, server.text_of_log()
         assert_nothing_left(pids, set())

@@ -38,11 +38,13 @@ def test_sigterm_lets_twenty_streams_end_and_leaves_nothing() -> None:
         assert re.search(
             rf"ready: http://\S+ serves {MODEL}, .*, after [\d.]+ s: {phases}$", server.text_of_log(), re.MULTILINE
         )
+        lasting = server.start_stream(2000)  # without it the others might have ended before the next looks
         server.popen.send_signal(signal.SIGTERM)
         assert "server_draining" in server.wait_until("/ready", 503)
         status, refusal = server.request("POST", "/v1/completions", COMPLETION)
         assert status == 503
         assert "server_draining" in refusal
+        lasting.connection.close()
         for stream in streams:
             events = events_of(stream.rest())
             assert [choice["finish_reason"] for event in events for choice in event["choices"]][-1] == "length"

@@ -7,13 +7,22 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.support.descriptors import open_descriptors
+from tests.unit.executor.processes import exists
 
 _LISTENS = "0A"  # the state TCP_LISTEN in /proc/PID/net/tcp
 
 
 def listening_hosts(pids: Iterable[int]) -> set[str]:
-    """The addresses of all TCP sockets that these processes listen on: "0.0.0.0" and "::" stand for all of the machine's."""
-    return {host for pid in pids for host in _listening_hosts(pid)}
+    """The addresses of all TCP sockets that these processes listen on: "0.0.0.0" and "::" stand for all of the machine's. A
+    process that has ended meanwhile listens on none."""
+    found = set()
+    for pid in pids:
+        try:
+            found |= set(_listening_hosts(pid))
+        except OSError:
+            if exists(pid):
+                raise
+    return found
 
 
 def _listening_hosts(pid: int) -> Iterator[str]:

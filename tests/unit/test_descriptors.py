@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 
 import pytest
 
 from tests.support import descriptors
 from tests.support.descriptors import num_descriptors, open_descriptors
 from tests.support.listening import listening_hosts
+from tests.unit.executor.processes import have_ended
 
 
 def test_a_descriptor_that_is_closed_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,3 +40,13 @@ def test_a_look_at_a_process_is_not_counted() -> None:
     with open("/proc/self/stat"), open(os.devnull):
         assert num_descriptors() == before + 1
     assert num_descriptors() == before
+
+
+def test_a_process_that_has_ended_listens_nowhere() -> None:
+    """Not even while its parent has not asked for its exit code."""
+    with subprocess.Popen(["sleep", "300"]) as process:
+        assert listening_hosts([process.pid]) == set()
+        process.kill()
+        assert have_ended([process.pid], 300)
+        assert listening_hosts([process.pid]) == set()
+    assert listening_hosts([process.pid]) == set()

@@ -195,9 +195,13 @@ def test_without_its_server_a_process_goes_on_and_no_other_starts() -> None:
     server.close()
 
 
-def test_a_server_that_is_not_ready_starts_nothing_and_does_not_let_others_wait() -> None:
-    server = ForkServer.spawn(["torch"])
-    assert not server.can_start(os.environ), "it cannot have imported torch yet"
+def test_a_server_that_is_not_ready_starts_nothing_and_does_not_let_others_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "long_import.py").write_text("import time; time.sleep(300)")
+    monkeypatch.syspath_prepend(tmp_path)
+    server = ForkServer.spawn(["long_import"])
+    assert not server.can_start(os.environ)
     server.close()
     server = ForkServer.spawn(["no_such_module"])
     assert not server.wait_until_ready(SECONDS)

@@ -369,7 +369,7 @@ def test_the_token_does_not_travel() -> None:
     """A stranger who has put his address into the store gets callers, but learns nothing with which he could call."""
     with listen("127.0.0.1", 0) as stranger:
         address = stranger.getsockname()
-        mesh = SocketMesh(0, listen("127.0.0.1", 0), TOKEN, lambda rank: address, timeout_seconds=5.0)
+        mesh = SocketMesh(0, listen("127.0.0.1", 0), TOKEN, lambda rank: address, timeout_seconds=300.0)
         caller = mesh.connection(1, "activations")
         called, _ = stranger.accept()
         with called:
@@ -416,9 +416,11 @@ def test_a_silent_caller_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_caller_without_the_token_is_dropped() -> None:
     token = bytes(range(TOKEN_BYTES))
-    mesh = SocketMesh(1, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=5.0)
-    stranger = SocketMesh(0, listen("127.0.0.1", 0), bytes(TOKEN_BYTES), lambda rank: mesh.address, timeout_seconds=5.0)
-    member = SocketMesh(0, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=5.0)
+    mesh = SocketMesh(1, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=300.0)
+    stranger = SocketMesh(
+        0, listen("127.0.0.1", 0), bytes(TOKEN_BYTES), lambda rank: mesh.address, timeout_seconds=300.0
+    )
+    member = SocketMesh(0, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=300.0)
     intruder = stranger.channel(1, "activations")
     theirs = member.channel(1, "activations")
     ours = mesh.channel(0, "activations")
@@ -447,7 +449,7 @@ def test_a_closed_channel_says_so() -> None:
 
 def test_a_peer_without_a_route_is_named_in_a_connection_error() -> None:
     """Other ranks are the reason for such an error, so the rank that raises it is not replaced."""
-    mesh = SocketMesh(0, listen("127.0.0.1", 0), TOKEN, lambda rank: ("255.255.255.255", 9), timeout_seconds=5.0)
+    mesh = SocketMesh(0, listen("127.0.0.1", 0), TOKEN, lambda rank: ("255.255.255.255", 9), timeout_seconds=300.0)
     with pytest.raises(LostPeerError, match="rank 0 cannot reach rank 1: ") as caught:
         mesh.connection(1, "activations")
     assert caught.value.ranks == (1,)

@@ -23,6 +23,8 @@ from inflight.kv_connector.fs_tier import FsTier
 from inflight.kv_connector.tier_stack import TierStack
 from tests.support.waits import wait_until
 
+pytestmark = pytest.mark.usefixtures("patient_breakers")
+
 LENGTH = 3 * 4096
 SHARD = "tp0of1-pp0of1"
 

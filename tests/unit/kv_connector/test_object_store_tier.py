@@ -13,6 +13,8 @@ from inflight.kv_connector.object_store_tier import ObjectStoreTier
 from inflight.kv_connector.tier_stack import TierStack
 from tests.support.kv_tier_servers import http_answers, s3_options, s3_server, scripted_server
 
+pytestmark = pytest.mark.usefixtures("patient_breakers")
+
 KEY = b"k" * 33
 TEXT = memoryview(b"text" * 3000)
 

@@ -19,6 +19,8 @@ from inflight.kv_connector.tier_object import PAGE
 from inflight.kv_connector.tier_stack import TierStack
 from tests.support.kv_tier_servers import redis_server, scripted_server
 
+pytestmark = pytest.mark.usefixtures("patient_breakers")
+
 KEY = b"k" * 33
 TEXT = memoryview(b"text" * 3000)
 

@@ -15,6 +15,8 @@ from inflight.kv_connector.tier_selector import open_tier
 from inflight.kv_connector.tier_stack import TierStack
 from tests.support import kv_tier_examples
 
+pytestmark = pytest.mark.usefixtures("patient_breakers")
+
 KEY = b"k" * 33
 TEXT = memoryview(b"text" * 1000)
 EXAMPLES = "tests.support.kv_tier_examples"

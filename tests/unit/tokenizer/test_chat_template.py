@@ -343,9 +343,9 @@ def test_content_stays_a_list_for_a_template_that_loops_over_it(loop: str, keeps
 
 
 def test_looking_for_such_loops_takes_linear_time() -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     ChatTemplate({"default": "{% for a in" + " " * 20_000 + "messages %}{% endfor %}{# for a in" + " " * 20_000 + "#}"})
-    assert time.perf_counter() - start < 5, "a regular expression took 10 s for 2,000 blanks"
+    assert time.thread_time() - start < 5, "a regular expression took 10 s for 2,000 blanks"
 
 
 @pytest.mark.parametrize(

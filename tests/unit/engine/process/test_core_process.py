@@ -166,7 +166,7 @@ def test_a_process_that_ends_before_it_is_told_what_to_start_is_reaped(monkeypat
             await AsyncLLM.from_args(mock_args())
 
     run(test)
-    assert children(os.getpid()) == before
+    assert set(children(os.getpid())) <= set(before)
 
 
 def test_a_start_that_is_given_up_at_once_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_a_start_that_is_given_up_at_once_leaves_no_process(monkeypatch: pytest.
             await start
 
     run(test)
-    assert children(os.getpid()) == before
+    assert set(children(os.getpid())) <= set(before)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_start_that_fails_raises_what_was_raised_there(
         assert type(caught.value) is kind or kind is ConfigError
 
     run(test)
-    assert children(os.getpid()) == before
+    assert set(children(os.getpid())) <= set(before)
     assert ("Traceback" in capfd.readouterr().err) == (message == "ZeroDivisionError: a defect")
 
 

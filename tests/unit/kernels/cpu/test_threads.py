@@ -43,9 +43,12 @@ with LLM(folder, skip_tokenizer_init=True, max_model_len=512, kv_cache_memory_by
     idle = []
     for program in ("import time; time.sleep(30)", sys.argv[4]):
         beside = subprocess.Popen([sys.executable, "-c", program])
-        start = time.process_time()
-        time.sleep(0.5)
-        idle.append(time.process_time() - start)
+        seconds = []
+        while not seconds or (seconds[-1] >= 0.002 and len(seconds) < 10):  # something that is late may cost once
+            start = time.process_time()
+            time.sleep(0.5)
+            seconds.append(time.process_time() - start)
+        idle.append(min(seconds))
         beside.kill()
         beside.wait()
     of_python = {thread.native_id for thread in threading.enumerate()} - before
@@ -70,7 +73,7 @@ def run(folder: Path, cores: list[int], **arguments: object) -> dict[str, Any]:
         name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "INFLIGHT_CPU"))
     }
     command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(cores), json.dumps(arguments), BUSY]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
