@@ -71,9 +71,7 @@ def test_after_an_interrupt_at_any_moment_answers_are_right(folder: Path, case: 
     num_raised = 0
     with start(folder, case) as llm:
         truth = generate(llm)
-        began = time.monotonic()
-        generate(llm)
-        seconds = time.monotonic() - began
+        seconds = min(seconds_of(lambda: generate(llm)) for _ in range(3))  # one may wait for a core
         for moment in range(NUM_MOMENTS):
             delays = [rng.uniform(0.0, seconds) for _ in range(1 + moment % 2)]
             num_raised += interrupted_after(delays, lambda: generate(llm))
@@ -93,6 +91,12 @@ def test_after_an_interrupt_in_any_line_of_the_caller_answers_are_right(folder: 
                 chat(llm)
             assert chat(llm) == truth, line
             check_rest(llm)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
 
 
 def generate(llm: LLM) -> list[Any]:

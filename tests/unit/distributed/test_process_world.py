@@ -258,7 +258,7 @@ def join_both(epoch: int, listeners: Sequence[socket.socket] = ()) -> list[Proce
     """The worlds of two ranks of one stage."""
     layout = RankLayout(2, 1)
     places = Places.of(listeners) if listeners else Places.new(layout)
-    return [join(rank, layout, places, timeout_seconds=20.0, epoch=epoch) for rank in range(2)]
+    return [join(rank, layout, places, timeout_seconds=300.0, epoch=epoch) for rank in range(2)]
 
 
 def test_a_group_lives_on_in_the_next_epoch() -> None:

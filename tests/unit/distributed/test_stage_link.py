@@ -194,7 +194,7 @@ class Rank(threading.Thread):
 
 def run_schedule(seed: int) -> None:
     schedule = Schedule.draw(seed)
-    worlds = ThreadWorlds(schedule.layout, timeout_seconds=20)
+    worlds = ThreadWorlds(schedule.layout, timeout_seconds=300)
     salts = iter(range(1000))
 
     def wrap(channel: Channel) -> Channel:
@@ -227,7 +227,7 @@ def test_random_schedules_end_and_keep_their_order() -> None:
 @pytest.mark.parametrize("num_tokens", [1, 8, 9, 17, MAX_TOKENS])
 @pytest.mark.parametrize("tp_size", [2, 3])
 def test_large_states_travel_split_and_arrive_whole(tp_size: int, num_tokens: int) -> None:
-    worlds = ThreadWorlds(RankLayout(tp_size, 2), timeout_seconds=20)
+    worlds = ThreadWorlds(RankLayout(tp_size, 2), timeout_seconds=300)
     counted: list[int] = []
 
     class Counting(DelayedChannel):
@@ -299,7 +299,7 @@ def test_received_tensors_are_the_receivers_own() -> None:
 
 
 def test_the_two_ends_must_agree() -> None:
-    worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds=20)
+    worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds=300)
 
     def make(rank: int) -> StageLink:
         channel = worlds.of(rank).channel(1 - rank, "activations")
@@ -345,7 +345,7 @@ def test_a_stage_that_leaves_frees_the_one_that_waits() -> None:
 
 def test_a_send_that_has_failed_is_told_by_the_next_receive() -> None:
     """The next stage has missed a step: nothing that a middle stage still receives may be computed."""
-    worlds = ThreadWorlds(RankLayout(1, 3), timeout_seconds=20)
+    worlds = ThreadWorlds(RankLayout(1, 3), timeout_seconds=300)
     first, middle, last = make_links(worlds, spec())
     middle.post_receive(1, 1)
     first.send(1, activations(1, 1))

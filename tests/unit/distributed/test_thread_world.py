@@ -21,7 +21,7 @@ def on_all(worlds: ThreadWorlds, work: Callable[[TensorParallelGroup], torch.Ten
 
 
 def test_collectives() -> None:
-    worlds = ThreadWorlds(RankLayout(3, 1), timeout_seconds=10)
+    worlds = ThreadWorlds(RankLayout(3, 1), timeout_seconds=300)
     assert [x.tolist() for x in on_all(worlds, lambda group: group.all_reduce(torch.tensor([group.rank, 1.0])))] == [
         [3.0, 3.0]
     ] * 3
@@ -33,7 +33,7 @@ def test_collectives() -> None:
 
 
 def test_a_rank_may_change_its_tensor_as_soon_as_the_collective_returns() -> None:
-    worlds = ThreadWorlds(RankLayout(2, 1), timeout_seconds=10)
+    worlds = ThreadWorlds(RankLayout(2, 1), timeout_seconds=300)
 
     def many(group: TensorParallelGroup) -> torch.Tensor:
         x = torch.zeros(20_000)
@@ -47,7 +47,7 @@ def test_a_rank_may_change_its_tensor_as_soon_as_the_collective_returns() -> Non
 
 
 def test_what_was_sent_may_be_changed() -> None:
-    worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds=10)
+    worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds=300)
     sender, receiver = worlds.of(0).channel(1, "x"), worlds.of(1).channel(0, "x")
     tensor = torch.tensor([1.0])
     sender.send(tensor)
@@ -58,7 +58,7 @@ def test_what_was_sent_may_be_changed() -> None:
 
 
 def test_channels_are_told_apart_by_name_and_direction() -> None:
-    worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds=10)
+    worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds=300)
     first, second = worlds.of(0), worlds.of(1)
     for value, (sender, peer, name) in enumerate(((first, 1, "x"), (first, 1, "y"), (second, 0, "x"))):
         sender.channel(peer, name).send(torch.tensor([value]))
@@ -69,7 +69,7 @@ def test_channels_are_told_apart_by_name_and_direction() -> None:
 
 
 def test_a_rank_that_leaves_is_missed_by_all_now_and_later() -> None:
-    worlds = ThreadWorlds(RankLayout(2, 2), timeout_seconds=10)
+    worlds = ThreadWorlds(RankLayout(2, 2), timeout_seconds=300)
     group, channel = worlds.of(0).tensor_parallel_group("model"), worlds.of(0).channel(2, "x")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(group.all_reduce, torch.zeros(1))
@@ -94,6 +94,6 @@ def test_a_rank_that_stays_away() -> None:
 
 
 def test_threads_have_no_gpu_of_their_own() -> None:
-    worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds=10)
+    worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds=300)
     with pytest.raises(ConfigError, match="share its GPU: use distributed_executor_backend='mp'"):
         worlds.of(0).device_channel(1, "activations")

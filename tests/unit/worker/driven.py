@@ -73,7 +73,7 @@ def make_executor(
         folder=folder,
         architecture=parse_architecture(json.loads((folder / "config.json").read_text())),
         machine=Machine(device=device, num_cores=1, dtypes=("float32",), gpus=() if device == "cpu" else GPUS),
-        timeout_seconds=30.0,
+        timeout_seconds=300.0,
     )
     config = replace(config, scheduler=replace(config.scheduler, depth=depth))
     executor = UniProcExecutor(config)

@@ -42,7 +42,7 @@ def make_pipelines(devices: list[Device], worlds: list[World], hidden_size: tupl
 
 @pytest.fixture
 def threads() -> ThreadWorlds:
-    return ThreadWorlds(RankLayout(1, 2), timeout_seconds=10)
+    return ThreadWorlds(RankLayout(1, 2), timeout_seconds=300)
 
 
 def with_device_channel(world: World, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> World:

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from inflight.entrypoints.openai.sse import EventStream
+from tests.support.virtual_time import VirtualTimeLoop
 
 
 class Client:
@@ -62,7 +63,8 @@ def test_a_busy_stream_and_one_without_an_interval_have_no_comments() -> None:
                     await events.send(b"x")
             assert client.text == "xxxxx"
 
-    asyncio.run(test())
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(test())
 
 
 def test_a_client_that_takes_nothing_gets_no_comments() -> None:
