@@ -20,6 +20,7 @@ from tests.e2e.serve_process import MODEL, ServeProcess, Stream, assert_nothing_
 from tests.support.certificates import make_certificate, needs_openssl
 from tests.support.descriptors import open_descriptors
 from tests.support.python_process import environment_of
+from tests.support.waits import wait_until
 
 TITLES = {"engine", "front end 0", "front end 1"}
 LONG = 1500  # tokens, 5 ms each
@@ -34,12 +35,16 @@ def two_front_ends(temporary: Path, *options: str, **more: Any) -> Iterator[Serv
         yield server
 
 
-def owner_of(server: ServeProcess, port: int) -> str:
-    """The title of the process that serves the client's connection from this port: by the kernel's table of sockets."""
+def inode_of(server: ServeProcess, port: int) -> str:
+    """Of the server's end of this connection. "": the kernel's table, which changes while it is read, did not show it."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().split("\n")[1:] if line]
-    inode = next(
-        line[9] for line in lines if line[1].endswith(f":{server.port:04X}") and line[2].endswith(f":{port:04X}")
-    )
+    ends = f":{server.port:04X}", f":{port:04X}"
+    return next((line[9] for line in lines if line[1].endswith(ends[0]) and line[2].endswith(ends[1])), "")
+
+
+def owner_of(server: ServeProcess, port: int) -> str:
+    """The title of the process that serves the client's connection from this port."""
+    inode = wait_until(lambda: inode_of(server, port))
     for title, pid in server.children().items():
         with contextlib.suppress(FileNotFoundError):  # the process has just ended
             if f"socket:[{inode}]" in open_descriptors(pid).values():

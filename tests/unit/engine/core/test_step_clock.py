@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ Step = Future[Any]
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the clock shows: the last element."""
     times = [0.0]
-    monkeypatch.setattr(step_clock.time, "perf_counter_ns", lambda: int(times[-1] * 1e9))
+    monkeypatch.setattr(step_clock, "time", SimpleNamespace(perf_counter_ns=lambda: int(times[-1] * 1e9)))
     return times
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,7 +32,8 @@ def no_canary() -> str:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock: `now[0]`."""
     found = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: found[0])
+    # the clock of this module only: threads that earlier tests have left keep theirs
+    monkeypatch.setattr("inflight.engine.serving.readiness.time", SimpleNamespace(monotonic=lambda: found[0]))
     return found
 
 

@@ -91,7 +91,8 @@ def pipeline_config(num_stages: int, max_num_seqs: int = 64, **scheduler: Any) -
 def tune(
     monkeypatch: pytest.MonkeyPatch, config: EngineConfig, pipeline: SimulatedPipeline, num_blocks: int = 400
 ) -> tuple[SchedulerConfig, int]:
-    monkeypatch.setattr(pipeline_tuning.time, "perf_counter", lambda: pipeline.now)
+    # the clock of this module only: threads that earlier tests have left keep theirs
+    monkeypatch.setattr(pipeline_tuning, "time", SimpleNamespace(perf_counter=lambda: pipeline.now))
     return tuned(config, cast("Any", pipeline), replace(CACHE, num_blocks=num_blocks))
 
 
