@@ -120,12 +120,13 @@ def test_many_and_long_names_cost_little() -> None:
     parts = [{"type": "text", "text": "x", "x": 1}] * 40_000
     body: dict[str, Any] = {"messages": [{"role": "user", "content": parts}], "é" * 2**20: 1}
     body |= {f"key{i}": 1 for i in range(50_000)}
-    model = ChatCompletionRequest.model_validate(body)
-    fields = IgnoredFields(is_strict=False)
     start = time.thread_time()
+    model = ChatCompletionRequest.model_validate(body)
+    seconds = time.thread_time() - start
+    fields = IgnoredFields(is_strict=False)
     names = fields.take_out(model)
     ((_, value),) = fields.header(names).items()
-    assert time.thread_time() - start < 0.5
+    assert time.thread_time() - start < 3 * seconds, "usually half of what the validation takes"
     assert len(names) == MAX_NAMES + 1
     assert value.endswith(", and more")
     assert len(value) < MAX_NAMES * (MAX_NAME_LENGTH + 2) + 30
