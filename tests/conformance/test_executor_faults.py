@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -57,15 +59,24 @@ def test_an_exception_does_not_wait_for_the_other_ranks(executor_factory: Execut
 # -- slow and silent ranks -------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def held(executor: Executor, rank: int | None, step_id: int, release: Path) -> Iterator[None]:
+    """The rank (None: all ranks) waits in this step until `release` is there: at the latest at the end, also if the test has
+    failed or is skipped. Otherwise a rank that is a thread would stay, and tests/conftest.py would wait for it."""
+    executor.collective_rpc("script", (rank, step_id, "hold", str(release)))
+    try:
+        yield
+    finally:
+        release.touch()
+
+
 def test_a_timeout_names_rank_step_and_requests(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
     rank = executor_factory.last_rank
 
     def check(budget: float) -> None:
         executor, release = executor_factory(budget=budget), tmp_path / f"release-{budget}"
-        executor.collective_rpc("script", (rank, 4, "hold", str(release)))
-        with pytest.raises(StepTimeoutError) as caught:
+        with held(executor, rank, 4, release), pytest.raises(StepTimeoutError) as caught:
             executor.execute_model(plan(4))
-        release.touch()
         error = caught.value
         assert (error.rank, error.step_id, error.request_ids) == (rank, 4, ("req-a", "req-b"))
         assert f"step 4 (requests: req-a, req-b) had no reply within {budget:g} s from rank {rank}" in str(error)
@@ -86,10 +97,8 @@ def test_a_timeout_names_all_silent_ranks(executor_factory: ExecutorFactory, tmp
 def test_a_late_reply_answers_no_other_step(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
     def check(budget: float, slow_rank: int) -> None:
         executor, release = executor_factory(budget=budget), tmp_path / f"release-{slow_rank}-{budget}"
-        executor.collective_rpc("script", (slow_rank, 0, "hold", str(release)))
-        with pytest.raises(StepTimeoutError):
+        with held(executor, slow_rank, 0, release), pytest.raises(StepTimeoutError):
             executor.execute_model(plan(0))
-        release.touch()
         for step_id in (1, 2):
             output = executor.execute_model(plan(step_id))
             assert output.step_id == step_id
@@ -286,11 +295,10 @@ def test_a_rank_that_does_not_become_idle_is_replaced(executor_factory: Executor
 
     def check(budget: float) -> None:
         executor, release = started(executor_factory, budget=budget), tmp_path / f"release-{budget}"
-        executor.collective_rpc("script", (rank, 0, "hold", str(release)))
-        error = error_of(executor.execute_model(plan(0), non_block=True))
-        assert isinstance(error, StepTimeoutError)
-        recover(executor, error, (rank,))
-        release.touch()
+        with held(executor, rank, 0, release):
+            error = error_of(executor.execute_model(plan(0), non_block=True))
+            assert isinstance(error, StepTimeoutError)
+            recover(executor, error, (rank,))
         assert_serves(executor, 1)
 
     with_enough_time(check)
@@ -313,16 +321,15 @@ def test_commands_and_replies_of_an_older_epoch_are_dropped_and_counted(
 
     def check(budget: float) -> None:
         executor, release = started(executor_factory, budget=budget), tmp_path / f"release-{budget}"
-        executor.collective_rpc("script", (None, 0, "hold", str(release)))
-        futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(3)]
-        call = executor.collective_rpc("note", (None, "too late"), non_block=True)
-        error = error_of(futures[0])
-        release_later = threading.Timer(
-            0.2, release.touch
-        )  # otherwise a rank could run the rest before the epoch begins
-        release_later.start()
-        recover(executor, error, ())
-        release_later.join()
+        with held(executor, None, 0, release):
+            futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(3)]
+            call = executor.collective_rpc("note", (None, "too late"), non_block=True)
+            error = error_of(futures[0])
+            # not at once: otherwise a rank could run the rest before the epoch begins
+            release_later = threading.Timer(0.2, release.touch)
+            release_later.start()
+            recover(executor, error, ())
+            release_later.join()
         for future in (*futures[1:], call):
             assert isinstance(future.exception(timeout=0), RankError)
         assert all("too late" not in calls for calls in executor.collective_rpc("calls"))
