@@ -378,6 +378,16 @@ def test_a_refusal_names_the_field(family: str, fields: dict[str, Any], words: s
     assert words in str(caught.value)
 
 
+def test_the_smallest_sizes_are_read() -> None:
+    """Those beside the refused ones."""
+    assert parse("qwen3_5_text", linear_conv_kernel_dim=2).recurrences[0].kernel_size == 2
+    assert parse("lfm2", conv_L_cache=2, full_attn_idxs=[1]).recurrences[0].kernel_size == 2
+    assert parse("qwen3_5_text", linear_num_value_heads=16).recurrences[0].num_value_heads == 16
+    parse("gemma4_text", vocab_size=262144)
+    parse("gemma4_text", num_kv_shared_layers=0)
+    parse("smollm3", no_rope_layers=[0, 1, 1, 1])
+
+
 def test_weights_of_norms_and_their_places() -> None:
     """Gemma 2 and 3 and Qwen3.5 store the weight of a norm minus 1. Gemma 4 does not."""
     offsets = {family.model_type: parse(family.model_type, **sizes(family)).norm_offset for family in FAMILIES}
