@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("tests/unit", "tests/benchmarks", "tests/conformance", "tests/e2e", "tests/inflight_bench")
 SLOW = ("test_faults", "test_soak", "test_schemathesis", "test_faults_network")  # minutes each; `make test` has them
-_CLOCK = re.compile(
+_TIMED = re.compile(
     r"assert .*(monotonic|perf_counter|seconds)\S* .*<|(result|exception|communicate|wait)\((timeout=)?\d+\)|have_ended\("
     r"|(num_descriptors|open_descriptors|threading\.enumerate|active_count|children|descendants)\("
 )
@@ -35,7 +35,7 @@ def timed_tests() -> Iterator[str]:
             text = path.read_text(encoding="utf-8")
             functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
             for function in functions:
-                if function.name.startswith("test_") and _CLOCK.search(ast.get_source_segment(text, function) or ""):
+                if function.name.startswith("test_") and _TIMED.search(ast.get_source_segment(text, function) or ""):
                     yield f"{path.relative_to(ROOT)}::{function.name}"
 
 

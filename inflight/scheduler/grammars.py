@@ -6,7 +6,6 @@ draw for the same requests have been committed. Usually the forward pass of the 
 time. With several pipeline stages, the step is still on an early stage.
 """
 
-import math
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -68,12 +67,11 @@ class RequestGrammars:
         """Wait until the next grammar is compiled, or with `for_all` until all grammars are compiled, but at most `seconds`.
         Then `take_compiled` returns them. Returns at once if no grammar is being compiled."""
         missing, ended = set(self.compiling.values()), list[Future[Any]]()
-        end = time.monotonic() + (math.inf if seconds is None else seconds)
+        end = None if seconds is None else time.monotonic() + seconds
         # not the futures are waited for, but their places in the queue: a future is done before its callback has run
         with suppress(Empty):
             while missing and (for_all or not ended):
-                left = end - time.monotonic()
-                ended.append(self._compiled.get(timeout=None if left == math.inf else max(left, 0.0)))
+                ended.append(self._compiled.get(timeout=None if end is None else max(end - time.monotonic(), 0.0)))
                 missing.discard(ended[-1])
         for future in ended:
             self._compiled.put(future)
