@@ -25,7 +25,7 @@ from tests.e2e.identity import PLAIN, Engines, Event, Features, run_example
 from tests.e2e.test_identity_matrix import EVENTS, FEATURES
 from tests.support.listening import listening_hosts
 from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
-from tests.unit.executor.processes import children
+from tests.support.processes import children
 
 NUM_EXAMPLES = 100 if FULL else 6
 NUM_PROCESS_EXAMPLES = 40 if FULL else 4

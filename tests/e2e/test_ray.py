@@ -22,9 +22,10 @@ from inflight.executor.ray_executor import RayExecutor
 from tests.conformance import test_executor, test_executor_faults
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.conftest import EXECUTORS, ExecutorFactory
+from tests.support.processes import children, exists, have_ended
 from tests.support.ray_cluster import start_cluster
 from tests.support.waits import wait_until
-from tests.unit.executor.processes import SCRIPTED, children, exists, have_ended, pids_of, run_script
+from tests.unit.executor.processes import SCRIPTED, pids_of, run_script
 
 STEPS = itertools.count()
 

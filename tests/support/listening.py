@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.support.descriptors import open_descriptors
-from tests.unit.executor.processes import exists
+from tests.support.processes import exists
 
 _LISTENS = "0A"  # the state TCP_LISTEN in /proc/PID/net/tcp
 

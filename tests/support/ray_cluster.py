@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 
 from inflight.processes.child_process import child_command
+from tests.support.processes import exists
 from tests.support.waits import wait_until
-from tests.unit.executor.processes import exists
 
 OBJECT_STORE_BYTES = 80_000_000
 

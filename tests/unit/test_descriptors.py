@@ -11,7 +11,7 @@ import pytest
 from tests.support import descriptors
 from tests.support.descriptors import num_descriptors, open_descriptors
 from tests.support.listening import listening_hosts
-from tests.unit.executor.processes import have_ended
+from tests.support.processes import have_ended
 
 
 def test_a_descriptor_that_is_closed_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from inflight.processes.child_process import ChildProcess
 from tests.support.fork_server import ForkedProcess, ForkServer, current_fork_server
-from tests.unit.executor.processes import exists, have_ended
+from tests.support.processes import exists, have_ended
 
 SECONDS = 300.0
 

@@ -17,8 +17,8 @@ from inflight.engine.serving.replicas import Replicas
 from inflight.entrypoints.replicated_engine import ReplicatedEngine
 from inflight.errors import ConfigError, EngineClosedError, EngineDeadError, InvalidRequestError
 from inflight.outputs import RequestOutput
+from tests.support.processes import children, have_ended
 from tests.support.waits import wait_until
-from tests.unit.executor.processes import children, have_ended
 
 OPTIONS: dict[str, Any] = {"num_threads": 1, "kv_cache_memory_bytes": 1 << 24, "max_model_len": 512, "dtype": "float32"}
 PROMPTS = [f"Tell me a story about {number} foxes." for number in range(8)]

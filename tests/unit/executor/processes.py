@@ -1,17 +1,14 @@
-"""Finding and waiting for processes that are not children of the test."""
+"""Scripted executors and Python programs in processes of their own."""
 
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.robustness.fault_server import descendants
 from inflight.executor.multiproc import MultiprocExecutor
 from tests.architecture.source import ROOT
 from tests.conformance.configs import engine_config
@@ -28,34 +25,6 @@ def scripted_executor(num_ranks: int = 2, *, budget: float = 10.0, name: str = "
     return MultiprocExecutor(
         engine_config(tensor_parallel_size=num_ranks, backend="mp", budget=budget, name=name), SCRIPTED
     )
-
-
-def exists(pid: int) -> bool:
-    """A zombie does not exist any more: nothing of it is left but its exit code."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def have_ended(pids: Iterable[int], seconds: float) -> bool:
-    """Wait until none of them exists any more. Any process may ask, not only the parent."""
-    for pid in pids:
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            if not select.select([pidfd], [], [], seconds)[0]:
-                return False
-        finally:
-            os.close(pidfd)
-    return True
-
-
-def children(pid: int) -> list[int]:
-    """All processes below `pid`."""
-    return descendants(pid)[1:]
 
 
 class Script(PythonProcess):

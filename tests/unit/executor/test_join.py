@@ -33,7 +33,8 @@ from inflight.processes.io_thread import IoThread
 from inflight.processes.streams import BlockingStream, IoStream
 from tests.conformance.configs import engine_config, plan
 from tests.support.enough_time import with_enough_time
-from tests.unit.executor.processes import SCRIPTED, children, have_ended, run_script
+from tests.support.processes import children, have_ended
+from tests.unit.executor.processes import SCRIPTED, run_script
 
 TOKEN = "a long random text"
 

@@ -27,8 +27,9 @@ from inflight.processes.child_process import wait_for_end
 from inflight.sampling_params import SamplingParams
 from tests.conformance.configs import engine_config, plan
 from tests.support.enough_time import with_enough_time
+from tests.support.processes import exists, have_ended
 from tests.support.waits import wait_until
-from tests.unit.executor.processes import SCRIPTED, exists, have_ended, pids_of, scripted_executor
+from tests.unit.executor.processes import SCRIPTED, pids_of, scripted_executor
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -22,7 +22,8 @@ from inflight.processes.child_process import wait_for_end
 from inflight.processes.streams import EXIT_STREAM_ENDED, BlockingStream
 from tests.conformance.configs import engine_config, plan
 from tests.support.descriptors import num_descriptors
-from tests.unit.executor.processes import SCRIPTED, children, exists, have_ended, pids_of, run_script, scripted_executor
+from tests.support.processes import children, exists, have_ended
+from tests.unit.executor.processes import SCRIPTED, pids_of, run_script, scripted_executor
 
 
 def test_shutdown_leaves_no_process_thread_or_descriptor() -> None:

@@ -19,8 +19,9 @@ from inflight.executor import multiproc
 from inflight.executor.multiproc import MultiprocExecutor
 from tests.conformance.configs import engine_config
 from tests.support.enough_time import with_enough_time
+from tests.support.processes import children
 from tests.support.waits import wait_until
-from tests.unit.executor.processes import SCRIPTED, children, pids_of
+from tests.unit.executor.processes import SCRIPTED, pids_of
 
 
 def executor_of(num_ranks: int = 2, *, name: str = "scripted", **fields: Any) -> MultiprocExecutor:

@@ -28,6 +28,7 @@ from inflight.errors import (
 )
 from inflight.processes.child_process import ChildProcess
 from inflight.processes.streams import BlockingStream
+from tests.support.processes import children, exists, have_ended
 from tests.unit.engine.process.core_process_cases import BROKEN, MORTAL, pid_of, sockets
 from tests.unit.engine.serving.event_loop import run, until
 from tests.unit.engine.serving.serving import (
@@ -40,7 +41,7 @@ from tests.unit.engine.serving.serving import (
     submit,
     tokens_of,
 )
-from tests.unit.executor.processes import children, exists, have_ended, run_script
+from tests.unit.executor.processes import run_script
 
 
 def test_when_the_engine_is_killed_every_stream_hears_of_it() -> None:

@@ -21,10 +21,10 @@ from inflight.executor.failures import failure_of
 from inflight.interface.serving import AbortRequests, EngineDied, EngineReady, EngineStartFailed
 from inflight.interface.step import ModelRunnerOutput
 from inflight.processes.streams import BlockingStream
+from tests.support.processes import have_ended
 from tests.unit.engine.process.core_process_cases import BROKEN, MORTAL, pid_of, stats
 from tests.unit.engine.serving.event_loop import run, until
 from tests.unit.engine.serving.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
-from tests.unit.executor.processes import have_ended
 
 FAILING = {"distributed_executor_backend": BROKEN + "FailingExecutor"}
 DYING = {"distributed_executor_backend": BROKEN + "DyingExecutor"}
