@@ -67,8 +67,9 @@ READ_BY_IMPORTS = (
     *("PYTHON", "ATEN_", "GOMP_", "HF_", "HUGGINGFACE_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
     *("PROMETHEUS_", "TOKENIZERS_", "TORCH_", "TORCHINDUCTOR_", "TRANSFORMERS_", "TRITON_"),
 )
-# not compared, because a request has the import path, and `_become` opens the streams
-NOT_COMPARED = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED"})
+# Not compared: a request has the import path; `_become` opens the streams, and lets prometheus_client read its variable again;
+# torch gives the last one a value at its first use.
+NOT_COMPARED = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PROMETHEUS_MULTIPROC_DIR", "TORCHINDUCTOR_CACHE_DIR"})
 
 
 @dataclass(frozen=True)
@@ -311,6 +312,7 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal or a supervisor sends these to the whole process group
     gc.disable()
+    before = dict(os.environ)  # some libraries set variables while they are imported; no command has these
     for module in sys.argv[3:-1]:
         importlib.import_module(module)
     gc.collect()
@@ -318,7 +320,7 @@ def main() -> NoReturn:
     gc.enable()
     control.send(READY)
     request, descriptors = _serve(control)
-    while request.has_server and (copy := _fork_own_server()) is not None:
+    while request.has_server and (copy := _fork_own_server(before)) is not None:
         request, descriptors = _serve(copy)  # returns only in a process that the copy has forked
     _become(request, descriptors)
     _end(_run(request))
@@ -359,14 +361,15 @@ def _serve(control: socket.socket) -> tuple[ForkRequest, list[int]]:
             os.close(each)
 
 
-def _fork_own_server() -> socket.socket | None:
-    """Fork a copy of this process as its fork server. Returns None in this process, and the control socket in the copy."""
+def _fork_own_server(environment: Mapping[str, str]) -> socket.socket | None:
+    """Fork a copy of this process as its fork server. Returns None in this process, and the control socket in the copy.
+    `environment` is that with which the imports began."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
     if pid:
         theirs.close()
-        use_fork_server(ForkServer(ours, pid, os.environ, is_ready=True))
+        use_fork_server(ForkServer(ours, pid, environment, is_ready=True))
         return None
     die_with_parent(parent)
     kept = theirs.detach()
@@ -397,6 +400,8 @@ def _become(request: ForkRequest, descriptors: Sequence[int]) -> None:
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
+    if (values := sys.modules.get("prometheus_client.values")) is not None:  # no metric has been made yet
+        values.ValueClass = values.get_value_class()  # type: ignore[attr-defined]
     sys.path[:] = request.import_path
     importlib.invalidate_caches()
     tempfile.tempdir = None  # found anew, from this environment
