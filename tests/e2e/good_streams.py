@@ -12,7 +12,7 @@ import httpx
 
 NUM_STREAMS = 8
 # Between two rounds of a stream. Without it the streams would take most of the processor from what is tested.
-PAUSE_SECONDS = 0.3
+PAUSE_SECONDS = 1.0
 PATH = "/v1/completions"
 
 
