@@ -52,7 +52,14 @@ def test_what_a_launcher_sets(monkeypatch: pytest.MonkeyPatch) -> None:
         assert envs.launched_rank().local_ranks == range(2, 4)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert envs.launched_rank().agent_serves_store
-    for name, bad in (("RANK", "4"), ("WORLD_SIZE", "two"), ("MASTER_PORT", "65536")):
+    for name, least, most in (("RANK", "0", "3"), ("MASTER_PORT", "1", "65535")):
+        for text in (least, most):
+            with monkeypatch.context() as patch:
+                patch.setenv(name, text)
+                me = envs.launched_rank()
+                assert text == str(me.rank if name == "RANK" else me.master_port)
+    wrong = [("RANK", "4"), ("RANK", "-1"), ("WORLD_SIZE", "two"), ("MASTER_PORT", "65536"), ("MASTER_PORT", "0")]
+    for name, bad in wrong:
         with monkeypatch.context() as patch:
             patch.setenv(name, bad)
             with pytest.raises(ConfigError, match=name):

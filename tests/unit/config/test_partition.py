@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -116,6 +117,8 @@ def test_more_stages_than_layers() -> None:
         (12, 4, 96, "1, 2, 4, 12"),  # 3 or 6 ranks cannot share 4 key heads evenly
         (8, 2, 36, "1, 2, 4"),
         (7, 7, 70, "1, 7"),
+        (128, 128, 128, "1, 2, 4, 8, 16, 32, 64, 128"),  # as many as are shown
+        (256, 256, 256, "1, 2, 4, 8, 16, 32, 64, 128, ..."),
     ],
 )
 def test_sizes_that_work_are_named(heads: int, kv_heads: int, intermediate: int, works: str) -> None:
@@ -128,7 +131,7 @@ def test_sizes_that_work_are_named(heads: int, kv_heads: int, intermediate: int,
             ),
         ),
     )
-    for size in (int(text) for text in works.split(", ")):
+    for size in (int(text) for text in works.removesuffix(", ...").split(", ")):
         check_tensor_parallel_size(size, architecture)
-    with pytest.raises(ConfigError, match=rf"tensor_parallel_size=5 .* sizes that work: {works}$"):
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size=5 .* sizes that work: {re.escape(works)}$"):
         resolved(architecture, tensor_parallel_size=5)

@@ -16,7 +16,7 @@ import tokenizers
 
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.structured_output.backend import GrammarBackend, GrammarMatcher, MaskJob, num_mask_words
-from inflight.structured_output.llguidance_backend import LLGuidanceBackend
+from inflight.structured_output.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher
 from inflight.structured_output.loader import load_backend
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
@@ -185,6 +185,33 @@ def test_the_tokens_of_a_text_are_accepted_without_masks(num_drafts: int) -> Non
         assert resumed.accept_tokens(token_ids[start : start + max(num_drafts, 1)]) > 0, resumed.error()
     assert resumed.num_accepted == len(token_ids)
     np.testing.assert_array_equal(mask_of(resumed, GRAMMAR), mask_of(live, GRAMMAR))
+
+
+class CountingMasks:
+    """The library's matcher, and how many masks it has computed."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.num_masks = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def compute_bitmask(self) -> Any:
+        self.num_masks += 1
+        return self._inner.compute_bitmask()
+
+
+def test_tokens_that_were_rolled_back_are_accepted_again_without_masks() -> None:
+    matcher = matcher_for(regex="[a-z ]{1,100}")
+    assert isinstance(matcher, LLGuidanceMatcher)
+    matcher.inner = counting = CountingMasks(matcher.inner)
+    token_ids = encode("the cat is red and happy today")
+    assert matcher.accept_tokens(token_ids) == len(token_ids)
+    assert counting.num_masks == len(token_ids) - 1  # the compilation has computed the first
+    for num_tokens in (1, 2):  # one after the other
+        matcher.rollback(num_tokens)
+    assert matcher.accept_tokens(token_ids[-3:]) == 3
+    assert counting.num_masks == len(token_ids) - 1
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from inflight.config.architecture import INFLIGHT, TRANSFORMERS
 from inflight.device.accelerator import Event
@@ -143,6 +144,21 @@ def test_memory_is_reserved_for_every_graph(folder: Path, monkeypatch: pytest.Mo
     assert runner.reserved_bytes(1000 * most_tokens) == with_graphs + 1000 * 8
     runner._mixed_sizes, runner._decode_sizes = [], []
     assert with_graphs - runner.reserved_bytes(0) == gpu.num_graphs * GRAPH_BYTES
+    driven.executor.shutdown()
+
+
+def test_only_a_rank_that_draws_reserves_memory_for_draws(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeGpu(order=COMPUTE_FIRST))
+    driven = make_executor(folder, 1, 1, NUM_SLOTS, device="cuda", depth=1, enforce_eager=True)
+    runner = workers_of(driven)[0].runner
+    assert isinstance(runner, GraphModelRunner)
+    programs, drawn = runner._programs, []
+    monkeypatch.setattr(programs._sampler, "draw", lambda logits, *_: drawn.append(len(logits)))
+    with torch.inference_mode():
+        hidden = torch.zeros(2, runner._config.model.architecture.hidden_size)
+        for programs._draws in (True, False):
+            programs.profile_draws(hidden)
+    assert drawn == [2]
     driven.executor.shutdown()
 
 
