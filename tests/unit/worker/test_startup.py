@@ -1,0 +1,88 @@
+"""Which compute threads `start_threads` binds to cores, and which of them the watch may move."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from inflight.config.engine import EngineConfig
+from inflight.config.ranks import places_on
+from inflight.device.cpu import CpuDevice
+from inflight.errors import ConfigError
+from inflight.worker import startup
+from inflight.worker.core_sharing import CoreBinding, CoreWatch, LeaderPlace
+
+USABLE = sorted(os.sched_getaffinity(0))
+
+
+class Machine:
+    """
+    Attributes:
+        cores: which the rank gets.
+        error: what the operating system says when threads are bound.
+        bound: to which cores threads were bound.
+    """
+
+    def __init__(self, device: CpuDevice) -> None:
+        self.cores: list[int] | None = [3, 4]
+        self.error: ConfigError | None = None
+        self.bound: list[list[int]] = []
+        self._device = device
+
+    def bind(self, kernels: object, cores: list[int]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.bound.append(cores)
+
+    def start(self, threads_bind: str) -> CoreWatch:
+        options = SimpleNamespace(kind="cpu", num_threads=1, threads_bind=threads_bind)
+        config = cast("EngineConfig", SimpleNamespace(device=options))
+        watch = startup.start_threads(config, places_on([0])[0], self._device)
+        assert watch is not None
+        return watch
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    device = CpuDevice()
+    made = Machine(device)
+    monkeypatch.setattr(startup, "cores_of_rank", lambda *_, **__: made.cores)
+    monkeypatch.setattr(startup, "load_kernels", object)
+    monkeypatch.setattr(startup, "bind_threads", made.bind)
+    yield made
+    device.close()
+
+
+@pytest.mark.parametrize(("cores", "kind"), [([3, 4], LeaderPlace), ([3], CoreBinding)])
+def test_threads_that_are_bound_automatically_may_be_moved(machine: Machine, cores: list[int], kind: type) -> None:
+    machine.cores = cores
+    assert isinstance(machine.start("auto")._binding, kind)
+    assert machine.bound == [cores]
+
+
+def test_threads_whose_cores_the_user_has_named_stay_there(machine: Machine) -> None:
+    assert machine.start("3,4")._binding is None
+    assert machine.bound == [[3, 4]]
+
+
+def test_what_the_operating_system_refuses(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.cores, machine.error = USABLE, ConfigError("no")
+    with caplog.at_level("WARNING"):
+        assert machine.start("auto")._binding is None
+    assert caplog.messages == ["no"]
+    with pytest.raises(ConfigError, match=r"^no$"):
+        machine.start(",".join(map(str, USABLE)))
+
+
+def test_without_kernels_nothing_is_bound(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "load_kernels", lambda: None)
+    assert machine.start("auto")._binding is None
+    with pytest.raises(ConfigError, match="cpu_threads_bind='3,4' needs the C\\+\\+ kernels"):
+        machine.start("3,4")
+    machine.cores = None
+    assert machine.start("off")._binding is None
+    assert machine.bound == []
