@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from benchmarks.shared.free_port import free_port
 
@@ -32,11 +32,14 @@ class ServedProcess:
         stderr: descriptor of the file or pipe that gets the log; None: the log goes where this process's log goes.
 
     Attributes:
+        popen: starts the process. It is `subprocess.Popen` but in tests, where processes share their imports.
         address: host and port.
         port: at `host`.
         pid: of the front end or, with several front ends, of their supervisor; the engine is its child.
         cold_start_seconds: from the start of the process until `/ready` has answered 200.
     """
+
+    popen: ClassVar[type[subprocess.Popen[Any]]] = subprocess.Popen
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class ServedProcess:
         all_arguments = [*(text for name, value in given.items() for text in _as_option(name, value)), *arguments]
         more = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "INFLIGHT_LOG_LEVEL": "WARNING"}
         start = time.monotonic()
-        self._process = subprocess.Popen(
+        self._process = self.popen(
             [*prefix, sys.executable, "-c", _COMMAND, "serve", *all_arguments],
             env={**os.environ, **more, **(environment or {})},
             stderr=stderr,

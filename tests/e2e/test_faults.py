@@ -22,8 +22,10 @@ from benchmarks.robustness.fault_load import Load, Outcome
 from benchmarks.robustness.fault_requests import LoadRequest
 from benchmarks.robustness.fault_server import FaultServer
 from benchmarks.robustness.faults import Plan, Result, run, run_chaos
+from benchmarks.shared.served_process import ServedProcess
 from tests.e2e.faulty_executor import UNLUCKY
 from tests.e2e.faulty_executor import __name__ as faulty
+from tests.support.python_process import PythonProcess
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 SMALL_CACHE = ("--kv-cache-memory-bytes", "16M")
@@ -54,6 +56,13 @@ FRONT_ENDS_AND_SPARE = (
 STREAM = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0, "stream": True, "return_token_ids": True}
 
 
+@pytest.fixture
+def forked_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's processes share their imports. Without it, and with `make test-full`, they start as those of users do."""
+    if not FULL:
+        monkeypatch.setattr(ServedProcess, "popen", PythonProcess)
+
+
 def assert_nothing_lost(plan: Plan) -> Result:
     result = run(plan)
     assert not (problems := result.problems(plan)), "\n".join([*problems, result.log[-20_000:]])
@@ -77,12 +86,14 @@ def long(fault: Fault, options: tuple[str, ...]) -> Plan:
     return Plan(faults=[fault] * 20, options=[*options, *SMALL_CACHE], steady_tokens=0)
 
 
+@pytest.mark.usefixtures("forked_server")
 def test_every_fault_of_a_rank() -> None:
     result = assert_nothing_lost(short(RANK_FAULTS, LAYOUTS["tp2"]))
     assert sum(result.num_recoveries.values()) >= len(RANK_FAULTS)
     assert set(result.num_recoveries) == {"rank_died", "rank_hung", "step_failed"}
 
 
+@pytest.mark.usefixtures("forked_server")
 def test_every_fault_of_the_other_processes() -> None:
     result = assert_nothing_lost(short(PROCESS_FAULTS, (*FRONT_ENDS_AND_SPARE, *LAYOUTS["tp2"])))
     assert {"engine_died", "front_end_died"} <= set(result.num_recoveries)
