@@ -214,6 +214,19 @@ def test_tokens_that_were_rolled_back_are_accepted_again_without_masks() -> None
     assert counting.num_masks == len(token_ids) - 1
 
 
+def test_a_mask_that_the_backend_has_filled_is_enough_for_the_next_token() -> None:
+    matcher = matcher_for(regex="[a-z ]{1,100}")
+    assert isinstance(matcher, LLGuidanceMatcher)
+    first, *others = encode("the cat is red")
+    assert matcher.accept(first)
+    GRAMMAR.fill_masks([MaskJob(matcher, 0, [])], np.zeros((1, num_mask_words(GRAMMAR.vocab_size)), dtype=np.int32))
+    matcher.inner = counting = CountingMasks(matcher.inner)
+    assert matcher.accept(others[0])
+    assert counting.num_masks == 0
+    assert matcher.accept(others[1])
+    assert counting.num_masks == 1
+
+
 @functools.cache
 def with_special_texts() -> tuple[Tokenizer, GrammarBackend, set[int]]:
     """TOKENIZER with three more tokens that are texts of markup, a backend for it, and the ids of all added tokens."""

@@ -34,7 +34,7 @@ def said(line: str, code: int = 2) -> str:
         ("serve --prot 3", "there is no option --prot; did you mean --port?"),
         ("serve --max-modle-len 3", "there is no option --max-modle-len; did you mean --max-model-len?"),
         ("generate --frobnicate -p x", "there is no option --frobnicate; -h lists all"),
-        ("worker", "Missing option '--nnodes'"),
+        ("worker", "\nError: Missing option '--nnodes'.\n"),
         ("serve --enable-lora", "--enable-lora is not supported: LoRA adapters are not served"),
         ("serve --middleware=os.system", "--middleware is not supported: no code from outside"),
     ],

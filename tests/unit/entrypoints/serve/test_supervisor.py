@@ -13,7 +13,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.entrypoints.serve import supervisor
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.shutdown import Shutdown
+from inflight.entrypoints.serve.shutdown import CUT_SECONDS, Shutdown
 from inflight.entrypoints.serve.supervisor import Supervisor
 from inflight.processes.child_process import pause_seconds
 from inflight.processes.recovery_limits import RecoveryLimits
@@ -51,6 +51,7 @@ class FrontEnd:
 class Keeper:
     def __init__(self) -> None:
         self.removed: list[int] = []
+        self.closed: list[tuple[float, ...]] = []
         self.num_added = 2
 
     def add(self, front_end: FrontEnd) -> int:
@@ -62,6 +63,9 @@ class Keeper:
 
     async def failed(self) -> None:
         await asyncio.Event().wait()
+
+    async def close(self, *grace_seconds: float) -> None:
+        self.closed.append(grace_seconds)
 
 
 class Scene:
@@ -212,5 +216,22 @@ def test_a_stopped_front_end_is_looked_for_from_the_start_to_the_end(monkeypatch
             await asyncio.sleep(0)
         assert scene.supervisor.front_ends[1].num_looks == 0
         scene.supervisor._looking.cancel()
+
+    play(test)
+
+
+@pytest.mark.parametrize(("is_cut", "grace"), [(False, ()), (True, (CUT_SECONDS,))])
+def test_an_engine_has_less_time_to_end_after_a_cut(
+    monkeypatch: pytest.MonkeyPatch, is_cut: bool, grace: tuple[float, ...]
+) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(supervisor, "stop_processes", lambda processes, seconds: None)
+        scene = Scene(monkeypatch, 0)
+        scene.supervisor._listener = SimpleNamespace(socket=SimpleNamespace(close=lambda: None))
+        scene.supervisor.front_ends = [FrontEnd(0, has_ended=True)]
+        if is_cut:
+            scene.shutdown.cut.set()
+        await scene.supervisor.end()
+        assert scene.keeper.closed == [grace]
 
     play(test)
