@@ -137,7 +137,7 @@ class FaultServer(ServedProcess):
 def descendants(pid: int) -> list[int]:
     """Returns the process ids of all processes below `pid`, and of `pid`, but not those of fork servers: they belong to the
     way in which a process is started, and end with the process that uses them."""
-    found = [] if _is_fork_server(pid) else [pid]
+    found = [] if is_fork_server(pid) else [pid]
     with contextlib.suppress(OSError):  # it has just ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has just ended
@@ -146,7 +146,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def _is_fork_server(pid: int) -> bool:
+def is_fork_server(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return b"-m\0tests.support.fork_server\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False

@@ -32,7 +32,8 @@ class ServedProcess:
         stderr: descriptor of the file or pipe that gets the log; None: the log goes where this process's log goes.
 
     Attributes:
-        popen: starts the process. It is `subprocess.Popen` but in tests, where processes share their imports.
+        popen: the class that starts the process: `subprocess.Popen`. Some tests replace it, so that processes share their
+            imports. Then the engine is the child of another process.
         address: host and port.
         port: at `host`.
         pid: of the front end or, with several front ends, of their supervisor; the engine is its child.

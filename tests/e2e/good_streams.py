@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 NUM_STREAMS = 8
-# Between two rounds of a stream. Without it the streams would take most of the processor from what is tested.
+# Pause between two rounds of a stream. Without a pause the streams would take most of the processor time.
 PAUSE_SECONDS = 1.0
 PATH = "/v1/completions"
 

@@ -58,7 +58,7 @@ STREAM = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0, "stream": T
 
 @pytest.fixture
 def forked_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's processes share their imports. Without it, and with `make test-full`, they start as those of users do."""
+    """The server's processes share their imports, except with `make test-full`: there they start as users' processes do."""
     if not FULL:
         monkeypatch.setattr(ServedProcess, "popen", PythonProcess)
 
@@ -86,7 +86,6 @@ def long(fault: Fault, options: tuple[str, ...]) -> Plan:
     return Plan(faults=[fault] * 20, options=[*options, *SMALL_CACHE], steady_tokens=0)
 
 
-@pytest.mark.usefixtures("forked_server")
 def test_every_fault_of_a_rank() -> None:
     result = assert_nothing_lost(short(RANK_FAULTS, LAYOUTS["tp2"]))
     assert sum(result.num_recoveries.values()) >= len(RANK_FAULTS)

@@ -13,13 +13,16 @@ import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.robustness.fault_server import is_fork_server
 from tests.e2e.faulty_executor import UNLUCKY
 from tests.e2e.faulty_executor import __name__ as faulty
 from tests.e2e.serve_process import MODEL, ServeProcess, Stream, assert_nothing_left, events_of, serving, tree_of
+from tests.support.fork_server import current_fork_server
 from tests.support.waits import wait_until
 
 TWO_RANKS = ["--tensor-parallel-size", "2", "--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 24)]
@@ -78,6 +81,17 @@ def test_a_lost_rank_is_replaced_and_the_streams_go_on(layout: str, victim: str,
         log = server.text_of_log()
         assert "the engine has recovered in" in log
         assert "new ranks: 1" in log or "new ranks: 0" in log
+
+
+def test_processes_of_a_tested_server_are_forked() -> None:
+    """Otherwise the tests take many minutes longer, and nobody is told why."""
+    forking = current_fork_server()
+    assert forking is not None
+    assert forking.wait_until_ready(300)
+    with serving(*TWO_RANKS) as server:
+        for title, pid in server.children().items():
+            parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+            assert is_fork_server(int(parent)), title
 
 
 def test_a_request_that_fails_each_step_ends_alone_with_status_500() -> None:

@@ -46,6 +46,7 @@ import types
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import NoReturn
 
 from inflight.config.openmp import without_placement
@@ -67,8 +68,8 @@ READ_BY_IMPORTS = (
     *("PYTHON", "ATEN_", "GOMP_", "HF_", "HUGGINGFACE_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
     *("PROMETHEUS_", "TOKENIZERS_", "TORCH_", "TORCHINDUCTOR_", "TRANSFORMERS_", "TRITON_"),
 )
-# Not compared: a request has the import path; `_become` opens the streams, and lets prometheus_client read its variable again;
-# torch gives the last one a value at its first use.
+# These may differ. A request has the import path. `_become` opens the streams, and lets prometheus_client read its variable
+# again. `torch._dynamo` sets TORCHINDUCTOR_CACHE_DIR itself when it is imported, and no test needs another folder.
 NOT_COMPARED = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PROMETHEUS_MULTIPROC_DIR", "TORCHINDUCTOR_CACHE_DIR"})
 
 
@@ -297,7 +298,7 @@ def fork(arguments: Sequence[str], stream_fds: Sequence[int], environment: Mappi
 def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
-        for name, value in environment.items()
+        for name, value in without_placement(environment).items()
         if name.startswith(READ_BY_IMPORTS) and name not in NOT_COMPARED
     }
 
@@ -312,7 +313,8 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal or a supervisor sends these to the whole process group
     gc.disable()
-    before = dict(os.environ)  # some libraries set variables while they are imported; no command has these
+    # as the kernel has it: some libraries set variables while they are imported, and requests do not have these
+    before = dict(line.partition("=")[::2] for line in Path("/proc/self/environ").read_text().split("\0") if line)
     for module in sys.argv[3:-1]:
         importlib.import_module(module)
     gc.collect()
@@ -363,7 +365,7 @@ def _serve(control: socket.socket) -> tuple[ForkRequest, list[int]]:
 
 def _fork_own_server(environment: Mapping[str, str]) -> socket.socket | None:
     """Fork a copy of this process as its fork server. Returns None in this process, and the control socket in the copy.
-    `environment` is that with which the imports began."""
+    `environment`: the variables of the server before its imports."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
@@ -400,7 +402,9 @@ def _become(request: ForkRequest, descriptors: Sequence[int]) -> None:
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
-    if (values := sys.modules.get("prometheus_client.values")) is not None:  # no metric has been made yet
+    if (
+        values := sys.modules.get("prometheus_client.values")
+    ) is not None:  # possible because the imports make no metric
         values.ValueClass = values.get_value_class()  # type: ignore[attr-defined]
     sys.path[:] = request.import_path
     importlib.invalidate_caches()

@@ -1,4 +1,4 @@
-"""What has become of processes that are not children of the test."""
+"""Which processes exist, have ended, or are below another one. They need not be children of the test."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def have_ended(pids: Iterable[int], seconds: float) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """All processes below `pid`."""
+    """All processes below `pid`, at any depth, without fork servers."""
     return descendants(pid)[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -166,20 +167,18 @@ def test_a_process_has_a_server_of_its_own_which_ends_with_it(server: ForkServer
         assert stream.read() == "", "the server does not keep the stream open"
 
 
-def test_variables_that_a_library_sets_while_it_is_imported_are_not_wanted_of_the_children(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Libraries below torch do so. As long as this was not tested, all children of forked processes were new interpreters."""
+def test_variables_that_imports_set_need_not_be_in_a_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """torch does this. Before there was this test, all children of forked processes were new interpreters, and nobody saw
+    it."""
     (tmp_path / "sets_variable.py").write_text("import os; os.environ['TORCH_SET_BY_IMPORT'] = '1'")
     monkeypatch.syspath_prepend(tmp_path)
-    server = ForkServer.spawn(["sets_variable"])
-    assert server.wait_until_ready(SECONDS)
-    assert_children_are_forked(server)
-    server.close()
+    with contextlib.closing(ForkServer.spawn(["sets_variable"])) as server:
+        assert server.wait_until_ready(SECONDS)
+        assert_children_are_forked(server)
 
 
 def test_processes_of_all_generations_are_forked() -> None:
-    """By the server of the tests, which has imported all that an engine imports."""
+    """The server of this test run forks them. It has imported all that an engine imports."""
     server = current_fork_server()
     assert server is not None
     assert server.wait_until_ready(SECONDS)
@@ -187,7 +186,7 @@ def test_processes_of_all_generations_are_forked() -> None:
 
 
 def assert_children_are_forked(server: ForkServer) -> None:
-    """The processes that `server` forks, and those that these fork, can start others."""
+    """A process that `server` forks can fork another one, and this one can, too."""
     code = """
         import os
         from tests.support.fork_server import current_fork_server as current
@@ -251,20 +250,21 @@ def test_a_request_that_is_too_large_is_refused_and_harms_nothing(server: ForkSe
 
 
 def test_variables_that_imports_read_must_be_equal(server: ForkServer) -> None:
-    assert server.can_start({**os.environ, "INFLIGHT_LOG_LEVEL": "DEBUG", "PYTHONPATH": "/elsewhere"})
+    free = ("INFLIGHT_LOG_LEVEL", "OMP_PROC_BIND", "PROMETHEUS_MULTIPROC_DIR", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
+    assert server.can_start({**os.environ, **dict.fromkeys(free, "/elsewhere")})
     for name in ("OMP_NUM_THREADS", "PYTHONHASHSEED", "PROMETHEUS_DISABLE_CREATED_SERIES", "TRITON_INTERPRET"):
         assert not server.can_start({**os.environ, name: "17"}), name
 
 
-def test_prometheus_client_reads_its_variable_again(tmp_path: Path) -> None:
-    server = ForkServer.spawn(["prometheus_client"])
-    assert server.wait_until_ready(SECONDS)
+def test_prometheus_client_reads_its_variable_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+        monkeypatch.delenv(name, raising=False)
     variables = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    assert server.can_start({**os.environ, **variables})
     code = "import prometheus_client as p; print(p.Counter('c', 'a count')._value._multiprocess)"
-    assert [output(server, code), output(server, code, variables=variables)] == ["False\n", "True\n"]
+    with contextlib.closing(ForkServer.spawn(["prometheus_client"])) as server:
+        assert server.wait_until_ready(SECONDS)
+        assert [output(server, code), output(server, code, variables=variables)] == ["False\n", "True\n"]
     assert list(tmp_path.glob("counter_*.db"))
-    server.close()
 
 
 def test_child_processes_come_from_the_server_of_this_process() -> None:

@@ -117,7 +117,7 @@ def test_more_stages_than_layers() -> None:
         (12, 4, 96, "1, 2, 4, 12"),  # 3 or 6 ranks cannot share 4 key heads evenly
         (8, 2, 36, "1, 2, 4"),
         (7, 7, 70, "1, 7"),
-        (128, 128, 128, "1, 2, 4, 8, 16, 32, 64, 128"),  # as many as are shown
+        (128, 128, 128, "1, 2, 4, 8, 16, 32, 64, 128"),  # eight sizes are the most that are shown
         (256, 256, 256, "1, 2, 4, 8, 16, 32, 64, 128, ..."),
     ],
 )

@@ -1,4 +1,4 @@
-"""`CacheGroup`: which blocks the next token sees. tests/unit/kv_cache/test_manager.py tests the rest of it."""
+"""`CacheGroup`: which blocks the next token sees. tests/unit/kv_cache/test_manager.py tests the rest of `CacheGroup`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inflight.kv_cache.block_pool import BlockPool
 from inflight.kv_cache.groups import CacheGroup
 
 
-@pytest.mark.parametrize("size", [1, 4])  # 1 is the least that a user may give
+@pytest.mark.parametrize("size", [1, 4])  # block sizes; a user may give 1 or more
 @pytest.mark.parametrize("window", [None, 1, 2, 4, 5, 9])
 def test_the_first_block_that_a_token_sees(size: int, window: int | None) -> None:
     """It sees itself and the `window - 1` tokens before it."""

@@ -188,7 +188,7 @@ def test_the_tokens_of_a_text_are_accepted_without_masks(num_drafts: int) -> Non
 
 
 class CountingMasks:
-    """The library's matcher, and how many masks it has computed."""
+    """Counts the calls of `compute_bitmask` of the library's matcher."""
 
     def __init__(self, inner: Any) -> None:
         self._inner, self.num_masks = inner, 0

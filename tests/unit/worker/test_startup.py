@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -23,25 +24,36 @@ class Machine:
     """
     Attributes:
         cores: which the rank gets.
-        error: what the operating system says when threads are bound.
+        asked: with what `cores_of_rank` was called.
+        error: what the operating system says when threads are bound, of which the first is bound already.
         bound: to which cores threads were bound.
     """
 
     def __init__(self, device: CpuDevice) -> None:
         self.cores: list[int] | None = [3, 4]
+        self.asked: dict[str, object] = {}
         self.error: ConfigError | None = None
         self.bound: list[list[int]] = []
         self._device = device
 
+    def choose_cores(self, setting: str, **arguments: object) -> list[int] | None:
+        self.asked = {"setting": setting, **arguments}
+        return self.cores
+
+    def affinity(self) -> list[int]:
+        """Of the compute thread."""
+        return sorted(self._device.submit(partial(os.sched_getaffinity, 0)).result())
+
     def bind(self, kernels: object, cores: list[int]) -> None:
         if self.error is not None:
+            os.sched_setaffinity(0, USABLE[:1])
             raise self.error
         self.bound.append(cores)
 
     def start(self, threads_bind: str) -> CoreWatch:
         options = SimpleNamespace(kind="cpu", num_threads=1, threads_bind=threads_bind)
         config = cast("EngineConfig", SimpleNamespace(device=options))
-        watch = startup.start_threads(config, places_on([0])[0], self._device)
+        watch = startup.start_threads(config, places_on([0, 0])[1], self._device)
         assert watch is not None
         return watch
 
@@ -50,7 +62,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     device = CpuDevice()
     made = Machine(device)
-    monkeypatch.setattr(startup, "cores_of_rank", lambda *_, **__: made.cores)
+    monkeypatch.setattr(startup, "cores_of_rank", made.choose_cores)
     monkeypatch.setattr(startup, "load_kernels", object)
     monkeypatch.setattr(startup, "bind_threads", made.bind)
     yield made
@@ -67,6 +79,8 @@ def test_threads_that_are_bound_automatically_may_be_moved(machine: Machine, cor
 def test_threads_whose_cores_the_user_has_named_stay_there(machine: Machine) -> None:
     assert machine.start("3,4")._binding is None
     assert machine.bound == [[3, 4]]
+    place = {"local_rank": 1, "num_local_ranks": 2}
+    assert machine.asked == {"setting": "3,4", "usable": USABLE, "num_threads": 1, **place}
 
 
 def test_what_the_operating_system_refuses(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
@@ -74,6 +88,7 @@ def test_what_the_operating_system_refuses(machine: Machine, caplog: pytest.LogC
     with caplog.at_level("WARNING"):
         assert machine.start("auto")._binding is None
     assert caplog.messages == ["no"]
+    assert machine.affinity() == USABLE
     with pytest.raises(ConfigError, match=r"^no$"):
         machine.start(",".join(map(str, USABLE)))
 
@@ -83,6 +98,11 @@ def test_without_kernels_nothing_is_bound(machine: Machine, monkeypatch: pytest.
     assert machine.start("auto")._binding is None
     with pytest.raises(ConfigError, match="cpu_threads_bind='3,4' needs the C\\+\\+ kernels"):
         machine.start("3,4")
+    assert machine.bound == []
+
+
+@pytest.mark.parametrize("threads_bind", ["auto", "off"])
+def test_a_rank_without_cores_of_its_own_is_not_bound(machine: Machine, threads_bind: str) -> None:
     machine.cores = None
-    assert machine.start("off")._binding is None
+    assert machine.start(threads_bind)._binding is None
     assert machine.bound == []

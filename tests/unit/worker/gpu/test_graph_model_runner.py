@@ -153,12 +153,13 @@ def test_only_a_rank_that_draws_reserves_memory_for_draws(folder: Path, monkeypa
     runner = workers_of(driven)[0].runner
     assert isinstance(runner, GraphModelRunner)
     programs, drawn = runner._programs, []
-    monkeypatch.setattr(programs._sampler, "draw", lambda logits, *_: drawn.append(len(logits)))
+    monkeypatch.setattr(programs._sampler, "draw", lambda logits, *_: drawn.append((programs._draws, len(logits))))
     with torch.inference_mode():
         hidden = torch.zeros(2, runner._config.model.architecture.hidden_size)
-        for programs._draws in (True, False):
+        for draws in (True, False):
+            programs._draws = draws
             programs.profile_draws(hidden)
-    assert drawn == [2]
+    assert drawn == [(True, 2)]
     driven.executor.shutdown()
 
 
