@@ -240,6 +240,15 @@ def test_silent_strangers_delay_no_rank(waiting: int, monkeypatch: pytest.Monkey
         assert time.monotonic() - start < 300
 
 
+def test_a_program_that_accepts_and_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "MAX_HELLO_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # its end also ends a wait without a limit
+        address = silent.getsockname()
+        connecting = in_thread(lambda: connect(address, HELLO, max_seconds=300).close())
+        with pytest.raises(EngineError, match="is not node 0 of Inflight: "):
+            connecting.result(timeout=300)
+
+
 def all_streams() -> list[object]:
     gc.collect()
     # not `isinstance`, which asks odd objects for their class

@@ -97,6 +97,7 @@ def test_a_job_that_takes_too_long_fails_and_gives_its_place_away() -> None:
     gates.open()
     one.close()
     assert isinstance(jobs["a"].exception(), InvalidRequestError), "its late end changes nothing"
+    assert not one._written_off, "a compilation that has ended takes nobody's place"
 
 
 def test_the_queue_is_bounded() -> None:

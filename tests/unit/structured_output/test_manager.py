@@ -262,6 +262,10 @@ def test_a_text_begins_with_thinking_or_with_the_constrained_text(manager: Struc
     opening, yes = encode("<think>"), encode("yes")
     for request_id in "ab":
         start(manager, request_id, YES_NO, THINK)
+    plain = manager.fill([MaskRequest("a", [])]).masks.copy()
+    for drafts in (yes[:1], yes, opening[:1]):
+        manager.fill([MaskRequest("a", drafts)])
+        np.testing.assert_array_equal(manager.fill([MaskRequest("a", [])]).masks, plain)  # nothing was committed
     first = manager.fill([MaskRequest("a", opening)]).masks
     wanted = set(allowed_ids(expected_mask(YES_NO, [])))
     assert wanted < set(allowed_ids(first[0]))

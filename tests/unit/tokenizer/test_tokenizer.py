@@ -250,6 +250,8 @@ def test_a_character_comes_out_when_its_last_byte_does() -> None:
         decoder = tokenizer.incremental_decoder([1], True)
         assert [decoder.push(token_id) for token_id in ids] == ["", "é", "", "", "", "🙂"]
         assert decoder.flush() == ""
+        assert [decoder.push(token_id) for token_id in ids[2:-1]] == ["", "", ""]
+        assert decoder.flush() == tokenizer.decode(ids[2:-1]) != ""
 
 
 def test_a_token_that_is_the_replacement_character_comes_out_once() -> None:

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from inflight.entrypoints.serve.front_end_main import ENGINE, GONE, Control
+from inflight.entrypoints.serve.front_end_main import ENGINE, EXIT_COMMAND_GONE, GONE, Control
 from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.errors import EngineDeadError
 from tests.unit.engine.serving.event_loop import run
@@ -32,3 +32,19 @@ def test_a_replica_that_is_gone_may_come_back() -> None:
             control.close()
 
     run(test)
+
+
+def test_a_front_end_does_not_outlive_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    shutdown, codes = Shutdown(1.0), list[int]()
+    monkeypatch.setattr(shutdown, "cut_now", codes.append)
+
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            Control(theirs, shutdown, 1)
+            ours.close()  # as the kernel does when the command is killed
+            while not codes:
+                await asyncio.sleep(0.001)
+
+    run(test)
+    assert codes == [EXIT_COMMAND_GONE]

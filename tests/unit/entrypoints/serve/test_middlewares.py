@@ -264,6 +264,14 @@ def test_a_gate_that_failed_stays_shut() -> None:
     assert refused == ["dead"]
 
 
+def test_a_gate_that_drains_before_the_engine_is_ready_stays_shut() -> None:
+    gate = Gate(lambda reason: None)
+    gate.drain()
+    gate.open(echo)
+    status, _, body = call(gate, "/v1/models")
+    assert (status, body["error"]["message"]) == (503, "the server is shutting down; try again later")
+
+
 def test_settings_do_not_show_keys(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         logging.getLogger("x").info("%s", ServerSettings(api_keys=KEYS))
