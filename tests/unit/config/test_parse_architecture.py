@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -144,6 +145,17 @@ def test_both_spellings_of_rope() -> None:
     assert rope_of(rope_theta=5e5, rope_scaling=None) == RopeConfig(theta=5e5)
     assert rope_of(rope_scaling={"type": "linear", "factor": 2}) == RopeConfig(kind="linear", factor=2.0)
     assert rope_of(rope_parameters={"rope_theta": 7.0}, rope_scaling={"type": "linear", "factor": 2}).theta == 10000
+
+
+def test_longrope() -> None:
+    longrope = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    stretched = {**longrope, "original_max_position_embeddings": 128}  # the model has 512 positions
+    assert rope_of(rope_scaling=longrope).attention_factor == 1
+    assert rope_of(rope_scaling=stretched).attention_factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(128)))
+    assert rope_of(rope_scaling={**stretched, "factor": 2.0}).attention_factor == pytest.approx(
+        math.sqrt(1 + math.log(2) / math.log(128))
+    )
+    assert rope_of(rope_scaling={**stretched, "attention_factor": 2}).attention_factor == 2
 
 
 def test_yarn() -> None:

@@ -249,6 +249,18 @@ def test_a_request_whose_grammar_finds_no_place_in_the_queue_ends(
     assert engine.finished["b"] is FinishReason.LENGTH and engine.scheduler.suspects.alone is None
 
 
+def test_the_grammar_of_an_aborted_request_is_deferred_no_longer() -> None:
+    engine = MockEngine()
+    engine.add("suspect", [1] * 10, 5, num_losses=MAX_FAULTS)
+    engine.add("a", [2] * 10, 5, grammar="3")
+    suspects = engine.scheduler.suspects
+    assert [request.request_id for request in suspects.deferred] == ["a"]
+    engine.abort("a")
+    assert suspects.deferred == []
+    engine.run()
+    assert engine.finished["suspect"] is FinishReason.LENGTH
+
+
 def test_a_plan_does_not_look_at_those_that_wait_for_their_grammars(compiling: threading.Event) -> None:
     engine = MockEngine()
     for i in range(300):
