@@ -13,7 +13,6 @@ import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from tests.e2e.faulty_executor import UNLUCKY
 from tests.e2e.faulty_executor import __name__ as faulty
 from tests.e2e.serve_process import MODEL, ServeProcess, Stream, assert_nothing_left, events_of, serving, tree_of
 from tests.support.fork_server import current_fork_server
+from tests.support.processes import parent
 from tests.support.waits import wait_until
 
 TWO_RANKS = ["--tensor-parallel-size", "2", "--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 24)]
@@ -90,8 +90,7 @@ def test_processes_of_a_tested_server_are_forked() -> None:
     assert forking.wait_until_ready(300)
     with serving(*TWO_RANKS) as server:
         for title, pid in server.children().items():
-            parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-            assert is_fork_server(int(parent)), title
+            assert is_fork_server(parent(pid)), title
 
 
 def test_a_request_that_fails_each_step_ends_alone_with_status_500() -> None:

@@ -402,9 +402,8 @@ def _become(request: ForkRequest, descriptors: Sequence[int]) -> None:
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
-    if (
-        values := sys.modules.get("prometheus_client.values")
-    ) is not None:  # possible because the imports make no metric
+    # possible because the imports make no metric
+    if (values := sys.modules.get("prometheus_client.values")) is not None:
         values.ValueClass = values.get_value_class()  # type: ignore[attr-defined]
     sys.path[:] = request.import_path
     importlib.invalidate_caches()

@@ -33,6 +33,10 @@ def have_ended(pids: Iterable[int], seconds: float) -> bool:
     return True
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def children(pid: int) -> list[int]:
     """All processes below `pid`, at any depth, without fork servers."""
     return descendants(pid)[1:]

@@ -16,7 +16,7 @@ import pytest
 
 from inflight.processes.child_process import ChildProcess
 from tests.support.fork_server import ForkedProcess, ForkServer, current_fork_server
-from tests.support.processes import exists, have_ended
+from tests.support.processes import exists, have_ended, parent
 
 SECONDS = 300.0
 
@@ -192,12 +192,12 @@ def assert_children_are_forked(server: ForkServer) -> None:
         from tests.support.fork_server import current_fork_server as current
         print(current().can_start(os.environ), flush=True)
         """
-    parent = f"""
+    in_a_child = f"""
         import os
         from tests.support.fork_server import current_fork_server as current
         assert current().start(["-c", {textwrap.dedent(code)!r}], {{0: 0, 1: 1, 2: 2}}, os.environ).wait() == 0
         """
-    assert output(server, code) == output(server, parent) == "True\n"
+    assert output(server, code) == output(server, in_a_child) == "True\n"
 
 
 def test_signals_reach_it_until_it_has_ended(server: ForkServer) -> None:
@@ -273,7 +273,7 @@ def test_child_processes_come_from_the_server_of_this_process() -> None:
     assert server.wait_until_ready(SECONDS)
     reading, writing = os.pipe()
     process = ChildProcess("inflight: test", "inflight.executor.worker_main", [reading])
-    assert server.pid == int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert server.pid == parent(process.pid)
     os.close(writing)
     os.close(reading)
     process.send_signal(signal.SIGKILL)
@@ -287,7 +287,7 @@ def test_child_processes_come_from_the_server_of_this_process() -> None:
 def test_without_a_server_child_processes_are_new_interpreters() -> None:
     reading, writing = os.pipe()
     process = ChildProcess("inflight: test", "inflight.executor.worker_main", [reading])
-    assert os.getpid() == int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert os.getpid() == parent(process.pid)
     process.send_signal(signal.SIGKILL)
     assert have_ended([process.pid], SECONDS)
     process.close()

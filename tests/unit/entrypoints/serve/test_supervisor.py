@@ -198,9 +198,8 @@ def test_one_that_cannot_be_started_at_once_is_started_later(monkeypatch: pytest
 def test_the_death_of_one_that_was_ready_again_is_another_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         scene = Scene(monkeypatch, 0)
-        scene.supervisor._faults[1] = supervisor._Fault(
-            0.0
-        )  # the time in which an earlier one had to be replaced is over
+        # the time in which an earlier one had to be replaced is over
+        scene.supervisor._faults[1] = supervisor._Fault(0.0)
         await scene.serve(FrontEnd(0), FrontEnd(1, has_ended=True, has_died=True, was_ready=True))
         assert len(scene.started) == len(scene.supervisor._limits.times) == 1
         assert scene.pauses == []
