@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inflight.setting import check_values, setting, settings_of, unknown_name
-from inflight.setting_text import parse_json_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,22 +64,6 @@ def test_what_a_class_says_about_its_fields() -> None:
     assert (found["share"].type, found["share"].is_optional, found["share"].default) == (float, True, 0.5)
     assert (found["words"].type, found["words"].element, found["keys"].element) == (None, str, str)
     assert found["count"].help == "How many."
-
-
-def test_a_json_object_as_text_or_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"a": 1}')
-    (tmp_path / "list.json").write_text("[1]")
-    assert parse_json_object(' {"a": 1}') == parse_json_object(str(tmp_path / "a.json")) == {"a": 1}
-    for text, message in (
-        ("{", "neither a JSON object nor"),
-        ("nothing", "neither"),
-        (f"{tmp_path}/list.json", "a list"),
-        ('{"a":' + "[" * 100_000, "neither"),
-        ("/dev/zero", "larger than"),
-        ('{"a": {"b": 1, "c": 2, "b": 1}}', "'b' more than once"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            parse_json_object(text)
 
 
 def test_a_name_that_there_is_not() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+import uuid
 from contextlib import ExitStack
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from inflight.errors import EngineError
 from inflight.executor.join import connect
 from inflight.interface.start_up import Hello
-from inflight.sockets import listen, shown, socket_pair, unreachable
+from inflight.sockets import connect_locally, listen, listen_locally, shown, socket_pair, unreachable
 
 
 def test_an_ipv6_address_is_shown_with_brackets() -> None:
@@ -19,6 +20,17 @@ def test_an_ipv6_address_is_shown_with_brackets() -> None:
     hello = Hello(token="", schema="", rank=1, world_size=2, nnodes=2)
     with pytest.raises(EngineError, match=r"node 0 did not answer on \[::1\]:9 within 0 s"):
         connect(("::1", 9), hello, max_seconds=0.0)
+
+
+def test_a_local_name_is_free_again_when_its_listener_is_closed() -> None:
+    name = f"inflight-test-{uuid.uuid4().hex}"
+    with pytest.raises(ConnectionRefusedError):
+        connect_locally(name)
+    for _ in range(2):
+        with listen_locally(name) as listener, connect_locally(name) as client:
+            with listener.accept()[0] as accepted:
+                accepted.sendall(b"x")
+            assert (client.recv(1), client.recv(1)) == (b"x", b"")
 
 
 def test_of_a_pair_of_sockets_only_ours_stays_open_and_none_if_the_block_fails() -> None:

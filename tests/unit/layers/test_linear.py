@@ -14,7 +14,7 @@ from inflight.errors import ConfigError
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.layer_ops import TorchLayerOps
-from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.context import make_context, select_layer_ops, select_linear_method
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.linear_method import KernelLinear, PlainLinear
@@ -210,16 +210,3 @@ def test_a_quantized_part_beside_floats() -> None:
     layer.finish_loading()
     x = torch.randn(3, 64)
     torch.testing.assert_close(layer(x), F.linear(x, torch.cat([query.dequantize(), key])), rtol=1e-4, atol=1e-3)
-
-
-def test_formats_that_are_one_product_become_bytes() -> None:
-    """4 bits in groups of 32 and of 64, and 8 bits a row: all exactly held in 8 bits, in the smallest groups."""
-    eight = QuantizedWeight(
-        values=torch.randint(-128, 128, (3, 64), dtype=torch.int8), scales=torch.rand(3, 1), offsets=None, bits=8
-    )
-    parts = [quantized(6, 64, group_size=32, seed=0), quantized(4, 64, group_size=64, seed=1), eight]
-    together = concatenate_rows(parts)
-    assert together is not None and together.format == (8, 32, False)
-    torch.testing.assert_close(together.dequantize(), torch.cat([part.dequantize() for part in parts]))
-    odd = QuantizedWeight(values=torch.zeros(2, 40, dtype=torch.int8), scales=torch.ones(2, 1), offsets=None, bits=8)
-    assert concatenate_rows([odd, quantized(2, 96, group_size=32, seed=2)]) is None, "40 has no groups of 16"
