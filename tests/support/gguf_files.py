@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NUMBER_TYPES = {"B": 0, "b": 1, "H": 2, "h": 3, "I": 4, "i": 5, "f": 6, "Q": 10, "q": 11, "d": 12}
+_NUMBER_TYPES = {"B": 0, "b": 1, "H": 2, "h": 3, "I": 4, "i": 5, "f": 6, "?": 7, "Q": 10, "q": 11, "d": 12}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ METADATA = {
     "a.real": Number("f", 0.5),
     "a.small": Number("b", -3),
     "a.numbers": Number("i", [1, -2, 3]),
+    "a.flags": Number("?", [True, False, True]),
     "a.texts": ["x", "", "naïve"],
 }
 TENSORS = {
@@ -51,12 +52,14 @@ def refusal(folder: Path, data: bytes) -> str:
 def test_what_a_header_says(tmp_path: Path, version: int) -> None:
     file = read_gguf(write(tmp_path, gguf_bytes(METADATA, TENSORS, version=version)))
     values = dict(file.metadata)
-    numbers, texts = values.pop("a.numbers"), values.pop("a.texts")
+    numbers, flags, texts = (values.pop(f"a.{name}") for name in ("numbers", "flags", "texts"))
     assert values == {
         "general.architecture": "llama", "a.flag": True, "a.count": 2**40, "a.real": 0.5, "a.small": -3,
     }  # fmt: skip
     assert isinstance(numbers, np.ndarray)
     assert numbers.tolist() == [1, -2, 3]
+    assert isinstance(flags, np.ndarray)
+    assert flags.tolist() == [True, False, True]
     assert isinstance(texts, GgufStrings)
     assert file.read_strings(texts) == ["x", "", "naïve"]
     shapes = {name: (tensor.shape, tensor.type.name) for name, tensor in file.tensors.items()}

@@ -30,7 +30,7 @@ def test_without_options_there_are_no_transfers() -> None:
 def test_host_memory_needs_its_size_alone() -> None:
     plain = KVTransferConfig(cpu_bytes=8 * GIB)
     assert resolved(kv_offloading_size=8) == plain
-    assert resolved({}, kv_offloading_size=8.0) == plain
+    assert resolved({}, kv_offloading_size=8.0) == resolved(with_extra(), kv_offloading_size=8) == plain
     assert resolved({"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}, kv_offloading_size=8) == plain
     assert resolved(with_extra(cpu_bytes_to_use=8 * GIB)) == plain
     assert resolved(kv_offloading_size=0.5) == KVTransferConfig(cpu_bytes=GIB // 2)

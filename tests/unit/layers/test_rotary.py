@@ -28,6 +28,7 @@ KINDS: list[dict[str, Any]] = [
     YARN,
     {**YARN, "rope_theta": 1e6, "beta_fast": 16.0, "beta_slow": 2.0},
     {**YARN, "truncate": False},
+    {**YARN, "rope_theta": 10.0},  # no pair turns less than once: the range of pairs is cut
     {**YARN, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.5},
     {**YARN, "attention_factor": 1.25},
 ]

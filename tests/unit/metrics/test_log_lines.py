@@ -37,7 +37,7 @@ def test_a_line_each_interval_while_there_is_work_and_one_when_idle(caplog: pyte
         while_busy = len(caplog.messages)
         assert while_busy >= 2
         assert all("3 requests run, 2 wait" in message for message in caplog.messages)
-        assert " 0.0 prompt tokens/s" not in caplog.messages[0]
+        assert " 1200.0 prompt tokens/s" in caplog.messages[0]  # 60 in 50 ms
         assert " 0.0 prompt tokens/s" in caplog.messages[1], "counted once"
         log.stats_changed(IDLE)
         await asyncio.sleep(0.2)

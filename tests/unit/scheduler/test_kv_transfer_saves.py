@@ -306,3 +306,8 @@ def test_a_new_epoch_ends_what_is_under_way(action: str) -> None:
     bench.transfers.settle()
     assert bench.brought == ([] if request is None else [request.request_id])
     bench.check_idle()
+
+
+def test_the_slab_evicts_by_the_configured_policy() -> None:
+    for uses_arc in (False, True):
+        assert isinstance(Bench(uses_arc=uses_arc).transfers._slab, ArcPool) is uses_arc

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from inflight.errors import StepError
+from inflight.errors import EngineError, StepError
 from inflight.interface.request import MAX_FAULTS, FinishReason
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import RequestBlocks
@@ -484,4 +484,14 @@ def test_a_failed_step_voids_the_younger_ones(keeps_its_tokens: bool) -> None:
     engine.step()
     assert [len(data.token_ids) for data in engine.executor.plans[4].new_requests] == [11, 11]  # in full, as emitted
     assert engine.scheduler.stats.num_preemptions == 0  # nobody lost blocks to others
+    engine.run()
+
+
+def test_blocks_that_nobody_gives_back_are_an_error_and_no_endless_wait() -> None:
+    engine = MockEngine(extra_blocks=0, max_num_seqs=1)
+    lost = engine.pool.allocate(engine.pool.num_free_blocks)
+    engine.add("a", [1] * 5, 3)
+    with pytest.raises(EngineError, match="none of 1 requests can be scheduled"):
+        engine.scheduler.schedule()
+    engine.pool.free(lost)
     engine.run()

@@ -284,3 +284,28 @@ def test_what_arrives_while_a_step_runs_is_in_the_next_plan() -> None:
     engine.step()
     assert engine.executor.plans[-1].request_ids == ("a", "b")
     engine.run()
+
+
+def test_the_statistics_of_steps() -> None:
+    """Each step but the first after an idle time has a gap before it."""
+    engine = MockEngine(max_num_batched_tokens=4)
+    engine.limit_times(ErraticTimes(seed=1), target_seconds=None, max_step_seconds=1.0)
+    worker: Any = engine.worker
+    execute_model, num_steps = worker.execute_model, 0
+    worker.execute_model = lambda plan: replace(execute_model(plan), compute_seconds=0.25)
+    for name, prompt in (("a", [1] * 6), ("b", [2] * 5)):
+        engine.add(name, prompt, 3)
+        engine.run()
+        plans, num_steps = engine.executor.plans[num_steps:], len(engine.executor.plans)
+        stats = engine.core.take_stats()
+        assert stats.step_id == plans[-1].step_id
+        assert stats.step_tokens == tuple(plan.num_tokens for plan in plans)
+        assert len(stats.step_gaps) == len(plans) - 1 and min(stats.step_gaps) >= 0
+        assert stats.counts.num_queried_tokens == len(prompt)
+        commits = [event.details for event in engine.core.timeline.events() if event.phase == "commit"][-len(plans) :]
+        assert all(details is not None and details["measured_ms"] == 250.0 for details in commits)
+        predicted = [details["predicted_ms"] for details in commits if details is not None]
+        assert stats.step_time_ratios == pytest.approx([250.0 / each for each in predicted], rel=0.01)
+    again = engine.core.take_stats()
+    assert (again.step_tokens, again.step_gaps, again.step_time_ratios) == ((), (), ())
+    assert (again.step_id, again.counts.num_queried_tokens, again.num_running) == (stats.step_id, 0, 0)
