@@ -309,3 +309,21 @@ def test_the_statistics_of_steps() -> None:
     again = engine.core.take_stats()
     assert (again.step_tokens, again.step_gaps, again.step_time_ratios) == ((), (), ())
     assert (again.step_id, again.counts.num_queried_tokens, again.num_running) == (stats.step_id, 0, 0)
+
+
+def test_deaths_of_ranks_and_news_of_transfers_wake_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, callbacks, woken = MockEngine(), list[Any](), list[int]()
+    monkeypatch.setattr(engine.executor, "set_death_callback", callbacks.append, raising=False)
+    engine.core.set_wake(lambda: woken.append(1))
+    for wake in (*callbacks, engine.scheduler.transfers.on_news):
+        wake()
+    assert (len(callbacks), len(woken)) == (1, 2)
+
+
+@pytest.mark.parametrize("reset_connector", [False, True])
+def test_a_reset_reaches_the_tiers_only_on_request(monkeypatch: pytest.MonkeyPatch, reset_connector: bool) -> None:
+    engine, forgotten, reset = MockEngine(), list[bool](), list[bool]()
+    monkeypatch.setattr(engine.scheduler.transfers, "forget_tiers", lambda: forgotten.append(True))
+    monkeypatch.setattr(engine.scheduler, "reset_prefix_cache", lambda *, reset_slab: reset.append(reset_slab))
+    engine.core.reset_prefix_cache(reset_connector=reset_connector)
+    assert (forgotten, reset) == ([True] * reset_connector, [reset_connector])
