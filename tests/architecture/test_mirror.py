@@ -34,7 +34,6 @@ ELSEWHERE = {
     "entrypoints/ollama/routes.py": "e2e/test_ollama.py",
     "entrypoints/openai/app.py": "e2e/test_openai_client.py",
     "entrypoints/responses_api/routes.py": "e2e/test_responses.py",
-    "tokenizer/user_tokenizer.py": "e2e/test_llm.py",
     # called by other rooms' code
     "kernels/triton/attention_tile.py": "unit/attention/test_triton_paged.py",
     "models/transformers_fallback/states.py": "e2e/test_transformers_fallback.py",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.tokenizer.stop_strings import START, StopStrings
+from inflight.tokenizer.stop_strings import START, StopSearch, StopStrings
 
 letters = st.text(alphabet="ab", max_size=40)
 stops = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -63,3 +64,41 @@ def test_linear_where_a_naive_search_is_not() -> None:
         assert match is None
     assert automaton.num_held[state] == 1000
     assert time.thread_time() - start < 5
+
+
+@given(letters, stops, st.lists(st.integers(1, 5)), st.booleans())
+def test_what_a_stream_shows(text: str, strings: list[str], sizes: list[int], includes_stop: bool) -> None:
+    """All that is certain at once, and in the end the text up to the first stop string."""
+    search = StopSearch(StopStrings(strings), includes_stop=includes_stop)
+    shown, done = "", 0
+    end, match = next(iter(all_matches(text, strings)), (len(text), None))
+    for size in [*sizes, len(text)]:
+        shown += search.write(text[done : done + size])
+        done = min(done + size, len(text))
+        if match is not None and done >= end:
+            assert search.found == match
+            assert shown == text[: end if includes_stop else end - len(match)]
+        else:
+            assert search.found is None
+            begun = [k for string in strings for k in range(len(string)) if text[:done].endswith(string[:k])]
+            assert shown == text[: done - max(begun)]
+    held = search.release()
+    assert shown + held == (text if match is None else text[: end if includes_stop else end - len(match)])
+
+
+@pytest.mark.parametrize("includes_stop", [False, True])
+def test_a_stop_string_may_begin_where_none_may_end(includes_stop: bool) -> None:
+    search = StopSearch(StopStrings(["END", "x"]), includes_stop=includes_stop)
+    assert search.write("axbE", search=False) == "axb"
+    assert search.write("NDc") == ("END" if includes_stop else "")
+    assert search.found == "END"
+    assert search.write("later") == search.release() == ""
+
+
+def test_text_after_a_release_is_read_anew() -> None:
+    search = StopSearch(StopStrings(["END"]))
+    assert search.write("aEN") == "a"
+    assert search.release() == "EN"
+    assert search.write("Db") == "Db"
+    assert search.found is None
+    assert search.write("ENDc") == search.release() == ""

@@ -194,6 +194,16 @@ def test_almost_valid_bytes_stream_as_they_decode(parts: list[bytes], skip: bool
     assert stream(byte_tokenizer(), [65], ids, skip_special_tokens=skip) == byte_tokenizer().decode(ids)
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+@given(st.lists(st.lists(st.integers(0, 410), max_size=6), max_size=6), st.booleans())
+def test_many_tokens_at_once_are_the_same_as_one_by_one(kind: str, groups: list[list[int]], skip: bool) -> None:
+    tokenizer = Tokenizer(trained(kind), {"bos_token": BOS, "eos_token": EOS})
+    together, alone = (tokenizer.incremental_decoder([5], skip) for _ in range(2))
+    for ids in groups:
+        assert together.push_all(ids) == "".join(alone.push(token_id) for token_id in ids)
+    assert together.flush() == alone.flush()
+
+
 @given(st.lists(st.integers(0, 410)), st.booleans())
 def test_trained_byte_level_streams_as_it_decodes(ids: list[int], skip: bool) -> None:
     tokenizer = Tokenizer(trained("byte_level"), {"eos_token": EOS})
