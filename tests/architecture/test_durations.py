@@ -34,7 +34,7 @@ BUDGETS = {
     "unit/layers": 30,
     "unit/metrics": 10,
     "unit/model_loader": 40,
-    "unit/models": 60,
+    "unit/models": 75,
     "unit/parsers": 80,
     "unit/processes": 25,
     "unit/sample": 80,

@@ -36,7 +36,6 @@ ELSEWHERE = {
     "entrypoints/responses_api/routes.py": "e2e/test_responses.py",
     # called by other rooms' code
     "kernels/triton/attention_tile.py": "unit/attention/test_triton_paged.py",
-    "models/transformers_fallback/states.py": "e2e/test_transformers_fallback.py",
 }
 
 

@@ -57,6 +57,12 @@ def test_a_whole_model_is_not_cut() -> None:
     assert weights(model) == before and len(before) == 6
 
 
+def test_a_decoder_without_a_head_is_cut_as_well() -> None:
+    model = llama().model
+    cut(model, "layers", model.layers, pipeline_stage((1, 2), 0))
+    assert weights(model) == {"embed_tokens", "layers.0"}
+
+
 def test_a_model_without_a_plan_is_refused() -> None:
     with torch.device("meta"):
         gpt2 = GPT2LMHeadModel(FALLBACK_CONFIGS["gpt2"][0])
