@@ -20,7 +20,6 @@ ELSEWHERE = {
     # programs, which tests start by their names
     "__main__.py": "unit/entrypoints/cli/test_standard_streams.py",
     "entrypoints/serve/check.py": "unit/entrypoints/serve/test_options.py",
-    "entrypoints/serve/command.py": "e2e/test_serve_command.py",
     "executor/worker_main.py": "unit/executor/test_multiproc_start.py",
     "processes/child.py": "unit/processes/test_child_process.py",
     "processes/parent.py": "unit/processes/test_child_process.py",
