@@ -153,7 +153,7 @@ VALUES: list[tuple[dict[str, Any], list[str], list[str]]] = [  # the same of the
     (values({"anyOf": [{"type": "integer"}, {"type": "null"}]}), ["1", "null"], ["x", "true"]),
     (values({"oneOf": [{"type": "integer"}, {"type": "null"}]}), ["1", "null"], ["x", "true"]),
     (values({"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 1}]}), ["1", "x"], ["12"]),
-    (values({"type": "integer", "anyOf": [{"maximum": 3}, {"minimum": 9}]}), ["2", "11"], ["5", "x"]),
+    (values({"type": "integer", "anyOf": [{"maximum": 3}, {"minimum": 9}]}), ["2", "11"], ["5", '"x"']),
     (values({"anyOf": [{"type": "integer"}, True]}), ["1", '"x"'], ["x"]),
     (values({"$ref": "#/$defs/small"}, **SMALL), ["2"], ["4", "x"]),
     (values({"$ref": "#/$defs/small", "maximum": 1}, **SMALL), ["1"], ["2", "4", "-1"]),
