@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, RopeConfig
+from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, RopeConfig, TokenInputsSpec
 from inflight.config.partition import (
     check_tensor_parallel_size,
     head_cost,
@@ -135,3 +135,21 @@ def test_sizes_that_work_are_named(heads: int, kv_heads: int, intermediate: int,
         check_tensor_parallel_size(size, architecture)
     with pytest.raises(ConfigError, match=rf"tensor_parallel_size=5 .* sizes that work: {re.escape(works)}$"):
         resolved(architecture, tensor_parallel_size=5)
+
+
+def test_layers_that_must_be_in_one_stage() -> None:
+    """One reads the keys of another, or all read the embeddings of the tokens."""
+    layer = ARCHITECTURE.layers[0]
+    assert layer.attention is not None
+    reader = replace(layer, attention=replace(layer.attention, kv_layer=1))
+    shared = replace(ARCHITECTURE, layers=(layer, layer, reader, layer))
+    assert resolve_partition("1,2,1", shared, 3) == (1, 2, 1)
+    with pytest.raises(
+        ConfigError, match=r"layer 2 reads the keys and values of layer 1, .* of the stages are 2,2; use"
+    ):
+        resolve_partition("2,2", shared, 2)
+    inputs = TokenInputsSpec(vocab_size=9, size=4, activation="gelu")
+    told = replace(ARCHITECTURE, layers=(layer,) * 4, token_inputs=inputs)
+    assert resolve_partition(None, told, 1) == (4,)
+    with pytest.raises(ConfigError, match="which only the first stage has; use 1"):
+        resolve_partition(None, told, 2)

@@ -514,3 +514,16 @@ def test_what_joins_and_leaves_the_prefix_cache_is_noted() -> None:
     manager.free(compute(manager, tokens(SIZE, first=200)))
     manager.reset_prefix_cache([])
     assert not any(names.take().values()) and names.present() == {}
+
+
+def test_of_a_model_with_states_the_names_of_keys_are_noted() -> None:
+    attention = KVCacheSpec(block_size=SIZE, num_kv_heads=1, head_dim=1, dtype="float32", itemsize=4)
+    groups = [
+        KVCacheGroup(layer_names=(str(i),), spec=spec)
+        for i, spec in enumerate((KVCacheSpec.of_state(SIZE, 16), attention))
+    ]
+    config = KVCacheConfig(num_blocks=10, block_bytes=64, groups=tuple(groups))
+    manager = KVCacheManager(config, fingerprint="m", enable_prefix_caching=True)
+    names = manager.watch_names()
+    blocks = compute(manager, tokens(2 * SIZE + 1))
+    assert names.take() == dict.fromkeys(blocks.hashes[:2], True)

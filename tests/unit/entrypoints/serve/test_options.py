@@ -110,6 +110,14 @@ def test_an_option_is_given_once_also_in_two_spellings(tmp_path: Path) -> None:
     assert problems == [f"config={str(file)!r}: 'max_model_len' is given twice"]
 
 
+def test_values_of_a_file_are_texts_as_on_a_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("served-model-name: [a, 5]\nmax-model-len: 64\nseed:\nhf-overrides: {x: [1, true]}\n")
+    values, problems = read_config_file(file, OPTIONS.keys())
+    assert problems == []
+    assert values == {"served_model_name": ["a", "5"], "max_model_len": "64", "hf_overrides": '{"x": [1, true]}'}
+
+
 def test_check_names_every_conflict_at_once(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(json.dumps({"max_body_bytes": 3, "dtype": "float7"}))
