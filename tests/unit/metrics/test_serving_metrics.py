@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, StepCounts
+from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, StepCounts, TransferCounts
 from inflight.metrics.instruments import INSTRUMENTS, PREFIX
 from inflight.metrics.serving import ServingMetrics
 from inflight.sampling_params import SamplingParams
@@ -140,6 +140,90 @@ def test_what_the_engine_says() -> None:
     value = Scraped(metrics)
     assert value("engine_up") == 0
     assert value("num_requests_running") == 0
+
+
+def test_what_transfers_of_kv_blocks_have_done() -> None:
+    metrics = ServingMetrics("m")
+    transfers = TransferCounts(
+        num_queried_tokens=101,
+        num_hit_tokens=102,
+        num_skipped_saves=103,
+        num_failed=104,
+        num_late=105,
+        load_bytes=106,
+        save_bytes=107,
+        load_seconds=0.5,
+        save_seconds=0.25,
+        tiers={"disk": {"reads": 3.0, "bytes": 4.0}, "server": {"reads": 5.0}},
+    )
+    for _ in range(2):
+        metrics.stats_changed(dataclasses.replace(stats(), transfers=transfers, step_time_ratios=(0.75, 1.5)))
+    value = Scraped(metrics)
+    assert value("external_prefix_cache_queries_total") == 202
+    assert value("external_prefix_cache_hits_total") == 204
+    assert value("kv_offload_skipped_blocks_total") == 206
+    assert value("kv_offload_failures_total") == 208
+    assert value("kv_offload_late_requests_total") == 210
+    assert value("kv_offload_load_bytes_total") == 212
+    assert value("kv_offload_store_bytes_total") == 214
+    assert value("kv_offload_load_time_total") == 1.0
+    assert value("kv_offload_store_time_total") == 0.5
+    assert value("kv_tier_total", tier="disk", what="reads") == 6
+    assert value("kv_tier_total", tier="disk", what="bytes") == 8
+    assert value("kv_tier_total", tier="server", what="reads") == 10
+    assert (value("step_time_ratio_count"), value("step_time_ratio_sum")) == (4, 4.5)
+
+
+def test_each_engine_has_its_own_transfers() -> None:
+    metrics = ServingMetrics("m", engines=range(2))
+    transfers = TransferCounts(load_bytes=6, tiers={"disk": {"reads": 3.0}})
+    report = dataclasses.replace(stats(), engine=1, transfers=transfers, step_time_ratios=(2.0,), shares_cores=True)
+    metrics.stats_changed(report)
+    value = Scraped(metrics)
+    assert [value("kv_offload_load_bytes_total", engine=engine) for engine in "01"] == [0, 6]
+    assert value("kv_tier_total", engine="1", tier="disk", what="reads") == 3
+    assert value("step_time_ratio_sum", engine="1") == 2
+    assert [value("cores_shared", engine=engine) for engine in "01"] == [0, 1]
+    for name, expected in (("prefix_cache_queries", 100), ("prefix_cache_hits", 40), ("num_preemptions", 1)):
+        assert [value(f"{name}_total", engine=engine) for engine in "01"] == [0, expected]
+
+
+def test_only_one_front_end_counts_what_the_engine_says() -> None:
+    metrics = ServingMetrics("m", records_engine=False)
+    before = scrape(metrics)
+    metrics.stats_changed(stats())
+    metrics.faults_changed(FaultStatus())
+    metrics.faults_changed(FaultStatus(state="recovering", num_recoveries={"rank_died": 1}))
+    metrics.engine_ended(0)
+    assert scrape(metrics) == before
+    metrics.request_refused("queue_full")
+    assert Scraped(metrics)("requests_refused_total", reason="queue_full") == 1
+
+
+def test_an_engine_that_is_gone_has_no_requests() -> None:
+    metrics = ServingMetrics("m")
+    metrics.stats_changed(stats())
+    metrics.engine_ended(0)
+    value = Scraped(metrics)
+    assert [value(name) for name in ("engine_up", "num_requests_running", "num_requests_waiting")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("num_tokens", "count"), [(5, 0), (6, 1)])
+def test_a_completion_of_one_token_has_no_time_between_tokens(num_tokens: int, count: int) -> None:
+    metrics = ServingMetrics("m")
+    reasons = ["stop"] * 5
+    metrics.request_finished(dataclasses.replace(finished(*reasons), num_generation_tokens=num_tokens))
+    assert Scraped(metrics)("request_time_per_output_token_seconds_count") == count
+
+
+def test_counts_that_fall_are_those_of_a_new_engine() -> None:
+    """A counter never falls: after an engine that began anew, steps and recoveries are counted from there."""
+    metrics = ServingMetrics("m")
+    for step_id, num_stale in ((9, 5), (2, 1), (4, 3)):
+        metrics.stats_changed(stats(step_id))
+        metrics.faults_changed(FaultStatus(num_stale_frames=num_stale))
+    value = Scraped(metrics)
+    assert (value("engine_steps_total"), value("stale_frames_total")) == (2, 2)
 
 
 def test_metrics_of_several_engines_have_a_label() -> None:
