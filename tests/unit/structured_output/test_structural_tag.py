@@ -159,6 +159,11 @@ VALUES: list[tuple[dict[str, Any], list[str], list[str]]] = [  # the same of the
     (values({"$ref": "#/$defs/small", "maximum": 1}, **SMALL), ["1"], ["2", "4", "-1"]),
     (values({"allOf": [{"$ref": "#/$defs/small"}, {"minimum": 2}, True]}, **SMALL), ["2"], ["4", "x"]),
     (values({"allOf": [{"type": "string"}, {"maxLength": 2}]}), ["ab"], ["abc"]),
+    (
+        values({"$ref": "#/$defs/a"}, **{"$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"type": "string"}}}),
+        ["x", "1"],
+        ["</p>"],
+    ),
     (values({"type": "array", "items": {"$ref": "#/$defs/small"}}, **SMALL), ["[0, 3]", "[]"], ["[4]", "1"]),
     (values({"type": "array", "items": {"$ref": "#"}}), ['[{"a": [{"a": []}]}]'], ["[1]", '[{"a": [1]}]', "[{}]"]),
     (values(True), ["x", "1"], ["</p>"]),
