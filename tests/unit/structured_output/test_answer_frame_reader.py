@@ -112,9 +112,10 @@ def test_masks_and_acceptance_agree_on_all_ways(frame: AnswerFrame, keeps_blanks
         for _ in range(9):
             position, matcher = read(each, token_ids)
             assert position is not None
-            if position.section is Section.CALL or matcher.is_terminated():
-                break
             allowed = mask_at(each, position, matcher)
+            if position.section is Section.CALL or matcher.is_terminated():
+                assert allowed == list(range(NUM_TOKENS))
+                break
             if position not in seen:
                 seen.add(position)
                 for token_id in range(len(VOCABULARY)):

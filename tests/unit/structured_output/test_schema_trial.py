@@ -86,7 +86,7 @@ def test_pattern_properties_go_with_what_is_said_of_all_others() -> None:
 
 @pytest.mark.parametrize("guilty", [0, 1])
 def test_a_part_that_no_keyword_explains_is_emptied_but_for_its_type(guilty: int) -> None:
-    innocent = {"type": "object", "required": ["x"], "minProperties": 1}
+    innocent = {"required": ["x"], "type": "object", "minProperties": 1}
     tools = [innocent, patterns("ab")] if guilty else [patterns("ab"), innocent]
     schema, parts = two_tools(tools[0], tools[1])
     assert leave_out_refused(schema, refuses_any_pattern, parts, "json") == [f"tools[{guilty}]: #"]
