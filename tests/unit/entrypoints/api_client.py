@@ -273,6 +273,14 @@ class Api:
 
         self.runner.run(wait())
 
+    def do(self, action: Callable[[], object]) -> None:
+        """Call it on the event loop."""
+
+        async def call() -> None:
+            action()
+
+        self.runner.run(call())
+
     @property
     def num_running(self) -> int:
         return len(self.engine._streams)
