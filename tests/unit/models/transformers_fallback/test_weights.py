@@ -42,6 +42,7 @@ def test_of_two_equal_weights_one_is_left_unread_and_different_ones_are_both_use
     assert plan.unread == (set(others) if not has_two else set())
     assert plan.tied == (set() if has_two else {HEAD})
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == (not has_two)
+    assert (HEAD in model.all_tied_weights_keys) == (not has_two)
 
 
 def mixtral() -> Any:
@@ -197,6 +198,7 @@ def test_tensors_that_become_one_weight_are_kept_until_then(is_quantized: bool) 
     linear = RowParallelLinear(64, 32, bias=False, context=layer_context(torch.float32))
     unit = unit_of(Adapter(linear), Halves("block.weight", (16, 64)))
     unit.allocate(torch.device("cpu"))
+    assert [name for name, _ in unit.targets()] == ["block.weight"]
     halves = {"upper": torch.randn(16, 64), "lower": torch.randn(16, 64)}
     parts: dict[str, Any] = dict(halves)
     if is_quantized:
@@ -209,6 +211,15 @@ def test_tensors_that_become_one_weight_are_kept_until_then(is_quantized: bool) 
     assert not unit.parts
     x = torch.randn(5, 64)
     torch.testing.assert_close(linear(x), x @ torch.cat([halves["upper"], halves["lower"]]).T, rtol=1e-4, atol=1e-4)
+
+
+def test_tensors_may_become_a_weight_of_transformers_own_module() -> None:
+    linear = nn.Linear(64, 32, bias=False)
+    unit = unit_of(linear, Halves("block.weight", (16, 64)))
+    unit.parts = {"upper": torch.full((16, 64), 3.0), "lower": torch.full((16, 64), 4.0)}
+    with torch.no_grad():
+        unit.finish_loading()
+    assert linear.weight[:, 0].tolist() == [3.0] * 16 + [4.0] * 16
 
 
 def test_a_converted_weight_of_another_shape_is_refused() -> None:
