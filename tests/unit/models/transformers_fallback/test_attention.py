@@ -184,6 +184,8 @@ def test_a_step_of_two_sequences() -> None:
         pytest.raises(UnsupportedModelError, match=r"layers.1.self_attn has made a mask of its own for"),
     ):
         one.attend(module, None)
+    attention.record(lambda: found.append([one.attend(module, mask())]))  # a step is no longer open
+    assert list(attention.layers) == ["model.layers.1.self_attn"] and not found[-1][0].any()
 
 
 @pytest.mark.parametrize(
@@ -240,6 +242,12 @@ class Counting(nn.Module):
         return heads.attend(self, mask())
 
 
+class Quiet(nn.Module):
+    def forward(self, heads: Heads) -> Tensor:
+        torch.ones(5)
+        return heads.attend(self, mask())
+
+
 class Other(nn.Module):
     def forward(self) -> Tensor:
         return torch.arange(5)
@@ -247,7 +255,8 @@ class Other(nn.Module):
 
 def test_a_layer_that_counts_positions_from_the_beginning_of_the_row_is_refused() -> None:
     model = llama()
-    model.model.layers[1].self_attn, model.model.rotary_emb = Counting(), Other()
+    model.model.layers[0].self_attn, model.model.layers[1].self_attn = Quiet(), Counting()
+    model.model.rotary_emb = Other()
     attention = PackedAttention(model, TorchSdpaBackend(), MAX_MODEL_LEN)
 
     def run() -> None:
@@ -294,16 +303,17 @@ def test_windows_are_read(window: int, max_model_len: int) -> None:
     assert mask().window(max_model_len) is None
 
 
-@pytest.mark.parametrize("use_vmap", [False, True])
-def test_a_function_for_single_positions_is_called_with_them(use_vmap: bool) -> None:
+@pytest.mark.parametrize("use_vmap", [None, False, True])
+def test_a_function_for_single_positions_is_called_with_them(use_vmap: bool | None) -> None:
     found: list[int] = []
 
     def visible(_: Any, __: Any, query: Any, key: Any) -> Any:
         found.append(key.dim())
         return key <= query
 
-    assert mask(visible, use_vmap=use_vmap).window(MAX_MODEL_LEN) is None
-    assert (set(found) == {0}) == use_vmap
+    more = {} if use_vmap is None else {"use_vmap": use_vmap}
+    assert mask(visible, **more).window(MAX_MODEL_LEN) is None
+    assert (set(found) == {0}) == bool(use_vmap)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +332,23 @@ def test_other_masks_are_refused(visible: Visible) -> None:
         UnsupportedModelError, match=r"neither causal nor a sliding window \(position \d+, max_model_len=333\)"
     ):
         mask(visible).window(333)
+
+
+@pytest.mark.parametrize(
+    ("window", "positions"),
+    [(500, (0, 1, 2, 3, 5, 7, 127, 128, 129, 255, 257, 332)), (10, (0, 1, 9, 10, 11, 19, 21, 161, 319, 321))],
+)
+def test_one_position_that_is_different_is_found_where_families_change_their_masks(
+    window: int, positions: tuple[int, ...]
+) -> None:
+    """Around the window, powers of two, and the products of both."""
+    for position in positions:
+
+        def visible(_: Any, __: Any, query: Any, key: Any, different: int = position) -> Any:
+            return within(window)(0, 0, query, key) & ~((query == different) & (key == different))
+
+        with pytest.raises(UnsupportedModelError, match="neither causal nor a sliding window"):
+            mask(visible).window(333)
 
 
 def test_a_mask_may_be_cut_and_moved_but_not_computed_with() -> None:
