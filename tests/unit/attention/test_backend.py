@@ -1,4 +1,4 @@
-"""Where a step's rows are cut for recurrent layers (`StateMetadata.pieces`), and where the states of their layers are."""
+"""Where a step's rows are cut for recurrent layers (`StateMetadata.pieces`), and where the caches of layers are in a block."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from inflight.attention.backend import Rotation
 from inflight.attention.metadata import AttentionInputs, StateMetadata, StatePiece, StatePlace
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.interface.kv_cache import KVCacheSpec
+from inflight.kernels.layer_ops import TorchLayerOps
 
 BLOCK_SIZE = 4
 
@@ -47,3 +49,39 @@ def test_each_layer_of_a_group_has_a_part_of_a_block() -> None:
     arena = arena.to(torch.uint8)
     parts = [TorchSdpaBackend().layer_cache(arena, spec, layer) for layer in range(192 // spec.block_bytes)]
     assert torch.equal(torch.cat(parts, dim=1), arena) and len(parts) > 1
+
+
+def test_each_layer_with_keys_and_values_has_a_part_of_a_block_too() -> None:
+    spec = KVCacheSpec(block_size=BLOCK_SIZE, num_kv_heads=2, head_dim=8, dtype="float32", itemsize=4)
+    arena, backend = torch.zeros(3, 2 * spec.block_bytes, dtype=torch.uint8), TorchSdpaBackend()
+    views = [backend.layer_cache(arena, spec, layer) for layer in range(2)]
+    assert [view.shape for view in views] == [(3, 2, 2, BLOCK_SIZE, 8)] * 2
+    views[1].fill_(1.0)
+    assert not views[0].any() and arena[:, spec.block_bytes :].view(torch.float32).eq(1).all()
+
+
+def test_the_metadata_of_a_group_is_that_of_its_kind_and_keeps_none_of_the_inputs() -> None:
+    inputs = AttentionInputs(
+        query_start_loc=np.array([0, 2, 5], dtype=np.int32),
+        seq_lens=np.array([2, 9], dtype=np.int32),
+        num_computed_tokens=np.array([0, 6], dtype=np.int32),
+        block_table=np.array([[7, 0, 0], [3, 4, 5]], dtype=np.int32),
+    )
+    backend, state = TorchSdpaBackend(), KVCacheSpec.of_state(BLOCK_SIZE, 64)
+    metadata = backend.layer_metadata(inputs, state)
+    assert isinstance(metadata, StateMetadata)
+    assert (metadata.num_tokens, metadata.block_size, metadata.num_states) == (5, BLOCK_SIZE, state.num_states)
+    before = list(metadata.pieces())
+    keys = KVCacheSpec(block_size=BLOCK_SIZE, num_kv_heads=2, head_dim=8, dtype="float32", itemsize=4)
+    assert not isinstance(backend.layer_metadata(inputs, keys), StateMetadata)
+    inputs.block_table.fill(1)
+    assert list(metadata.pieces()) == before
+    assert backend.scratch_bytes(keys, per_head=2, num_threads=3) == 0
+
+
+def test_what_a_step_keeps_of_its_rotation() -> None:
+    cos, sin, scale = torch.ones(2, 4), torch.zeros(2, 4), torch.ones(2, 1)
+    ops = TorchLayerOps()
+    assert [each.data_ptr() for each in Rotation(cos, sin, ops).tensors] == [cos.data_ptr(), sin.data_ptr()]
+    kept = Rotation(cos, sin, ops, scale).tensors
+    assert [each.data_ptr() for each in kept] == [cos.data_ptr(), sin.data_ptr(), scale.data_ptr()]
