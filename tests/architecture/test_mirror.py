@@ -27,12 +27,8 @@ ELSEWHERE = {
     # found by the name of a model's type, or of a format
     "config/families/*.py": "unit/config/test_families.py",
     "parsers/argument*.py": "unit/parsers/test_output_parser.py",
-    # the whole of an API, by its clients
+    # the whole of a library, by its callers
     "entrypoints/llm.py": "e2e/test_llm.py",
-    "entrypoints/anthropic/routes.py": "e2e/test_anthropic_messages.py",
-    "entrypoints/ollama/routes.py": "e2e/test_ollama.py",
-    "entrypoints/openai/app.py": "e2e/test_openai_client.py",
-    "entrypoints/responses_api/routes.py": "e2e/test_responses.py",
     # called by other rooms' code
     "kernels/triton/attention_tile.py": "unit/attention/test_triton_paged.py",
 }
