@@ -27,8 +27,6 @@ ELSEWHERE = {
     # found by the name of a model's type, or of a format
     "config/families/*.py": "unit/config/test_families.py",
     "parsers/argument*.py": "unit/parsers/test_output_parser.py",
-    # the whole of a library, by its callers
-    "entrypoints/llm.py": "e2e/test_llm.py",
     # called by other rooms' code
     "kernels/triton/attention_tile.py": "unit/attention/test_triton_paged.py",
 }

@@ -1,14 +1,289 @@
-"""A call of `LLM` in its own thread: its interrupt. tests/e2e/test_llm.py has the rest."""
+"""`LLM` over mock steps, and the interrupt of a call. tests/e2e/test_llm.py has real tokens."""
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tqdm import tqdm
 
-from inflight.entrypoints.llm import OfflineEngine, _Call
+from benchmarks.shared.mock_executor import mock_tokens
+from inflight import LLM, SamplingParams
+from inflight.engine.core.step_figures import step_figures
+from inflight.entrypoints.llm import _Call
+from inflight.entrypoints.llm_engine import OfflineEngine
+from inflight.errors import EngineClosedError, InvalidRequestError
+from inflight.outputs import RequestOutput
+from inflight.tokenizer.user_tokenizer import UserTokenizer
+from tests.unit.entrypoints.mock_llm import mock_arguments
+
+FIVE = SamplingParams(max_tokens=5, ignore_eos=True)
+CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
+HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
+TOOL: Any = {"type": "function", "function": {"name": "find_it", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOCK_STEP_SECONDS", "0.0005")
+        with LLM(**mock_arguments(scheduling_policy="priority", max_num_seqs=4)) as made:
+            yield made
+
+
+def run(llm: LLM, prompts: Any, params: Any = FIVE, **more: Any) -> list[RequestOutput]:
+    return llm.generate(prompts, params, use_tqdm=False, **more)
+
+
+def chat(llm: LLM, messages: Any, params: Any = FIVE, **more: Any) -> list[RequestOutput]:
+    return llm.chat(messages, params, use_tqdm=False, **more)
+
+
+def texts(llm: LLM, outputs: list[RequestOutput]) -> list[str]:
+    """The prompts."""
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    return [tokenizer.decode(output.prompt_token_ids) for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "count"),
+    [
+        ("one", 1),
+        ([5, 6, 7], 1),
+        ({"prompt": "one"}, 1),
+        (["one", "two", "three"], 3),
+        (("one", [5, 6]), 2),
+        ([{"prompt_token_ids": [5]}, "two", [7, 8]], 3),
+        ([], 0),
+    ],
+)
+def test_each_prompt_has_its_output_in_the_order_of_the_prompts(llm: LLM, prompts: Any, count: int) -> None:
+    outputs = run(llm, prompts)
+    assert len(outputs) == count
+    for output in outputs:
+        assert output.finished
+        tokenizer = llm.llm_engine.tokenizer
+        assert tokenizer is not None
+        assert output.outputs[0].token_ids == mock_tokens(tokenizer, output.prompt_token_ids, 5)
+    assert len({tuple(output.prompt_token_ids) for output in outputs}) == count
+    ids = [int(output.request_id) for output in outputs]
+    assert ids == list(range(min(ids, default=0), min(ids, default=0) + count))
+
+
+def test_parameters_of_all_prompts_or_of_each(llm: LLM) -> None:
+    def lengths(params: Any) -> list[int]:
+        return [len(output.outputs[0].token_ids) for output in run(llm, ["a", "b"], params)]
+
+    assert lengths(FIVE) == [5, 5]
+    assert lengths([FIVE, SamplingParams(max_tokens=3, ignore_eos=True)]) == [5, 3]
+    assert lengths((SamplingParams(max_tokens=1), FIVE)) == [1, 5]
+    most = llm.get_default_sampling_params().max_tokens
+    assert most is not None and lengths([None, FIVE])[1] == 5 and max(lengths(None)) <= most
+    for params in ([FIVE], [FIVE] * 3):
+        with pytest.raises(InvalidRequestError, match=rf"there are {len(params)} sampling_params for 2 prompts"):
+            lengths(params)
+    for wrong in ([FIVE, 5], "ab", 5):
+        with pytest.raises(InvalidRequestError, match="no SamplingParams"):
+            lengths(wrong)
+
+
+def test_prompts_of_a_wrong_type(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="not a int"):
+        run(llm, 5)
+    with pytest.raises(InvalidRequestError, match="not a generator"):
+        run(llm, (each for each in "ab"))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("call", [run, chat])
+def test_priorities_are_those_of_the_prompts(llm: LLM, kind: Any, call: Any) -> None:
+    """Of 12 prompts, 4 run at a time."""
+    prompts: Any = [[{"role": "user", "content": str(i)}] if call is chat else str(i) for i in range(12)]
+
+    def begun(priority: Any) -> list[int]:
+        outputs = call(llm, prompts, priority=priority)
+        return sorted(range(12), key=lambda i: outputs[i].metrics.first_scheduled_time)
+
+    assert set(begun(kind(range(12, 0, -1)))[:4]) == {8, 9, 10, 11}
+    assert set(begun(range(12))[:4]) == set(begun(None)[:4]) == {0, 1, 2, 3}
+    for wrong, words in (([1], "1 numbers for 12 prompts"), (5, "not a list"), ({1: 2}, "not a list")):
+        with pytest.raises(InvalidRequestError, match=words):
+            call(llm, prompts, priority=wrong)
+
+
+@pytest.mark.parametrize(("call", "given"), [(run, "a"), (chat, HELLO)])
+def test_arguments_of_other_libraries(llm: LLM, call: Any, given: Any) -> None:
+    assert len(call(llm, given, lora_request=None)) == 1
+    with pytest.raises(InvalidRequestError, match=r"has no argument 'lora_request' \(given: 5\); it has sampl"):
+        call(llm, given, lora_request=5)
+    for name in ("tools", "chat_template_kwargs"):
+        if call is run:
+            with pytest.raises(InvalidRequestError, match=rf"generate has no argument '{name}'"):
+                run(llm, given, **{name: [TOOL]})
+    with pytest.raises(InvalidRequestError, match="continue_final_message" if call is chat else "priority$"):
+        call(llm, given, unknown=1)
+
+
+def test_chats_are_rendered(llm: LLM) -> None:
+    [one] = texts(llm, chat(llm, HELLO))
+    assert "Hi" in one and one.endswith("assistant\n")
+    other = [{"role": "user", "content": "Bye"}]
+    assert texts(llm, chat(llm, [HELLO, other])) == [one, one.replace("Hi", "Bye")]
+    assert one.startswith(texts(llm, chat(llm, HELLO, add_generation_prompt=False))[0])
+    assert not texts(llm, chat(llm, HELLO, add_generation_prompt=False))[0].endswith("assistant\n")
+    [begun] = texts(llm, chat(llm, [*HELLO, {"role": "assistant", "content": "Well"}], **CONTINUED))
+    assert begun.endswith("Well")
+    assert "find_it" in texts(llm, chat(llm, HELLO, tools=[TOOL]))[0]
+    with pytest.raises(InvalidRequestError, match="messages is empty"):
+        chat(llm, [])
+    outputs = chat(llm, [HELLO, other], [FIVE, SamplingParams(max_tokens=2, ignore_eos=True)])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [5, 2]
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_a_chat_thinks_unless_its_answer_has_begun(llm: LLM, monkeypatch: pytest.MonkeyPatch, continues: bool) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def add(_request_id: str, _prompt: Any, _params: Any, **more: Any) -> None:
+        seen.append(more)
+        raise InvalidRequestError("seen")
+
+    monkeypatch.setattr(llm.llm_engine, "add_request", add)
+    with pytest.raises(InvalidRequestError, match="seen"):
+        chat(
+            llm,
+            [*HELLO, {"role": "assistant", "content": "x"}],
+            continue_final_message=continues,
+            add_generation_prompt=not continues,
+        )
+    assert seen == [{"add_special_tokens": False, "thinks_first": not continues, "priority": 0}]
+
+
+def test_strict_tools_constrain_a_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[SamplingParams] = []
+
+    def add(_request_id: str, _prompt: Any, params: SamplingParams, **_: Any) -> None:
+        seen.append(params)
+        raise InvalidRequestError("seen")
+
+    monkeypatch.setattr(llm.llm_engine, "add_request", add)
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+    for tools in ([strict], [TOOL]):
+        with pytest.raises(InvalidRequestError, match="seen"):
+            chat(llm, HELLO, SamplingParams(), tools=tools)
+    assert [params.structured_outputs is not None for params in seen] == [True, False]
+
+
+@pytest.mark.parametrize("shows", [False, True])
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_the_bar_counts_requests(llm: LLM, capsys: pytest.CaptureFixture[str], shows: bool, is_chat: bool) -> None:
+    given: Any = [HELLO] * 3 if is_chat else ["a", "b", "c"]
+    (llm.chat if is_chat else llm.generate)(given, FIVE, use_tqdm=shows)
+    assert ("3/3" in capsys.readouterr().err) is shows
+    llm.generate("a", FIVE)
+    assert "1/1" in capsys.readouterr().err
+
+
+def test_a_wrong_request_ends_its_call_and_no_other(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="prompt"):
+        run(llm, ["a", ""])
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert len(run(llm, "a")) == 1
+
+
+def test_an_interrupt_ends_the_requests_before_the_call_returns(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tqdm, "update", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(llm, ["a", "b"], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=1500, ignore_eos=True)])
+    assert "inflight-call" not in [thread.name for thread in threading.enumerate()]
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert len(run(llm, "a")) == 1
+
+
+def test_calls_of_several_threads_come_one_after_another(llm: LLM) -> None:
+    outputs: dict[int, list[RequestOutput]] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: outputs.update({i: run(llm, [f"{i} {j}" for j in range(5)])}))
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    for i in range(4):
+        assert texts(llm, outputs[i]) == [f"{i} {j}" for j in range(5)]
+
+
+def test_tokenizer_and_defaults(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    assert isinstance(tokenizer, UserTokenizer)
+    assert "Hi" in tokenizer.apply_chat_template(HELLO, tokenize=False)
+    params = llm.get_default_sampling_params()
+    params.temperature = 0.125
+    assert llm.get_default_sampling_params().temperature != 0.125
+
+
+def test_the_prefix_cache_is_forgotten(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cached() -> int:
+        return run(llm, [list(range(40))[8:]] * 1)[0].num_cached_tokens
+
+    llm.reset_prefix_cache()
+    assert (cached(), cached()) == (0, 16)
+    llm.reset_prefix_cache()
+    assert cached() == 0
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        llm.llm_engine.core, "reset_prefix_cache", lambda *, reset_connector: seen.append(reset_connector)
+    )
+    llm.reset_prefix_cache(reset_connector=True)
+    llm.reset_prefix_cache()
+    assert seen == [True, False]
+
+
+def test_the_times_of_steps(llm: LLM, tmp_path: Path) -> None:
+    run(llm, ["a", "b"])
+    events = llm.timeline_events()
+    assert list(events) == ["engine", "rank 0"]
+    assert {event.phase for event in events["rank 0"]} == {"forward"}
+    assert {"plan", "commit"} <= {event.phase for event in events["engine"]}
+    assert llm.step_figures() == step_figures(llm.timeline_events())
+    llm.write_trace(tmp_path / "trace.json")
+    text = (tmp_path / "trace.json").read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    names = {entry["name"] for entry in json.loads(text)["traceEvents"]}
+    assert {"forward", "plan"} <= {name.split()[0] for name in names}
+
+
+def test_methods_of_workers_are_called(llm: LLM) -> None:
+    assert llm.collective_rpc("phase") == [""]
+    with pytest.raises(Exception, match="no public method 'nothing'"):
+        llm.collective_rpc("nothing")
+
+
+def test_an_engine_without_a_tokenizer_and_after_its_end() -> None:
+    with LLM(**mock_arguments(skip_tokenizer_init=True)) as made:
+        assert made.get_tokenizer() is None
+        assert len(run(made, [[5, 6]])[0].outputs[0].token_ids) == 5
+        engine = made.llm_engine
+    with pytest.raises(EngineClosedError, match="make a new one"):
+        run(made, [[5, 6]])
+    with pytest.raises(EngineClosedError):
+        engine.step()
+    with pytest.raises(EngineClosedError):
+        made.timeline_events()
+    made.close()
+
+
+# -- the thread of a call ------------------------------------------------------------------------------------------------
 
 
 class Engine:
