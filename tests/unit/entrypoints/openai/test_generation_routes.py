@@ -13,8 +13,6 @@ import pytest
 from inflight.engine.serving.admission import QueueLimits
 from inflight.errors import ErrorKind
 from inflight.interface.request import FinishReason
-from inflight.metrics.log_lines import RequestLog
-from inflight.sampling_params import SamplingParams
 from tests.support.fakes_tokenizer import BOS_ID, EOS_ID
 from tests.unit.entrypoints.api_client import MODEL, SETTINGS, Answer, Api, Exchange, serving
 
@@ -81,14 +79,6 @@ def test_fields_of_a_request_reach_the_engine(path: str) -> None:
         assert plain.sampling.max_tokens == (16 if path == TEXT else 200 - len(b"<user>x<assistant>"))
 
 
-def test_the_trace_of_a_request_is_passed_on(api: Api) -> None:
-    trace = {"traceparent": "00-a-b-01", "tracestate": "c=d"}
-    api.asked(TEXT, BODIES[TEXT], {**trace, "baggage": "e=f"})
-    assert api.finished[-1].trace_headers == trace
-    api.asked(TEXT, BODIES[TEXT], {"tracestate": "c=d"})
-    assert api.finished[-1].trace_headers == {"tracestate": "c=d"}
-
-
 @pytest.mark.parametrize(
     ("path", "prefix"), [(CHAT, "chatcmpl-"), (TEXT, "cmpl-"), ("/v1/responses", "resp-"), ("/v1/messages", "msg-")]
 )
@@ -99,29 +89,12 @@ def test_an_answer_has_the_id_of_its_request(api: Api, path: str, prefix: str) -
     assert one.json["id"] != other.json["id"]
 
 
-@BOTH
-def test_the_body_may_choose_the_id_and_the_header_comes_first(api: Api, path: str) -> None:
-    body = {**BODIES[path], "request_id": "body"}
-    answer = api.post(path, body)
-    assert (answer.json["id"].partition("-")[2], answer.headers["x-request-id"]) == ("body", "body")
-    assert ".body-" not in api.core.sequences[-1].request_id and "-body-" in api.core.sequences[-1].request_id
-    answer = api.post(path, body, {"x-request-id": "header"})
-    assert (answer.json["id"].partition("-")[2], answer.headers["x-request-id"]) == ("header", "header")
-
-
 def test_two_requests_with_one_id_run_beside_each_other(held: Api) -> None:
     exchanges = [started(held, TEXT, request_id="same") for _ in range(2)]
     assert held.num_running == 2
     for index in (1, 0):
         held.core.emit(index, "ab"[index], FinishReason.LENGTH)
     assert [each.end().json["choices"][0]["text"] for each in exchanges] == ["a", "b"]
-
-
-def test_an_app_without_middlewares_makes_ids() -> None:
-    with serving(wrapped=False) as api:
-        ids = [api.post(TEXT, BODIES[TEXT]).json["id"] for _ in range(2)]
-        assert len(set(ids)) == 2 and all(len(each) == len("cmpl-") + 32 for each in ids)
-        assert api.post(TEXT, {**BODIES[TEXT], "request_id": "mine"}).json["id"] == "cmpl-mine"
 
 
 def test_prompts_and_answers_are_sequences_of_the_engine(api: Api) -> None:
@@ -141,42 +114,6 @@ def test_prompts_and_answers_are_sequences_of_the_engine(api: Api) -> None:
     assert answer.json["usage"] == {
         "prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13, "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("header", "replica"), [({"x-data-parallel-rank": "1"}, 1), ({"x-data-parallel-rank": "0"}, 0)]
-)
-def test_a_header_chooses_the_replica(header: dict[str, str], replica: int) -> None:
-    with serving(num_replicas=2) as api:
-        for _ in range(3):
-            assert api.post(TEXT, BODIES[TEXT], header).status == 200
-        assert [len(core.sequences) for core in api.cores] == [3 * (replica == 0), 3 * (replica == 1)]
-
-
-@pytest.mark.parametrize("rank", ["", "-1", "1.0", "x", "\u0661", "1" * 10, "2"])
-def test_a_rank_that_is_none_is_refused(api: Api, rank: str) -> None:
-    answer = api.open(TEXT, BODIES[TEXT], {"x-data-parallel-rank": rank.encode().decode("latin-1")}).end()
-    assert answer.status == 400
-    assert "X-Data-Parallel-Rank" in message_of(answer)
-
-
-def test_the_log_has_each_prompt() -> None:
-    class Log(RequestLog):
-        def __init__(self) -> None:
-            self.lines: list[tuple[str, str, int, SamplingParams]] = []
-
-        def request_started(self, route: str, request_id: str, num_prompt_tokens: int, params: SamplingParams) -> None:
-            self.lines.append((route, request_id, num_prompt_tokens, params))
-
-    log = Log()
-    with serving(request_log=log) as api:
-        api.post(TEXT, {"prompt": ["x", "yz"], "max_tokens": 3}, {"x-request-id": "mine"})
-    assert [(route, tokens, params.max_tokens) for route, _, tokens, params in log.lines] == [
-        (TEXT, 2, 3),
-        (TEXT, 3, 3),
-    ]
-    first, second = (request_id for _, request_id, _, _ in log.lines)
-    assert first.startswith("cmpl-mine-") and (first[-2:], second) == ("-0", f"{first[:-2]}-1")
 
 
 # -- answers and streams --------------------------------------------------------------------------------------------------
@@ -295,6 +232,28 @@ def test_a_part_of_a_schema_that_is_not_enforced_is_named_as_in_its_api(
     answer = api.post(path, {**BODIES[path], "stream": False, **fields(schema)})
     assert answer.status == 200, answer.text
     assert answer.headers["x-ignored-fields"].startswith(place)
+
+
+BAD: dict[str, Any] = {"type": "no such type"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        (
+            TEXT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": BAD}}},
+            "response_format",
+        ),
+        ("/api/generate", {"format": BAD}, "format"),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "n", "schema": BAD}}}, "text.format"),
+        ("/v1/messages", {"output_format": {"type": "json_schema", "schema": BAD}}, "output_config.format"),
+    ],
+)
+def test_a_wrong_schema_is_named_as_in_its_api(api: Api, path: str, fields: dict[str, Any], place: str) -> None:
+    answer = api.post(path, {**BODIES[path], **fields})
+    assert answer.status == 400
+    assert message_of(answer).startswith(f"{place}: #/type 'no such type' is none of array")
 
 
 # -- refusals and failures ------------------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""The deadline of a request counts while its body comes, and while texts are tokenised."""
+"""The id, trace, replica, log and deadline of a request. The deadline counts while its body comes and texts are tokenised."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,13 @@ from inflight.entrypoints.openai.strict_json import JsonRoute
 from inflight.entrypoints.openai.strict_model import IgnoredFields
 from inflight.entrypoints.openai.utility_routes import add_token_routes
 from inflight.errors import RequestTimeoutError
+from inflight.metrics.log_lines import RequestLog
+from inflight.sampling_params import SamplingParams
+from tests.unit.entrypoints.api_client import Api, serving
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+WHOLE: dict[str, Any] = {CHAT: {"messages": [{"role": "user", "content": "x"}]}, TEXT: {"prompt": "x"}}
+BOTH = pytest.mark.parametrize("path", WHOLE)
 
 
 def post(app: FastAPI, path: str, body: bytes, *, arrived: float = 0.0, body_seconds: float = 0.0) -> tuple[int, Any]:
@@ -114,3 +122,73 @@ def test_tokens_are_those_of_the_model_and_no_more_than_its_context(tokens: list
     status, answer = post(make_app(None), "/detokenize", json.dumps({"tokens": tokens}).encode())
     assert status == (200 if param is None else 400)
     assert answer.get("error", {}).get("param") == param
+
+
+# -- whole requests -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Api]:
+    with serving() as made:
+        yield made
+
+
+def test_the_trace_of_a_request_is_passed_on(api: Api) -> None:
+    trace = {"traceparent": "00-a-b-01", "tracestate": "c=d"}
+    api.asked(TEXT, WHOLE[TEXT], {**trace, "baggage": "e=f"})
+    assert api.finished[-1].trace_headers == trace
+    api.asked(TEXT, WHOLE[TEXT], {"tracestate": "c=d"})
+    assert api.finished[-1].trace_headers == {"tracestate": "c=d"}
+
+
+@BOTH
+def test_the_body_may_choose_the_id_and_the_header_comes_first(api: Api, path: str) -> None:
+    body = {**WHOLE[path], "request_id": "body"}
+    answer = api.post(path, body)
+    assert (answer.json["id"].partition("-")[2], answer.headers["x-request-id"]) == ("body", "body")
+    assert ".body-" not in api.core.sequences[-1].request_id and "-body-" in api.core.sequences[-1].request_id
+    answer = api.post(path, body, {"x-request-id": "header"})
+    assert (answer.json["id"].partition("-")[2], answer.headers["x-request-id"]) == ("header", "header")
+
+
+def test_an_app_without_middlewares_makes_ids() -> None:
+    with serving(wrapped=False) as api:
+        ids = [api.post(TEXT, WHOLE[TEXT]).json["id"] for _ in range(2)]
+        assert len(set(ids)) == 2 and all(len(each) == len("cmpl-") + 32 for each in ids)
+        assert api.post(TEXT, {**WHOLE[TEXT], "request_id": "mine"}).json["id"] == "cmpl-mine"
+
+
+@pytest.mark.parametrize(
+    ("header", "replica"), [({"x-data-parallel-rank": "1"}, 1), ({"x-data-parallel-rank": "0"}, 0)]
+)
+def test_a_header_chooses_the_replica(header: dict[str, str], replica: int) -> None:
+    with serving(num_replicas=2) as api:
+        for _ in range(3):
+            assert api.post(TEXT, WHOLE[TEXT], header).status == 200
+        assert [len(core.sequences) for core in api.cores] == [3 * (replica == 0), 3 * (replica == 1)]
+
+
+@pytest.mark.parametrize("rank", ["", "-1", "1.0", "x", "\u0661", "1" * 10, "2"])
+def test_a_rank_that_is_none_is_refused(api: Api, rank: str) -> None:
+    answer = api.open(TEXT, WHOLE[TEXT], {"x-data-parallel-rank": rank.encode().decode("latin-1")}).end()
+    assert answer.status == 400
+    assert "X-Data-Parallel-Rank" in answer.error["message"]
+
+
+def test_the_log_has_each_prompt() -> None:
+    class Log(RequestLog):
+        def __init__(self) -> None:
+            self.lines: list[tuple[str, str, int, SamplingParams]] = []
+
+        def request_started(self, route: str, request_id: str, num_prompt_tokens: int, params: SamplingParams) -> None:
+            self.lines.append((route, request_id, num_prompt_tokens, params))
+
+    log = Log()
+    with serving(request_log=log) as api:
+        api.post(TEXT, {"prompt": ["x", "yz"], "max_tokens": 3}, {"x-request-id": "mine"})
+    assert [(route, tokens, params.max_tokens) for route, _, tokens, params in log.lines] == [
+        (TEXT, 2, 3),
+        (TEXT, 3, 3),
+    ]
+    first, second = (request_id for _, request_id, _, _ in log.lines)
+    assert first.startswith("cmpl-mine-") and (first[-2:], second) == ("-0", f"{first[:-2]}-1")
