@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
+from inflight.errors import EngineClosedError, StepTimeoutError, WorkerDiedError
 from inflight.executor.executor import Executor
-from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerCommand
+from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, RpcReply, StepReply, WorkerCommand
 from inflight.interface.start_up import EpochCommand
-from inflight.interface.step import ModelRunnerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput
 from tests.conformance.configs import engine_config, kv_cache_config, plan
 
 NUM_RANKS = 3
@@ -94,3 +98,133 @@ def test_equal_cache_configs_are_sent_once() -> None:
     with pytest.raises(AssertionError, match="1 KV cache configs for 3 ranks"):
         executor.initialize_from_config([kv_cache_config(4)])
     executor.shutdown()
+
+
+class SilentExecutor(Executor):
+    """Two stages of two ranks, which never answer. Remembers what is done in which order."""
+
+    def __init__(self, config: Any = None) -> None:
+        parallel = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+        super().__init__(config or engine_config(budget=0.05, **parallel))  # type: ignore[arg-type]
+        self.log: list[Any] = []
+        self._start()
+
+    def _prepare(self) -> None:
+        self.log.append("prepare")
+
+    def _launch(self) -> None:
+        self.log.append("launch")
+
+    def _send(self, rank: int, command: WorkerCommand | EpochCommand) -> None:
+        self.log.append((rank, command))
+
+    def _ask(self, rank: int) -> None:
+        pass
+
+    def _terminate(self) -> None:
+        self.log.append("terminate")
+
+
+def test_masks_go_to_the_rank_that_draws_and_a_notice_to_its_stage() -> None:
+    executor = SilentExecutor()
+    future = executor.execute_model(plan(3), non_block=True, budget=100.0)
+    executor.log.clear()
+    output = GrammarOutput(
+        rows=np.array([1], np.int32), num_masks=np.array([2], np.int32), masks=np.full((2, 1), 7, np.int32)
+    )
+    executor.provide_grammar_output(3, output)
+    assert [rank for rank, _ in executor.log] == [2, 3]
+    commands = [command for _, command in executor.log]
+    assert all(isinstance(command, ProvideGrammarOutput) for command in commands)
+    assert [(command.epoch, command.step_id) for command in commands] == [(0, 3)] * 2
+    assert [command.grammar_output.masks.shape for command in commands] == [(2, 1), (0, 1)]
+    assert [command.grammar_output.num_masks.tolist() for command in commands] == [[2], [2]]
+    executor.shutdown()
+    executor.log.clear()
+    executor.provide_grammar_output(3, output)
+    assert executor.log == []
+    assert isinstance(future.exception(timeout=300), EngineClosedError)
+
+
+def test_what_a_call_sends() -> None:
+    executor = RecordingExecutor()
+    assert executor.collective_rpc("f", (1,), {"a": 2}) == [None] * NUM_RANKS
+    assert executor.collective_rpc("g", [3], unique_reply_rank=1, beside=True) is None
+    future = executor.collective_rpc("h", non_block=True)
+    assert future.result(timeout=300) == [None] * NUM_RANKS
+    executor.execute_dummy_batch()
+    executor.check_health()
+    sent = [
+        (call.epoch, call.call_id, call.method, call.args, call.kwargs, call.beside)
+        for call in executor.sent[0]
+        if isinstance(call, RpcCall)
+    ]
+    first = sent[0][1]
+    assert sent == [
+        (0, first, "f", (1,), {"a": 2}, False),
+        (0, first + 1, "g", (3,), {}, True),
+        (0, first + 2, "h", (), {}, False),
+        (0, first + 3, "execute_dummy_batch", (), {}, False),
+        (0, first + 4, "check_health", (), {}, False),
+    ]
+    with pytest.raises(AssertionError):
+        executor.collective_rpc("f", unique_reply_rank=NUM_RANKS)
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("act", [Executor.execute_dummy_batch, Executor.check_health])
+def test_ranks_that_do_not_answer_have_as_much_time_as_for_a_step(act: Callable[[Executor], None]) -> None:
+    executor = SilentExecutor()
+    with pytest.raises(StepTimeoutError):
+        act(executor)
+    executor.shutdown()
+
+
+def test_a_lost_rank_is_told_at_once() -> None:
+    executor = SilentExecutor()
+    executor.raise_if_lost()
+    woken = threading.Event()
+    executor.set_death_callback(woken.set)
+    executor._rank_died(1, "it was killed")
+    assert woken.wait(300)
+    executor.log.clear()
+    for act in (executor.raise_if_lost, executor.check_health):
+        with pytest.raises(WorkerDiedError, match="it was killed"):
+            act()
+    assert executor.log == [], "no rank was asked"
+    executor.shutdown()
+    with pytest.raises(EngineClosedError):
+        executor.raise_if_lost()
+
+
+def test_ranks_are_prepared_before_the_wait_and_load_after_it() -> None:
+    order: list[str] = []
+
+    class Ordered(SilentExecutor):
+        def _prepare(self) -> None:
+            order.append("prepare")
+
+        def _launch(self) -> None:
+            order.append("launch")
+
+    executor = Ordered.after_waiting(engine_config(tensor_parallel_size=3), lambda: order.append("wait"))
+    assert (executor.world_size, order) == (3, ["prepare", "wait", "launch"])
+    executor.shutdown()
+    Ordered().shutdown()  # it does not wait, so it need not prepare
+    assert order == ["prepare", "wait", "launch", "launch"]
+
+
+def test_a_failed_wait_stops_the_ranks() -> None:
+    logs: list[list[Any]] = []
+
+    class Watched(SilentExecutor):
+        def _terminate(self) -> None:
+            super()._terminate()
+            logs.append(self.log)
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Watched.after_waiting(engine_config(), fail)
+    assert logs == [["prepare", "terminate"]]

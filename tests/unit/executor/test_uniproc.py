@@ -9,11 +9,12 @@ import pytest
 
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import Place
-from inflight.errors import ConfigError, StepTimeoutError
+from inflight.errors import ConfigError, RankError, StepTimeoutError, WorkerDiedError
+from inflight.executor import recovery
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
-from tests.conformance.configs import engine_config, plan
+from tests.conformance.configs import engine_config, kv_cache_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
 from tests.support.enough_time import with_enough_time
 
@@ -142,3 +143,73 @@ def test_shutdown_from_a_callback() -> None:
     for thread in rank_threads():
         thread.join(300)
     assert rank_threads() == []
+
+
+def test_a_dead_rank_is_replaced_by_a_new_thread() -> None:
+    executor = UniProcExecutor(engine_config(tensor_parallel_size=2), ScriptedWorker)
+    executor.initialize_from_config([kv_cache_config(4 + rank) for rank in range(2)])
+    executor.collective_rpc("note", (None, "survived"))
+    executor.collective_rpc("script", (1, 0, "die", "out of memory"))
+    with pytest.raises(WorkerDiedError, match="out of memory") as died:
+        executor.execute_model(plan(0))
+    result = executor.recover(died.value)
+    assert (result.epoch, result.replaced, result.kept_arenas) == (1, (1,), False)
+    assert executor.execute_model(plan(1)).sampled_token_ids.tolist() == [1000]
+    first, second = executor.collective_rpc("calls")
+    assert "survived" in first and first.count("load_model") == 1
+    assert second == ["load_model", "initialize_from_config(5)", "execute_model(1)"]
+    assert first.count("initialize_from_config(4)") == 2, "a survivor warms up again"
+    assert executor.num_spares == 0
+    executor.shutdown()
+    assert rank_threads() == []
+
+
+def test_what_a_discarded_rank_reports_later_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread cannot be killed: it may end long after another one has replaced it."""
+    go_on = threading.Event()
+    left: list[threading.Thread] = []
+
+    class Hanging(ScriptedWorker):
+        def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+            if self._rank == 1 and not left:
+                left.append(threading.current_thread())
+                go_on.wait(300)
+                raise SystemExit("ended at last")
+            output = super().execute_model(scheduler_output)
+            assert isinstance(output, ModelRunnerOutput)
+            return output
+
+    def check(budget: float) -> None:
+        left.clear()
+        go_on.clear()
+        monkeypatch.setattr(recovery, "REPORT_SECONDS", budget)
+        executor = UniProcExecutor(engine_config(tensor_parallel_size=2, budget=budget), Hanging)
+        try:
+            with pytest.raises(StepTimeoutError) as late:
+                executor.execute_model(plan(0))
+            assert left, "the rank has begun its step"
+            assert executor.recover(late.value).replaced == (1,)
+            go_on.set()
+            left[0].join(300)
+            executor.raise_if_lost()
+            assert executor.execute_model(plan(1)).sampled_token_ids.tolist() == [1000]
+        finally:
+            go_on.set()
+            executor.shutdown()
+            for thread in rank_threads():
+                thread.join(300)
+
+    with_enough_time(check)
+
+
+def test_a_failed_step_begins_a_new_epoch_with_all_ranks() -> None:
+    executor = UniProcExecutor(engine_config(tensor_parallel_size=2), ScriptedWorker)
+    executor.initialize_from_config([kv_cache_config(4)] * 2)
+    executor.collective_rpc("script", (0, 0, "raise", "bad luck"))
+    with pytest.raises(RankError, match="bad luck") as failed:
+        executor.execute_model(plan(0))
+    result = executor.recover(failed.value)
+    assert (result.epoch, result.replaced, result.kept_arenas) == (1, (), True)
+    assert executor.execute_model(plan(1)).sampled_token_ids.tolist() == [1000]
+    assert [calls.count("join_epoch") for calls in executor.collective_rpc("calls")] == [1, 1]
+    executor.shutdown()
