@@ -228,3 +228,30 @@ def test_a_failed_wait_stops_the_ranks() -> None:
     with pytest.raises(KeyboardInterrupt):
         Watched.after_waiting(engine_config(), fail)
     assert logs == [["prepare", "terminate"]]
+
+
+def test_a_new_epoch_drops_what_is_pending_and_forgets_who_was_lost() -> None:
+    executor = SilentExecutor(engine_config(tensor_parallel_size=2, budget=100.0))
+    step = executor.execute_model(plan(0), non_block=True)
+    call = executor.collective_rpc("f", non_block=True)
+    executor._rank_died(1, "it was killed")
+    cause = step.exception(timeout=300)
+    assert isinstance(cause, WorkerDiedError) and isinstance(call.exception(timeout=300), WorkerDiedError)
+    assert executor.begin_epoch(cause) == {1}
+    assert (executor.meeting.epoch, executor.begin_epoch(cause)) == (1, set())
+    assert executor.meeting.epoch == 2
+    executor.raise_if_lost()
+    executor.log.clear()
+    step = executor.execute_model(plan(1), non_block=True, budget=7.0)
+    assert [(rank, command.epoch) for rank, command in executor.log] == [(0, 2), (1, 2)]
+    assert executor.longest_budget == 7.0
+    executor.begin_epoch(cause)
+    dropped = step.exception(timeout=300)
+    assert isinstance(dropped, WorkerDiedError) and dropped.rank == cause.rank == 1
+    assert "step 1" in str(dropped) and "it was killed" in str(dropped)
+    assert executor.longest_budget == 0.0
+    executor._deliver(StepReply(epoch=2, step_id=1, rank=0, output=ModelRunnerOutput(step_id=1)))
+    assert executor.num_stale_frames == 1
+    executor.shutdown()
+    with pytest.raises(EngineClosedError):
+        executor.begin_epoch(cause)
