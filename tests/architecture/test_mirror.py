@@ -19,7 +19,6 @@ from tests.architecture.source import LOAD_GENERATOR, PACKAGE, ROOT, Package, wr
 ELSEWHERE = {
     # programs, which tests start by their names
     "__main__.py": "unit/entrypoints/cli/test_standard_streams.py",
-    "entrypoints/serve/check.py": "unit/entrypoints/serve/test_options.py",
     "executor/worker_main.py": "unit/executor/test_multiproc_start.py",
     "processes/child.py": "unit/processes/test_child_process.py",
     "processes/parent.py": "unit/processes/test_child_process.py",

@@ -1,99 +1,187 @@
-"""`inflight serve --check`: what is wrong with a model's files, found without reading the weights."""
+"""`inflight serve --check`, part by part: what is wrong with the server's settings, and with the files of a model."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.serve import check
 from inflight.entrypoints.serve.check import model_problems, server_problems
 from inflight.entrypoints.serve.settings import ServerSettings
-from tests.support.model_zoo import FAMILY_CONFIGS
+from inflight.errors import ConfigError
 
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "torch_dtype": "float32",
+}
 INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model without a tokenizer, with weights that nobody reads."""
-    (tmp_path / "config.json").write_text(json.dumps(FAMILY_CONFIGS["llama"][0].to_dict()))
-    (tmp_path / "model.safetensors").write_text("not read")
-    return tmp_path
+    """A model whose weights nobody reads."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").touch()
+    return folder
 
 
-def problems(folder: Path, **arguments: Any) -> list[str]:
-    given = {"model": str(folder), "skip_tokenizer_init": True, "device": "cpu", "max_model_len": 64, **arguments}
-    return model_problems(EngineArgs(**given))
-
-
-def test_a_model_without_problems(folder: Path) -> None:
-    assert problems(folder) == []
-
-
-def test_weight_files_that_are_missing(folder: Path) -> None:
-    (folder / INDEX).write_text(
-        json.dumps({"weight_map": {"a": "model.safetensors", "b": "2.safetensors", "c": "1.safetensors"}})
-    )
-    assert problems(folder) == [
-        f"{folder}: 2 of the weight files that {INDEX} lists are missing, for example '1.safetensors'"
-    ]
-    (folder / INDEX).write_text("{}")
-    assert problems(folder) == []
-    (folder / "model.safetensors").unlink()
-    (found,) = problems(folder)
-    assert found.startswith(f"{folder} has no *.safetensors file; add the weights")
-    assert problems(folder, load_format="dummy") == []
-
-
-def test_a_generation_config_that_is_wrong(folder: Path) -> None:
-    (folder / "generation_config.json").write_text('{"temperature": -3}')
-    assert ["temperature=-3" in each for each in problems(folder)] == [True]
-    assert problems(folder, generation_config="none") == []
-    assert problems(folder, override_generation_config={"temperature": 0.5}) == []
-    (folder / "generation_config.json").write_text('{"eos_token_id": "no"}')
-    assert ["eos_token_id" in each for each in problems(folder, generation_config="none")] == [True]
-
-
-def test_all_problems_are_told_at_once(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "generation_config.json").write_text('{"temperature": -3}')
-    found = problems(folder, skip_tokenizer_init=False, max_model_len=10**6, chat_template="/nowhere/a.jinja")
-    for part in ("tokenizer", "/nowhere/a.jinja", "temperature=-3", "no *.safetensors file", "max_model_len=1000000"):
-        assert any(part in each for each in found), part
-    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    found = problems(folder)  # what depends on the architecture cannot be told
-    assert "temperature=-3" in found[0] and "is missing; it is needed to build the model" in found[-1]
-
-
-def test_a_tokenizer_is_checked_though_the_model_is_not_there(tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    found = problems(missing, skip_tokenizer_init=False, tokenizer=str(tmp_path / "none"))
-    assert len(found) >= 2 and str(missing) in found[0] and str(tmp_path / "none") in found[1]
-    assert len(problems(missing, skip_tokenizer_init=False)) == 1
+def problems(folder: Path, **options: Any) -> list[str]:
+    return model_problems(EngineArgs(**{"model": str(folder), "skip_tokenizer_init": True, "device": "cpu", **options}))
 
 
 @pytest.mark.parametrize(
-    ("settings", "part"),
+    ("settings", "found"),
     [
-        ({"tool_call_parser": "tulip"}, "tulip"),
-        ({"reasoning_parser": "rose"}, "rose"),
-        ({"ssl_certfile": "/nope.pem", "ssl_keyfile": "/nope.key"}, "/nope"),
-        ({"uds": "/nodir/x"}, "/nodir/x"),
+        ({}, []),
+        ({"ssl_certfile": "/none.pem"}, ["ssl_certfile='/none.pem' cannot be read"]),
+        ({"tool_call_parser": "tulip"}, ["tulip"]),
+        ({"reasoning_parser": "rose"}, ["rose"]),
+        (
+            {"uds": "/no/folder/x", "tool_call_parser": "tulip", "reasoning_parser": "rose"},
+            ["/no/folder/x", "tulip", "rose"],
+        ),
+        ({"otlp_traces_endpoint": "http://localhost:4318"}, []),
     ],
 )
-def test_settings_of_the_server(settings: dict[str, Any], part: str) -> None:
-    (found,) = server_problems(ServerSettings(**{"port": 0, **settings}))
-    assert part in found
+def test_each_wrong_setting_of_the_server_is_told(settings: dict[str, Any], found: list[str]) -> None:
+    told = server_problems(ServerSettings(port=0, **settings))
+    assert len(told) == len(found)
+    assert all(part in problem for part, problem in zip(found, told, strict=True))
+
+
+def test_missing_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (problem,) = server_problems(ServerSettings(port=0, otlp_traces_endpoint="http://localhost:4318"))
+    assert "pip install 'inflight-llm[tracing]'" in problem
     assert server_problems(ServerSettings(port=0)) == []
 
 
-def test_traces_need_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ServerSettings(port=0, otlp_traces_endpoint="http://127.0.0.1:4317")
-    for is_installed in (True, False):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name, found=is_installed: object() if found else None)
-        assert [each.partition(" needs")[0] for each in server_problems(settings)] == (
-            [] if is_installed else ["otlp_traces_endpoint"]
-        )
+def test_a_taken_address_is_told_and_a_free_one_is_left_free(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (problem,) = server_problems(ServerSettings(port=taken.getsockname()[1]))
+    assert "cannot listen on 127.0.0.1" in problem
+    assert server_problems(ServerSettings(uds=str(tmp_path / "socket"))) == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_whole_model_has_no_problem(folder: Path) -> None:
+    assert problems(folder) == []
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    assert problems(folder) == []
+
+
+def test_a_missing_weight_file_is_told(folder: Path) -> None:
+    weights = {"a": "model.safetensors", "b": "z.safetensors", "c": "y.safetensors", "d": "y.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": weights}))
+    (problem,) = problems(folder)
+    assert f"2 of the weight files that {INDEX} lists are missing, for example 'y.safetensors'" in problem
+    assert problems(folder, load_format="dummy") == []
+    (folder / INDEX).write_text(json.dumps({"weight_map": ["z.safetensors"]}))
+    assert problems(folder) == [], "the loader tells it"
+
+
+def test_a_model_without_weights_is_told(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (problem,) = problems(folder)
+    assert "has no *.safetensors file" in problem and "load_format='dummy'" in problem
+    assert problems(folder, load_format="dummy") == []
+
+
+def test_all_problems_of_a_model_are_told_at_once(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "generation_config.json").write_text('{"temperature": -1}')
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "hidden_size": "x"}))
+    told = problems(folder, skip_tokenizer_init=False)
+    parts = ("tokenizer", "temperature", "*.safetensors", "hidden_size")
+    assert [part in problem for part, problem in zip(parts, told, strict=True)] == [True] * 4
+
+
+def test_what_does_not_fit_the_model_is_told(folder: Path) -> None:
+    (problem,) = problems(folder, max_model_len=128)
+    assert "128" in problem
+    (problem,) = problems(folder, tensor_parallel_size=3, load_format="dummy")
+    assert "tensor_parallel_size=3" in problem
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "is_wrong"),
+    [
+        ({"temperature": -1}, {}, True),
+        ({"temperature": -1}, {"generation_config": "none"}, False),
+        ({"temperature": -1}, {"override_generation_config": {"temperature": 0.5}}, False),
+        ({"eos_token_id": "x"}, {"generation_config": "none"}, True),
+        ({}, {"override_generation_config": {"temperature": -1}, "generation_config": "none"}, True),
+        (None, {"override_generation_config": {"eos_token_id": "x"}}, True),
+        (None, {}, False),
+    ],
+)
+def test_defaults_of_requests_are_checked(
+    folder: Path, config: dict[str, Any] | None, options: dict[str, Any], is_wrong: bool
+) -> None:
+    """The model's own file counts only if it is used; its end-of-text tokens are always used."""
+    if config is not None:
+        (folder / "generation_config.json").write_text(json.dumps(config))
+    assert len(problems(folder, **options)) == is_wrong
+
+
+def test_a_tokenizer_is_checked_even_without_its_model(folder: Path) -> None:
+    missing = folder / "none"
+    (problem,) = problems(missing)
+    assert "none" in problem
+    told = problems(missing, tokenizer=str(folder), skip_tokenizer_init=False)
+    assert len(told) > 1 and told[0] == problem and "tokenizer" in told[1]
+
+
+def test_a_hub_id_downloads_no_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def resolve_tokenizer_folder(*arguments: Any) -> Path:
+        asked.append(("small files", *arguments))
+        return folder
+
+    def resolve_model_folder(*arguments: Any) -> Path:
+        asked.append(("all files", *arguments))
+        return folder
+
+    monkeypatch.setattr(check, "resolve_tokenizer_folder", resolve_tokenizer_folder)
+    monkeypatch.setattr(check, "resolve_model_folder", resolve_model_folder)
+    (folder / "model.safetensors").unlink()
+    args: dict[str, Any] = {"skip_tokenizer_init": True, "device": "cpu", "revision": "r"}
+    assert model_problems(EngineArgs(model="org/name", **args)) == [], "weights are not there yet"
+    (folder / "config.json").unlink()
+    assert len(model_problems(EngineArgs(model="org/name", **args))) == 1
+    model_problems(EngineArgs(model="org/name:Q8_0", **args))
+    model_problems(EngineArgs(model=str(folder), **args))
+    assert asked == [
+        ("small files", "org/name", "r"),
+        ("small files", "org/name", "r"),
+        ("all files", "org/name:Q8_0", "r"),
+        ("all files", str(folder), "r"),
+    ]
+
+
+def test_a_wrong_machine_is_one_of_the_problems(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def detect_machine(device: str) -> Any:
+        raise ConfigError(f"a wrong variable for {device}")
+
+    monkeypatch.setattr(check, "detect_machine", detect_machine)
+    (folder / "model.safetensors").unlink()
+    told = problems(folder)
+    assert "*.safetensors" in told[0] and told[1:] == ["a wrong variable for cpu"]
