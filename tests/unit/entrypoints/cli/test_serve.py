@@ -1,0 +1,73 @@
+"""`inflight serve`: what its command line starts, and what it refuses before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.serve.settings import ServerSettings
+from tests.unit.entrypoints.runner import invoke
+
+HEADLESS = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "127.0.0.1"]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    started: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("inflight.entrypoints.serve.command.run_server", lambda *given: started.append(given))
+    monkeypatch.setattr("inflight.entrypoints.serve.headless.run_headless", lambda *given: started.append(given))
+    return started
+
+
+@pytest.mark.parametrize("line", ["/a", "/a --model /a", "--model /a"])
+def test_a_model_may_be_named_in_two_ways(started: list[tuple[Any, ...]], line: str) -> None:
+    assert invoke(["serve", "--port", "7", *line.split()]).exit_code == 0
+    assert started == [(ServerSettings(port=7), EngineArgs(model="/a"))]
+
+
+def test_a_model_is_named_once(started: list[tuple[Any, ...]]) -> None:
+    done = invoke(["serve", "/a", "--model", "/b"])
+    assert done.exit_code == 2 and started == []
+    assert "MODEL is '/a', but --model is '/b': give only one of the two" in done.output
+
+
+def test_the_model_of_the_command_line_beats_that_of_the_environment(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFLIGHT_SERVE_MODEL", "/b")
+    assert invoke(["serve"]).exit_code == invoke(["serve", "/a"]).exit_code == 0
+    assert [args.model for _, args in started] == ["/b", "/a"]
+
+
+def test_a_wrong_key_file_is_told_with_the_other_problems(started: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("short\n")
+    done = invoke(["serve", "/a", "--model", "/b", "--api-key-file", str(file)])
+    assert done.exit_code == 2 and started == []
+    assert "shorter than 8 characters" in done.output and "give only one of the two" in done.output
+    file.write_text("long-enough\n")
+    assert invoke(["serve", "--api-key-file", str(file)]).exit_code == 0
+    assert started[0][0].api_key_file == str(file)
+
+
+def test_a_headless_server_runs_replicas_only(started: list[tuple[Any, ...]]) -> None:
+    assert invoke(["serve", "/a", *HEADLESS]).exit_code == 0
+    ((args,),) = started
+    assert args.model == "/a" and args.replicas == range(1, 2)
+
+
+def test_a_check_starts_nothing(started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inflight.entrypoints.serve.check.server_problems", lambda settings: [f"of {settings.port}"])
+    monkeypatch.setattr("inflight.entrypoints.serve.check.model_problems", lambda args: [f"of {args.model}"])
+    done = invoke(["serve", "/a", "--port", "7", "--check"])
+    assert done.exit_code == 2 and started == []
+    assert done.output == "error: of 7\nerror: of /a\n"
+    monkeypatch.setattr("inflight.entrypoints.serve.check.server_problems", lambda settings: [])
+    monkeypatch.setattr("inflight.entrypoints.serve.check.model_problems", lambda args: [])
+    done = invoke(["serve", "/a", "--check"])
+    assert (done.exit_code, done.output) == (0, "no problem found; weights have not been read\n")
+    done = invoke(["serve", "--check", "--port", "70000", "--max-num-seqs", "0"])
+    assert done.exit_code == 2 and done.output.count("error: ") == 2
