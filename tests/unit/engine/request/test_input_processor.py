@@ -18,6 +18,7 @@ from inflight.interface.request import AnswerFrame
 from inflight.sample.seeds import derive_seed
 from inflight.sampling_params import SamplingParams
 from inflight.structured_outputs_params import StructuredOutputsParams
+from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
 from tests.support.fakes_tokenizer import BYTE_VOCAB_SIZE, EOS_ID, byte_tokenizer, trained
 
@@ -341,3 +342,39 @@ def test_sequences() -> None:
     assert [sequence.sampling.params.prompt_logprobs for sequence in request.sequences] == [2, None, None]
     assert {sequence.sampling.params.logprobs for sequence in request.sequences} == {1}
     assert request.params.n == 3
+
+
+# -- chats ---------------------------------------------------------------------------------------------------------------
+
+HERMES = """{% for message in messages %}{{ message.role }}: {{ message.content }}
+{% for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}{% endfor %}"""
+
+
+def tool(*, strict: bool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": strict}}
+
+
+def test_strict_tools_of_a_chat_get_a_grammar() -> None:
+    processor = make(generation_config={"temperature": 0.25})
+    given = SamplingParams(max_tokens=3)
+    for params in (None, given):
+        assert processor.with_strict_tools(params, [tool(strict=True)]) is params  # without a template
+    processor.chat_template = ChatTemplate({"default": HERMES})
+    for params in (None, given):
+        assert processor.with_strict_tools(params, None) is params
+        assert processor.with_strict_tools(params, []) is params
+        assert processor.with_strict_tools(params, [tool(strict=False)]) is params
+        constrained = processor.with_strict_tools(params, [tool(strict=True)])
+        assert constrained.structured_outputs.structural_tag
+        assert dataclasses.replace(constrained, structured_outputs=None) == (params or processor.default_params)
+    assert processor.default_params.temperature == 0.25
+
+
+def test_a_chat_without_a_template_is_refused() -> None:
+    processor = make()
+    with pytest.raises(InvalidRequestError, match="chat needs a tokenizer"):
+        processor.render_text([{"role": "user", "content": "hi"}])
+    processor.chat_template = ChatTemplate({"default": HERMES})
+    assert processor.render_text([{"role": "user", "content": "hi"}], add_generation_prompt=False) == "user: hi\n"

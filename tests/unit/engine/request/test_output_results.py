@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from inflight.engine.request.output_processor import OutputProcessor
 from inflight.engine.request.request_state import RequestOutputKind
+from inflight.interface.events import ContentDelta, Event, ReasoningDelta
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
 from inflight.outputs import Logprob
+from inflight.parsers.selector import create_output_parser
 from tests.support.fakes_tokenizer import byte_tokenizer
 from tests.unit.engine.request.output_cases import CUMULATIVE, DELTA, FINAL_ONLY, Processor, columns, output, request
 
@@ -118,3 +122,29 @@ def test_a_resumed_request_brings_what_its_caller_has() -> None:
     processor.update([EngineCoreOutput(request_id=first, new_token_ids=(6,), finish_reason=FinishReason.LENGTH)])
     assert [sequence.request_id for sequence in state.resumed_sequences()] == [second]
     assert state.num_cached_tokens == 2
+
+
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
+def test_events_of_a_parser(kind: RequestOutputKind) -> None:
+    """Only the new ones in a delta, otherwise all of them, with successive pieces joined."""
+    processor = Processor(byte_tokenizer())
+    parsed = replace(request(), make_parser=lambda: create_output_parser(None, "qwen3", tools=None))
+    processor.add_request(parsed, kind)
+    found: list[tuple[list[Event], int]] = []
+    pieces = ["<think>", "so", " on", "</think>", "yes", " no"]
+    for piece in pieces:
+        ends = FinishReason.LENGTH if piece is pieces[-1] else None
+        for result in processor.process([output("r", list(piece.encode()), ends)]).request_outputs:
+            [completion] = result.outputs
+            assert completion.events is not None and completion.text == ""
+            found.append((list(completion.events), completion.num_reasoning_tokens))
+    num_reasoning = len("so on</think")  # the token that completes the tag does not count
+    if kind is not DELTA:
+        assert found[-1] == ([ReasoningDelta("so on"), ContentDelta("yes no")], num_reasoning)
+        assert len(found) == (1 if kind is FINAL_ONLY else len(pieces))
+        return
+    events = [event for new, _ in found for event in new]
+    assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == "so on"
+    assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == "yes no"
+    assert sum(count for _, count in found) == num_reasoning
+    assert found[0][0] == [] and found[-1][1] == 0

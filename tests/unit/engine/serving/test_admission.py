@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from inflight.engine.serving.admission import MAX_SEQUENCES, Admission, Drain, QueueLimits
-from inflight.errors import EngineClosedError, InvalidRequestError, OverloadedError
+from inflight.engine.serving.admission import MAX_SEQUENCES, SEQUENCE_WORK, Admission, Drain, QueueLimits, work_of
+from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
 from tests.support.virtual_time import VirtualTimeLoop
 
@@ -91,6 +94,90 @@ def test_sequences_of_one_request_are_bounded_without_limits_too() -> None:
         admission.check(MAX_SEQUENCES, 0)
         with pytest.raises(InvalidRequestError, match=r"32768 sequences .* at most 1024"):
             admission.check(256 * 128, 0)
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "4"])
+@pytest.mark.parametrize("name", ["max_queued_requests", "max_queued_tokens"])
+def test_limits_are_numbers_above_zero(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={value!r}"):
+        QueueLimits(**{name: value})
+    assert QueueLimits(**{name: 1}) != QueueLimits(**{name: None}) == QueueLimits()
+
+
+def retry_after(admission: Admission, *, num_tokens: int = 0) -> int:
+    with pytest.raises(OverloadedError) as caught:
+        admission.check(4, num_tokens)
+    return caught.value.retry_after_seconds
+
+
+@pytest.mark.parametrize(
+    ("ends", "now", "num_waiting", "seconds"),
+    [
+        ([], 100.0, 8, 1),
+        ([0.0], 100.0, 8, 1),  # one end has no rate
+        ([0.0, 4.0], 10.0, 8, 60),  # one end in 10 s, so 80 s, of which at most 60 are told
+        ([0.0, 1.0, 2.0, 3.0, 4.0], 4.0, 8, 8),
+        ([0.0, 1.0, 2.0, 3.0, 4.0], 4.0, 9, 9),
+        ([1.0, 2.0, 3.0, 4.0], 7.0, 8, 16),
+        ([1.0, 1.1, 1.2, 1.3], 1.4, 8, 2),  # 1.07 s
+        ([5.0, 5.0], 5.0, 8, 1),
+        ([-1000.0] * 64 + [0.0] * 32 + [8.0] * 32, 9.0, 8, 2),  # only the last 64: 63 of them in 9 s
+    ],
+)
+def test_when_to_come_back_is_told_by_the_rate_at_which_requests_end(
+    monkeypatch: pytest.MonkeyPatch, ends: list[float], now: float, num_waiting: int, seconds: int
+) -> None:
+    times = iter([*ends, now])
+    clock = SimpleNamespace(monotonic=lambda: next(times))
+    monkeypatch.setattr("inflight.engine.serving.admission.time", clock)
+    admission = Admission(QueueLimits(max_queued_requests=11), max_num_seqs=4)
+    for _ in ends:
+        admission.ended()
+    admission.reported(stats(4, num_waiting, 99), 0)
+    assert retry_after(admission) == seconds
+
+
+def test_when_to_come_back_with_too_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 1.0, 2.0, 2.0])
+    clock = SimpleNamespace(monotonic=lambda: next(times))
+    monkeypatch.setattr("inflight.engine.serving.admission.time", clock)
+    admission = Admission(QueueLimits(max_queued_tokens=100), max_num_seqs=4)
+    for _ in range(3):
+        admission.ended()
+    admission.reported(stats(4, 5, 99), 0)
+    admission.check(4, 1)
+    assert retry_after(admission, num_tokens=2) == 5
+
+
+def test_the_load_is_what_is_reported_and_what_was_sent_since() -> None:
+    admission = Admission(QueueLimits(), max_num_seqs=4)
+    assert admission.load == 0
+    admission.sent(2, 300, 100)
+    admission.sent(1, 50)
+    assert admission.load == work_of(2, 200) + work_of(1, 50) == 250 + 3 * SEQUENCE_WORK
+    admission.reported(replace(stats(2, 1, 70), num_running_tokens=5), 1)  # a part of the first request has arrived
+    assert admission.load == 75 + 3 * SEQUENCE_WORK + 250 + 3 * SEQUENCE_WORK
+    admission.reported(replace(stats(2, 1, 70), num_running_tokens=5), 2)
+    assert admission.load == 75 + 3 * SEQUENCE_WORK + 50 + SEQUENCE_WORK
+    admission.reported(stats(0, 0, 0), 3)
+    assert admission.load == 0
+
+
+def test_a_new_engine_has_an_empty_queue() -> None:
+    admission = Admission(QueueLimits(max_queued_requests=4, max_queued_tokens=100), max_num_seqs=2)
+    admission.sent(3, 70)
+    admission.reported(stats(2, 4, 90), 1)
+    with pytest.raises(OverloadedError):
+        admission.check(1, 1)
+    admission.restarted()
+    assert admission.load == 0
+    admission.check(6, 10**6)
+    with pytest.raises(InvalidRequestError, match="at most 6"):
+        admission.check(7, 1)
+    admission.sent(3, 70)
+    with pytest.raises(OverloadedError, match="70 prompt tokens wait"):
+        admission.check(1, 31)
+    admission.check(1, 30)
 
 
 # -- drain ---------------------------------------------------------------------------------------------------------------
