@@ -15,6 +15,7 @@ from inflight.parsers.selector import (
     _REASONING,
     _TOOL_PARSERS,
     DetectedParsers,
+    call_beginnings,
     create_output_parser,
     detect_parsers,
     reasoning_markup,
@@ -281,6 +282,14 @@ def test_settings_are_resolved() -> None:
         resolve_parsers("x", "auto", template)
     with pytest.raises(ConfigError, match="reasoning_parser='x' is unknown; allowed are auto, none, deepseek_r1"):
         resolve_parsers("auto", "x", template)
+
+
+def test_with_what_calls_begin() -> None:
+    beginnings = {name: call_beginnings(name) for name in (None, "hermes", "mistral", "llama3_json", "qwen3_coder")}
+    assert beginnings[None] == beginnings["llama3_json"] == ()  # a call of the latter begins as any object
+    assert beginnings["hermes"][0] == beginnings["qwen3_coder"][0] == "<tool_call>"
+    assert beginnings["mistral"][0] == "[TOOL_CALLS]"
+    assert all(all(call_beginnings(name)) for name in _TOOL_PARSERS)
 
 
 def test_the_tags_of_a_parser() -> None:

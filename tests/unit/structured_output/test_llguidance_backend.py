@@ -237,6 +237,41 @@ def with_special_texts() -> tuple[Tokenizer, GrammarBackend, set[int]]:
     return ids, LLGuidanceBackend(ids, ids.vocab_size + 5, [2]), set(state.get_added_tokens_decoder())
 
 
+def test_of_two_tokens_of_markup_the_longer_one_is_meant() -> None:
+    state = tokenizers.Tokenizer.from_str(TOKENIZER.to_json())
+    state.add_special_tokens([tokenizers.AddedToken(text, normalized=False) for text in ("[A]", "[A]b]")])
+    ids = Tokenizer(state, {"eos_token": "<|im_end|>"})
+    grammar = LLGuidanceBackend(ids, ids.vocab_size, [2])
+    params = StructuredOutputsParams(structural_tag=tag("[f=", "[A]b]", "[f="))
+    matcher = grammar.compile(GrammarSpec.from_params(params)).matcher()
+    token_ids = ids.encode('[f={"x":1}[A]b]', add_special_tokens=False)
+    assert token_ids[-1] == state.token_to_id("[A]b]")
+    assert matcher.accept_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def test_the_text_of_a_special_token_is_no_trigger() -> None:
+    """Only the token is. Its letters are free text."""
+    matcher = matcher_for(structural_tag=tag("<|im_start|>", ".", "<|im_start|>"))
+    spelled = [token_id for letter in "<|im_start|>" for token_id in encode(letter)]
+    assert matcher.accept_tokens([*spelled, *encode("z")]) == len(spelled) + 1
+    assert matcher.is_accepting()
+
+
+def test_a_token_that_was_rolled_back_is_forgotten_when_another_comes() -> None:
+    """Only with a mask at its position it is certain that a token of the grammar is accepted."""
+    matcher = matcher_for(regex="[a-z ]{1,100}")
+    assert isinstance(matcher, LLGuidanceMatcher)
+    first, second, third = (encode(letter)[0] for letter in "abc")
+    assert matcher.accept_tokens([first, second]) == 2
+    mask_of(matcher, GRAMMAR)
+    matcher.inner = counting = CountingMasks(matcher.inner)
+    assert matcher.accept(third)
+    assert counting.num_masks == 0, "the mask was filled"
+    matcher.rollback(2)
+    assert matcher.accept_tokens([first, second, third]) == 3
+    assert counting.num_masks == 3, "no token is the one that was there before"
+
+
 @pytest.mark.parametrize(
     "text", ["<think>", "<tool_call>", "<b>", "[THINK]", "<|im_start|>", "<|im_end|>", "a<think>b"]
 )

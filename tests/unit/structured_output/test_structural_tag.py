@@ -50,7 +50,7 @@ PLAIN = ["", "hi", POST, "post [1]!"]
 OPENED = ["a [f=", "a [g= b"]
 LATER = [f"a {DOT}", f", {DOT}"]
 BEGUN = [f"{DOT}, ", f"{DOT} a", f"{DOT}{PAIR}"]
-WRONG = ["[f=", " \n[g=", "[f=dot>[1][/f]", '[g=pair>{"x": 1}{/g}']
+WRONG = ["[f=", " \n[g=", "[f=dot>[1][/f]", '[g=pair>{"x": 1}{/g}', '[f=pair>[{"x": 1}]{/g}']
 SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     ({"separator": ", "}, [*ONE, *SEVERAL, *PLAIN, *OPENED, *LATER]),
     ({"separator": ", ", "at_least_one": True}, [*ONE, *SEVERAL]),
