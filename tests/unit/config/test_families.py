@@ -27,6 +27,7 @@ from inflight.config.architecture import (
 )
 from inflight.config.families import FAMILIES
 from inflight.config.families.family import Family
+from inflight.config.families.gemma2 import scale_from_gguf
 from inflight.config.parse_architecture import is_known_family, parse_architecture
 from inflight.errors import UnsupportedModelError
 from tests.support.model_zoo import FAMILY_CONFIGS
@@ -405,3 +406,32 @@ def test_weights_of_norms_and_their_places() -> None:
 def test_phi3_without_a_length_before_scaling_has_the_one_of_its_first_release() -> None:
     model = parse("phi3", rope_scaling=LONGROPE, max_position_embeddings=131072)
     assert model.default_max_model_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({}, 768),  # 2/3 of 1024 is 682, and the next multiple of 256 is 768
+        ({"block_auto_adjust_ff_dim": False}, 1024),
+        ({"block_ffn_dim_multiplier": None}, 682),
+        ({"block_ffn_dim_multiplier": 1.5}, 1024),
+        ({"block_multiple_of": 10}, 690),
+    ],
+)
+def test_the_adjusted_sizes_of_lfm2(fields: dict[str, Any], size: int) -> None:
+    given = {
+        "block_ff_dim": 1024,
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+    }
+    config = {**FAMILY_CONFIGS["lfm2"][0].to_dict(), **given, **fields}
+    assert {layer.mlp.size for layer in parse_architecture(config).layers} == {size}
+
+
+def test_the_scale_of_gemma2_from_a_gguf_file() -> None:
+    given = {"embedding_length": 4608, "attention.head_count": 32, "block_count": 46, "attention.key_length": 128}
+    assert scale_from_gguf(given, 46) == {"query_pre_attn_scalar": 144}
+    assert scale_from_gguf(given, 26) == {"query_pre_attn_scalar": 128}
+    for name, value in (("embedding_length", "4608"), ("attention.head_count", 0), ("attention.head_count", [8, 8])):
+        assert scale_from_gguf({**given, name: value}, 46) == {"query_pre_attn_scalar": 128}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from inflight.config.engine_args import EngineArgs
+from inflight.config.kv_tiers import KVTierConfig
 from inflight.config.kv_transfer import KVTransferConfig, resolve_kv_transfer
 from inflight.errors import ConfigError
 
@@ -20,6 +21,12 @@ def resolved(given: Any = None, **arguments: Any) -> KVTransferConfig | None:
 
 def with_extra(**extra: Any) -> dict[str, Any]:
     return {"kv_connector_extra_config": extra}
+
+
+def test_the_largest_object_of_a_tier() -> None:
+    tiers = tuple(KVTierConfig(type="custom", blocks_per_chunk=count) for count in (2, 8, 4))
+    assert KVTransferConfig(cpu_bytes=GIB, tiers=tiers).blocks_per_chunk == 8
+    assert KVTransferConfig(cpu_bytes=GIB).blocks_per_chunk == 1
 
 
 def test_without_options_there_are_no_transfers() -> None:

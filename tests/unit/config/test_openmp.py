@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from inflight.config.openmp import PLACEMENT, max_threads, placement_hidden, tell_ignored
+from inflight.config.openmp import PLACEMENT, max_threads, placement_hidden, tell_ignored, without_placement
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,8 @@ def test_placements_are_hidden_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     with placement_hidden():
         assert not os.environ.keys() & set(PLACEMENT)
     assert dict(os.environ) == before
+    given = {**dict.fromkeys(PLACEMENT, "x"), "OMP_NUM_THREADS": "2", "PATH": "/bin"}
+    assert without_placement(given) == {"OMP_NUM_THREADS": "2", "PATH": "/bin"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.overrides import ineffective_overrides, merge_overrides
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.unknown_family import describe_model
+from inflight.errors import UnsupportedModelError
 from inflight.models.transformers_fallback.build import read_config
 from tests.support.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS
 
@@ -206,3 +208,13 @@ def test_transformers_reads_the_merged_file_as_we_do(tmp_path: Path) -> None:
     FALLBACK_CONFIGS["gpt2"][0].save_pretrained(tmp_path)
     assert read(tmp_path, {"max_position_embeddings": 512}).n_positions == 512
     assert isinstance(AutoConfig.from_pretrained(tmp_path), type(read(tmp_path, {"dtype": "float16"})))
+
+
+def test_an_override_that_the_model_needs_has_an_effect() -> None:
+    def describe(config: Mapping[str, object]) -> object:
+        if "needed" not in config:
+            raise UnsupportedModelError("no such model")
+        return config.get("read")
+
+    overrides = {"needed": 1, "read": 2, "unread": 3}
+    assert ineffective_overrides({"read": 1}, overrides, describe) == ["unread"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from inflight.config.safetensors_file import have_same_bytes, model_name, read_header
+from inflight.config.safetensors_file import digests, find_files, have_same_bytes, model_name, read_header
 from inflight.errors import CheckpointError
 
 
@@ -58,3 +61,43 @@ def test_bytes_are_compared_to_the_last(tmp_path: Path) -> None:
 def test_names(stored: str, name: str) -> None:
     assert model_name(stored, ()) == name
     assert model_name(stored, ((".a", ".b"),)) == name.replace(".a", ".b")
+
+
+def write_index(folder: Path, content: Any) -> None:
+    (folder / "model.safetensors.index.json").write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def test_which_files_have_the_weights(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors"):
+        find_files(tmp_path)
+    (tmp_path / "x.safetensors").mkdir()
+    for name in ("b.safetensors", "a.safetensors", "other.bin"):
+        (tmp_path / name).write_bytes(name.encode())
+    assert find_files(tmp_path) == ([tmp_path / "a.safetensors", tmp_path / "b.safetensors"], {})
+    weight_map = {"w": "b.safetensors", "v": "c.safetensors", "u": "b.safetensors"}
+    write_index(tmp_path, {"weight_map": weight_map})
+    assert find_files(tmp_path) == ([tmp_path / "b.safetensors", tmp_path / "c.safetensors"], weight_map)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert find_files(tmp_path) == ([tmp_path / "model.safetensors"], {})
+
+
+@pytest.mark.parametrize("content", ["{", [], {"weights": {}}, {"weight_map": ["a"]}])
+def test_an_index_that_is_none(tmp_path: Path, content: Any) -> None:
+    write_index(tmp_path, content)
+    with pytest.raises(CheckpointError, match="is no index of safetensors files"):
+        find_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../a.safetensors", "/etc/a.safetensors", "sub/a.safetensors"])
+def test_an_index_names_only_files_of_its_folder(tmp_path: Path, name: str) -> None:
+    write_index(tmp_path, {"weight_map": {"v": "b.safetensors", "w": name}})
+    with pytest.raises(CheckpointError, match=f"w is in '{name}', which is not a file of this folder"):
+        find_files(tmp_path)
+
+
+def test_digests_of_files(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("b", "a")]
+    for file in files:
+        file.write_bytes(file.name.encode() * 1000)
+    expected = {f"SHA-256 of {name}": hashlib.sha256(name.encode() * 1000).hexdigest() for name in ("b", "a")}
+    assert digests(files) == expected

@@ -23,7 +23,9 @@ def test_bytes_of_a_block() -> None:
 def test_a_recurrent_state() -> None:
     assert STATE.is_state
     assert (STATE.block_size, STATE.block_bytes, STATE.bytes_per_token) == (16, 4096, 0)
-    assert (STATE.sliding_window, STATE.itemsize) == (2, 1)
+    assert (STATE.sliding_window, STATE.itemsize, STATE.num_kv_heads, STATE.head_dim) == (2, 1, 0, 0)
+    assert STATE.num_states == FULL.num_states == 1
+    assert KVCacheSpec.of_state(16, 1).is_state
     assert KVCacheSpec.of_state(16, 4096, num_states=3).block_bytes == 3 * 4096
 
 

@@ -17,6 +17,7 @@ from inflight.structured_output.backend import TOO_COMPLEX, CompiledGrammar, Gra
 from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
+from tests.support.waits import wait_until
 from tests.unit.structured_output.grammar_case import allowed_ids, backend, mask_of, tokenizer
 from tests.unit.structured_output.slow_backend import SlowBackend
 
@@ -370,6 +371,31 @@ def test_tokens_that_were_forced_since_the_plan_are_drawn_again(manager: Structu
             assert allowed_ids(row) == [token_id]
         if len(drafts) >= 2:
             np.testing.assert_array_equal(filled.masks[2], expected_mask(DIGITS, digits))
+
+
+def test_known_tokens_of_one_request_leave_the_rows_of_others(manager: StructuredOutputManager) -> None:
+    for request_id in "abc":
+        start(manager, request_id, DIGITS)
+    one = encode("1")
+    assert advance(manager, "b", one) == ""
+    rows = [MaskRequest("a"), MaskRequest("b", encode("2"), one), MaskRequest("c", one), MaskRequest("b", [], one)]
+    masks = manager.fill(rows).masks
+    assert allowed_ids(masks[1]) == allowed_ids(masks[5]) == one
+    for row, token_ids in ((0, []), (3, []), (4, one)):
+        np.testing.assert_array_equal(masks[row], expected_mask(DIGITS, token_ids))
+
+
+def test_a_closed_manager_compiles_nothing_more() -> None:
+    slow = SlowBackend()
+    manager = StructuredOutputManager(lambda: slow, GRAMMAR.vocab_size, num_buffers=2, num_threads=1)  # type: ignore[arg-type,return-value]
+    running, queued = manager.submit("running", YES_NO), manager.submit("queued", DIGITS)
+    closing = threading.Thread(target=manager.close)
+    closing.start()
+    wait_until(queued.cancelled)
+    slow.gate.set()
+    closing.join()
+    assert running.done() and len(slow.compiled) == 1
+    manager.check_integrity([])
 
 
 def test_a_buffer_is_reused_only_after_the_whole_ring() -> None:

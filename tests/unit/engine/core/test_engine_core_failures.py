@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from inflight.errors import RankError, StepError, StepTimeoutError, WorkerDiedError
@@ -129,3 +131,15 @@ def test_one_rank_goes_on_only_if_it_can_still_compute(caplog: pytest.LogCapture
     assert checked == [3]
     assert "the rank cannot run more steps: no memory can be read" in caplog.text
     assert_dead(engine, "bad luck")
+
+
+def test_a_dead_rank_and_news_of_transfers_wake_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = MockEngine()
+    on_death: list[Callable[[], None]] = []
+    woken: list[int] = []
+    monkeypatch.setattr(engine.executor, "set_death_callback", on_death.append, raising=False)
+    engine.core.set_wake(lambda: woken.append(len(woken)))
+    [rank_has_died] = on_death
+    rank_has_died()
+    engine.scheduler.transfers.on_news()
+    assert woken == [0, 1]
