@@ -21,6 +21,7 @@ from inflight.entrypoints.cli.result_file import ResultFile
 from inflight.entrypoints.cli.rows import InputRow
 from inflight.errors import StepError
 from inflight.outputs import CompletionOutput, Logprob, RequestOutput
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.architecture.source import ROOT
 from tests.support.python_process import PythonProcess
 from tests.unit.entrypoints.fake_engine import FakeEngine
@@ -93,6 +94,19 @@ def test_a_row_has_its_own_parameters(tmp_path: Path) -> None:
     assert (first.max_tokens, first.stop, first.logit_bias, first.top_p) == (2, ("z",), {65: 1.5}, 0.5)
     assert (second.max_tokens, second.stop, second.top_p) == (5, (), 0.5)
     assert read_results(tmp_path / "out.jsonl")[1]["outputs"][0]["finish_reason"] == "length"
+
+
+def test_a_row_may_have_a_form_of_its_own(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a", "params": {"structured_outputs": {"regex": "[ab]+"}}},
+        {"prompt": "a", "params": {"structured_outputs": None}},
+    ]
+    engine = FakeEngine()
+    assert run(engine, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl").exit_code == 0
+    assert [params.structured_outputs for params in engine.params.values()] == [
+        StructuredOutputsParams(regex="[ab]+"),
+        None,
+    ]
 
 
 def test_a_row_without_max_tokens_has_room_for_its_min_tokens(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from inflight.entrypoints.cli import bench
 from inflight.entrypoints.cli.workloads import BY_NAME, LONG, STANDARD, Workload, select
 from tests.unit.entrypoints.fake_engine import FakeEngine
 from tests.unit.entrypoints.runner import invoke
@@ -94,3 +95,32 @@ def test_free_sizes() -> None:
     assert done.exit_code == 0, done.output
     assert engine.args is not None and (engine.args.max_num_seqs, engine.args.max_model_len) == (70, 24)
     assert done.stdout.splitlines()[1].split()[:4] == ["custom", "70", "5", "2"]
+
+
+def test_sizes_that_are_given_are_used() -> None:
+    engine = FakeEngine()
+    line = ["--input-len", "5", "--max-num-seqs", "9", "--max-model-len", "200"]
+    assert run(*line, engine=engine).exit_code == 0
+    assert engine.args is not None and (engine.args.max_num_seqs, engine.args.max_model_len) == (9, 200)
+    done = run("-w", "decode1", "--output-len", "5", engine=engine)
+    assert done.exit_code == 2 and "give names or sizes" in done.output
+
+
+@pytest.mark.parametrize(("vocab_size", "end"), [(40, 40), (10**6, 250)])
+def test_token_ids_are_in_the_vocabulary(
+    vocab_size: int, end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No id is above those that every engine is measured with."""
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": vocab_size}))
+    (tmp_path / "model.safetensors").touch()
+    monkeypatch.setattr(bench, "MAX_TOKEN_ID", 250)
+    engine = FakeEngine(max_model_len=10_000)
+    monkeypatch.setattr(bench, "start_engine", lambda *given: engine)
+    line = ["bench", "offline", "--input-len", "1000", "--output-len", "1", "--model", str(tmp_path)]
+    done = invoke(line)
+    assert done.exit_code == 0, done.output
+    seen = {ord(token_id) for prompt in engine.prompts.values() for token_id in prompt}
+    assert min(seen) >= 3 and end - 25 < max(seen) < end
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": "40"}))
+    done = invoke(line)
+    assert done.exit_code == 2 and "vocab_size='40' is not an integer" in done.output
