@@ -53,6 +53,8 @@ def problems(folder: Path, **options: Any) -> list[str]:
         ({"ssl_certfile": "/none.pem"}, ["ssl_certfile='/none.pem' cannot be read"]),
         ({"tool_call_parser": "tulip"}, ["tulip"]),
         ({"reasoning_parser": "rose"}, ["rose"]),
+        ({"tool_call_parser": "hermes", "reasoning_parser": "deepseek_r1"}, []),
+        ({"tool_call_parser": "deepseek_r1", "reasoning_parser": "hermes"}, ["deepseek_r1", "hermes"]),
         (
             {"uds": "/no/folder/x", "tool_call_parser": "tulip", "reasoning_parser": "rose"},
             ["/no/folder/x", "tulip", "rose"],
@@ -116,6 +118,7 @@ def test_all_problems_of_a_model_are_told_at_once(folder: Path) -> None:
 def test_what_does_not_fit_the_model_is_told(folder: Path) -> None:
     (problem,) = problems(folder, max_model_len=128)
     assert "128" in problem
+    assert problems(folder, max_model_len=128, hf_overrides={"max_position_embeddings": 256}) == []
     (problem,) = problems(folder, tensor_parallel_size=3, load_format="dummy")
     assert "tensor_parallel_size=3" in problem
 
