@@ -125,11 +125,12 @@ def test_ranks_together_are_the_whole(tmp_path: Path, family: str, quantization:
         assert [layer.num_heads for layer in models[1].attention.layers.values()] == [2, 2]
 
 
-def test_a_model_in_bfloat16(tmp_path: Path) -> None:
+def test_two_stages_in_bfloat16(tmp_path: Path) -> None:
     folder, truth = write(tmp_path, "gemma2")
     sequences = draw_sequences()
+    stages = [load(folder, dtype="bfloat16", stage=pipeline_stage((1, 1), number)) for number in range(2)]
     with torch.no_grad():
-        found, wanted = Session(load(folder, dtype="bfloat16")).run(sequences), truth(sequences[0][None]).logits[0]
+        found, wanted = Session(*stages).run(sequences), truth(sequences[0][None]).logits[0]
     assert found[0].dtype == torch.float32
     assert 1e-4 < float((found[0] - wanted).abs().max() / wanted.abs().max()) < 0.1
 

@@ -28,7 +28,8 @@ class Inner(nn.Module):
     """Uses the same state as the module around it."""
 
     def forward(self, cache: Any, number: int) -> Any:
-        return cache.get_recurrent_state(number)
+        cache.get_recurrent_state(number)
+        return cache.layers[number].recurrent_states[0]  # families may read it so: it has to be zeros at first
 
 
 class Sum(nn.Module):
@@ -47,7 +48,9 @@ class Sum(nn.Module):
         self.calls.append((num_tokens, has_state))
         self.given.append(extra)
         if before is None or (self.forgets and num_tokens > 1):  # some families ignore the state of several tokens
-            before, last = hidden.new_zeros(1, WIDTH), hidden.new_zeros(1, WIDTH, 2)
+            before, last = hidden.new_zeros(1, WIDTH), None
+        if last is None:
+            last = hidden.new_zeros(1, WIDTH, 2)
         rows = torch.cat((last.mT, hidden), 1)
         sums = before + hidden.cumsum(1)
         cache.layers[self.number].has_previous_state[0] = False  # so that the tensor is replaced
@@ -239,6 +242,36 @@ def test_of_attention_the_cache_keeps_nothing() -> None:
     assert all(a is b for a, b in zip(states.update(keys, values, 3), (keys, values), strict=True))
     assert states.update(values, keys, 3, {"cache_position": None})[0] is values
     assert states.get_seq_length() == states.get_seq_length(3) == 0 and states.get_mask_sizes(5, 3) == (5, 0)
+
+
+class Writer(nn.Module):
+    def forward(self, cache: Any, name: str) -> None:
+        getattr(cache, name)(torch.zeros(1, WIDTH, 2), 0)
+
+
+class User(Writer):
+    """Calls one method of the cache. The module in it writes what is only read here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Writer()
+
+    def forward(self, cache: Any, name: str) -> None:
+        if name.startswith("update"):
+            return super().forward(cache, name)
+        getattr(cache, name)(0)
+        self.inner(cache, name.replace("get", "update"))
+
+
+@pytest.mark.parametrize(
+    "name", ["get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"]
+)
+def test_each_use_of_a_state_makes_a_module_one_with_a_state(name: str) -> None:
+    model: Any = Model()
+    model.layers[0] = User()
+    attention: Any = PackedAttention(model, TorchSdpaBackend(), 64)
+    attention.record(lambda: model.layers[0](attention.states, name))
+    assert list(attention.layers) == ["layers.0"] and attention.layers["layers.0"].offsets == [0, 64]
 
 
 class Both(Sum):
