@@ -104,5 +104,5 @@ def test_the_longest_request_of_longrope() -> None:
 
 
 def test_what_is_rotated() -> None:
-    assert PLAIN.rotated_dim == 16
-    assert replace(PLAIN, num_kv_heads=1, head_dim=36, latent=LATENT).rotated_dim == 4
+    assert PLAIN.rotated_dim == PLAIN.head_dim == 8
+    assert replace(PLAIN, num_kv_heads=1, latent=LATENT).rotated_dim == LATENT.rope_dim == 4

@@ -50,3 +50,27 @@ def test_ignored_variables_are_named_in_one_line(
     monkeypatch.setitem(sys.modules, "torch", object())
     tell_ignored()
     assert [line[: len(start)] for line, start in zip(caplog.messages, told, strict=True)] == told
+
+
+def test_ignored_variables_are_named_before_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in PLACEMENT:
+        monkeypatch.setenv(name, "none")
+    monkeypatch.setenv("OMP_DYNAMIC", "true")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    tell_ignored()
+    assert caplog.messages == ["OMP_DYNAMIC: ignored, because cpu_threads_bind places the compute threads"]
+
+
+def test_placements_are_left_out_of_an_environment() -> None:
+    given = {"OMP_PROC_BIND": "close", "KMP_AFFINITY": "x", "OMP_NUM_THREADS": "2", "PATH": "/bin"}
+    assert without_placement(given) == {"OMP_NUM_THREADS": "2", "PATH": "/bin"}
+    assert len(given) == 4
+
+
+def test_placements_are_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_PLACES", "cores")
+    with pytest.raises(KeyError), placement_hidden():
+        raise KeyError
+    assert os.environ["OMP_PLACES"] == "cores"

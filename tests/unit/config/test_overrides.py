@@ -218,3 +218,34 @@ def test_an_override_that_the_model_needs_has_an_effect() -> None:
 
     overrides = {"needed": 1, "read": 2, "unread": 3}
     assert ineffective_overrides({"read": 1}, overrides, describe) == ["unread"]
+
+
+def test_a_scaling_that_is_no_object_is_refused() -> None:
+    for value in (3, "yarn", [1]):
+        for config in (SHAPES["transformers 4"], WITHOUT_ROPE):
+            with pytest.raises(UnsupportedModelError, match="is not an object"):
+                ropes(config, rope_scaling=value)
+
+
+def test_an_override_that_the_model_needs_changes_something() -> None:
+    """Without it the model is not supported at all."""
+    config = {**SHAPES["transformers 5"], "hidden_act": "relu"}
+    overrides = {"hidden_act": "silu", "vocab_sise": 3, "rope_theta": 7.0}
+    assert ineffective_overrides(config, overrides, parse_architecture) == ["vocab_sise"]
+
+
+def test_only_the_part_for_text_gets_the_name_of_its_own_family() -> None:
+    """The names of the whole model stay outside, also if the part for text has such names, too."""
+    config = {**wrapper(), "architectures": ["Gemma3ForConditionalGeneration"]}
+    merged = merge_overrides(config, {"architectures": ["A"], "model_type": "b", "auto_map": {"c": "d"}, "x": 1})
+    assert (merged["architectures"], merged["model_type"], merged["auto_map"]) == (["A"], "b", {"c": "d"})
+    text = merged["text_config"]
+    assert isinstance(text, dict)
+    assert text == {**config["text_config"], "x": 1} and "x" not in merged
+
+
+def test_a_field_of_both_parts_is_changed_in_both() -> None:
+    config = {"hidden_size": 1, "text_config": {"hidden_size": 2, "y": 3}, "vision_config": {"y": 4, "z": 5}}
+    merged = merge_overrides(config, {"hidden_size": 7, "vision_config": {"y": 8}, "text_config": {"y": 9}})
+    assert merged == {"hidden_size": 7, "text_config": {"hidden_size": 7, "y": 9}, "vision_config": {"y": 8, "z": 5}}
+    assert config["hidden_size"] == 1 and config["vision_config"] == {"y": 4, "z": 5}

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inflight.config.architecture import ModelArchitecture
+from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
 from inflight.config.gguf_config import read_model_config
 from inflight.config.overrides import merge_overrides
 from inflight.config.parse_architecture import parse_architecture
@@ -105,3 +105,17 @@ def test_files_that_cannot_be_read_are_left_to_the_loader(folder: Path) -> None:
     assert resolve_head(architecture, folder) == architecture
     (folder / "model.safetensors").unlink()
     assert resolve_head(architecture, folder) == architecture
+
+
+def test_heads_that_config_json_says_are_apart_and_those_of_transformers_are_left_as_they_are(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save(folder, {**tensors, HEAD: tensors[EMBEDDING].clone()})
+    architecture = architecture_of(folder)
+    for other in (replace(architecture, tie_word_embeddings=False), replace(architecture, implementation=TRANSFORMERS)):
+        assert resolve_head(other, folder) == other
+
+
+def test_a_second_tensor_of_the_head_makes_it_another_one(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save(folder, {**tensors, HEAD: tensors[EMBEDDING].clone(), "lm_head.bias": torch.ones(3)})
+    assert not resolve_head(architecture_of(folder), folder).tie_word_embeddings

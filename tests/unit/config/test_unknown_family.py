@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inflight.config.architecture import INFLIGHT, TRANSFORMERS
+from inflight.config.architecture import INFLIGHT, TRANSFORMERS, ModelArchitecture
 from inflight.config.unknown_family import describe_model, native_refusal
 from inflight.errors import UnsupportedModelError
 from tests.support.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE
@@ -78,3 +78,46 @@ def test_transformers_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inflight.config.unknown_family.find_spec", lambda name: None)
     with pytest.raises(UnsupportedModelError, match=r"pip install 'inflight-llm\[transformers\]'"):
         describe_model({"architectures": ["MixtralForCausalLM"]}, "auto")
+
+
+def described(**fields: Any) -> ModelArchitecture:
+    sizes = {"vocab_size": 9, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    return describe_model({"model_type": "x", **sizes, **fields}, "auto")
+
+
+@pytest.mark.parametrize(
+    ("fields", "heads"),
+    [
+        ({}, (2, 2, 16)),
+        ({"num_key_value_heads": 1, "head_dim": 16}, (2, 1, 16)),
+        ({"head_dim": 17}, (2, 2, 32)),
+        ({"num_attention_heads": [1, 4, 2], "head_dim": 8}, (4, 4, 16)),  # of each layer
+        ({"num_attention_heads": 64}, (64, 64, 16)),  # more than features
+        ({"num_attention_heads": None}, (1, 1, 32)),
+    ],
+)
+def test_heads(fields: dict[str, Any], heads: tuple[int, int, int]) -> None:
+    (attention, *_) = described(**fields).attentions
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == heads
+
+
+def test_sizes_by_layer_and_by_default() -> None:
+    found = described()
+    assert (found.layers[0].mlp.size, found.max_position_embeddings, found.num_layers) == (128, 8192, 3)
+    found = described(intermediate_size=[40, 50], n_ctx=77, max_position_embeddings=None, eos_token_id=[3, 4])
+    assert (found.layers[0].mlp.size, found.max_position_embeddings, found.eos_token_ids) == (50, 77, (3, 4))
+    assert described(num_hidden_layers=None, layers_block_type=["mamba", "attention"]).num_layers == 2
+    assert described(dtype="bfloat16").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"architectures": ["A", "B"], "model_type": "x"}, "A, B"),
+        ({"model_type": "x"}, "model_type x"),
+        ({}, "model_type unknown"),
+    ],
+)
+def test_the_name_of_an_unknown_family(config: dict[str, Any], name: str) -> None:
+    sizes = {"vocab_size": 9, "hidden_size": 32, "num_hidden_layers": 3}
+    assert describe_model({**sizes, **config}, "auto").name == name

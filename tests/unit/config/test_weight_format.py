@@ -103,3 +103,43 @@ def test_what_is_refused(quantization: object, words: list[str]) -> None:
         parse(quantization)
     for word in ("quantization_config", *words):
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name"),
+    [
+        ({**GPTQ, "format": "gptq_v2"}, "gptq_v2"),
+        ({**GPTQ, "format": "gptq_v2", "checkpoint_format": "gptq"}, "gptq"),
+        ({**GPTQ, "is_marlin_format": False}, "gptq"),
+        ({**GPTQ, "quant_method": "GPTQ"}, "gptq"),
+        ({**AWQ, "format": "gemm"}, "awq"),
+        ({**AWQ, "format": "gemv", "version": "gemm"}, "awq"),
+        (compressed(format="naive-quantized"), "compressed-tensors"),
+        (compressed({"strategy": "tensor"}, {"format": "int-quantized"}), "compressed-tensors"),
+        (compressed(kv_cache_scheme=None, transform_config={}), "compressed-tensors"),
+        (compressed({"dynamic": False}, {"input_activations": None, "output_activations": None}), "compressed-tensors"),
+    ],
+)
+def test_other_spellings_that_are_read(quantization: object, name: str) -> None:
+    assert parse(quantization) == name
+
+
+@pytest.mark.parametrize(
+    ("quantization", "words"),
+    [
+        ({**GPTQ, "format": "marlin"}, "format='marlin' is not supported"),
+        ({**AWQ, "format": "gemv"}, "format='gemv' is not supported"),
+        (compressed(group={"format": "mixed-precision"}), "group_0: format='mixed-precision'"),
+        (compressed(group={"input_activations": {**PER_TOKEN, "num_bits": 4}}), "input_activations: num_bits=4"),
+        (compressed(group={"input_activations": {**PER_TOKEN, "type": "float"}}), "input_activations: type='float'"),
+        (compressed({"strategy": "token"}), "weights: strategy='token'"),
+        (compressed(config_groups=None), "config_groups is missing"),
+        (
+            compressed(config_groups={**compressed()["config_groups"], "group_1": {"weights": {"num_bits": 3}}}),
+            "group_1: weights: type=None",
+        ),
+    ],
+)
+def test_other_variants_that_are_refused(quantization: object, words: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=words):
+        parse(quantization)
