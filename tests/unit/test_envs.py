@@ -106,3 +106,59 @@ def test_variables_that_nothing_reads_are_told_with_the_nearest_name() -> None:
     assert far == "INFLIGHT_ZZZ is not a variable of Inflight; it is ignored"
     assert envs.kubernetes_variables({**given, **kubernetes}) == list(kubernetes)
     assert envs.kubernetes_variables({"INFLIGHT_PORT": "80"}) == [], "this is a user's"
+
+
+def test_what_holds_without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in envs.NAMES:
+        monkeypatch.delenv(name, raising=False)
+    assert (envs.log_level(), envs.log_level("info")) == ("WARNING", "INFO")
+    assert (envs.cpu_kernels(), envs.cpu_threads_bind(), envs.require_kernels()) == ("auto", "auto", False)
+    monkeypatch.setenv("INFLIGHT_CPU_THREADS_BIND", "")
+    assert envs.cpu_threads_bind() == "auto"
+
+
+def test_variables_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_THREADS_BIND", "0-3")
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "avx2")
+    assert (envs.cpu_threads_bind(), envs.cpu_kernels()) == ("0-3", "avx2")
+    for text, is_required in (("1", True), ("0", False), ("yes", False)):
+        monkeypatch.setenv("INFLIGHT_REQUIRE_KERNELS", text)
+        assert envs.require_kernels() == is_required
+
+
+def test_a_wrong_budget_names_its_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS", raising=False)
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "soon")
+    with pytest.raises(ConfigError, match=r"^VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS='soon' is not a positive number"):
+        envs.execute_model_timeout_seconds()
+
+
+def test_a_launcher_that_tells_only_half_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500", "LOCAL_RANK": "1"}
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    me = envs.launched_rank()
+    assert (me.local_ranks, me.attempt) == (range(2, 3), "3")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_of_kubernetes"),
+    [
+        ("SERVICE_PORT", "80", True),
+        ("SERVICE_PORT_HTTP", "80", True),
+        ("PORT_80_TCP", "tcp://10.0.0.1:80", True),
+        ("PORT_80_UDP_ADDR", "10.0.0.1", True),
+        ("PORT", "udp://10.0.0.1:80", True),
+        ("PORT", "80", False),
+        ("PORT_80", "x", False),
+        ("SERVICE_NAME", "x", False),
+        ("XPORT", "tcp://10.0.0.1:80", False),
+    ],
+)
+def test_variables_of_a_service_of_this_name(name: str, value: str, is_of_kubernetes: bool) -> None:
+    of_ours, of_others = f"INFLIGHT_{name}", f"OTHER_{name}"
+    found = envs.kubernetes_variables({of_ours: value, of_others: value})
+    assert found == ([of_ours] if is_of_kubernetes else [])
+    assert envs.kubernetes_variables({of_others: value}, "OTHER_") == ([of_others] if is_of_kubernetes else [])

@@ -263,3 +263,30 @@ def test_no_constraint_raises_anything_else(name: str, value: object) -> None:
     fields: dict[str, Any] = {name: value}
     with contextlib.suppress(InvalidRequestError):
         StructuredOutputsParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("a", "structured_outputs is a str; give a JSON object"),
+        ([], "structured_outputs is a list; give a JSON object"),
+        ({"regexp": "a"}, "structured_outputs has no 'regexp'; did you mean 'regex'"),
+        ({}, "names no constraint"),
+    ],
+)
+def test_json_that_is_no_constraint(values: object, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        StructuredOutputsParams.from_json(values)
+
+
+def test_a_constraint_from_json() -> None:
+    given = {"json": SCHEMA, "separators": [", ", ": "], "lenient": True}
+    found = StructuredOutputsParams.from_json(given)
+    assert (found.constraint, found.separators, found.lenient) == ("json", (", ", ": "), True)
+    assert StructuredOutputsParams(regex="a" * MAX_GRAMMAR_LENGTH).constraint == "regex"
+    assert StructuredOutputsParams(choice=["a" * 2**19, "b" * 2**19]).constraint == "choice"
+    assert StructuredOutputsParams(choice=["a"] * MAX_CHOICES).constraint == "choice"
+    blanks = " " * 64
+    assert StructuredOutputsParams(json={}, separators=(f"{blanks},{blanks}", f"{blanks}:")).separators is not None
+    with pytest.raises(InvalidRequestError, match="are not two strings"):
+        StructuredOutputsParams(json={}, separators=(f"{blanks} ,", ":"))

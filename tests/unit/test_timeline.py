@@ -43,3 +43,17 @@ def test_spans_that_have_not_ended_are_known_to_other_threads() -> None:
     assert seen == [["receive of step 7"], ["forward of step 7"], []]
     with timeline.span(8, "sample"):
         assert timeline.under_way() == ["sample of step 8 for 0.0 s"]
+
+
+def test_events_are_in_the_order_of_their_starts_and_keep_their_details() -> None:
+    timeline = Timeline()
+    timeline.record(2, "commit", 50, 60, {"predicted_ms": 1.5})
+    timeline.record(1, "plan", 10, 99)
+    assert [(event.step_id, event.start_ns, event.details) for event in timeline.events()] == [
+        (1, 10, None),
+        (2, 50, {"predicted_ms": 1.5}),
+    ]
+    with timeline.span(3, "sample"), timeline.span(4, "drain"):
+        pass
+    assert [(event.step_id, event.phase) for event in timeline.events()][2:] == [(3, "sample"), (4, "drain")]
+    assert timeline.under_way() == []
