@@ -86,6 +86,8 @@ def test_any_name_means_the_served_model_unless_names_are_strict(api: Api, path:
     for name in ("claude", "second"):
         answer = api.post(path, body_of(model=name))
         assert (answer.status, answer.json.get("model", name)) == (200, name)
+    unnamed = api.post(path, body_of(model=None))
+    assert (unnamed.status, unnamed.json.get("model", "first")) == (200, "first")
     with serving(replace(SETTINGS, strict_model_names=True)) as strict:
         assert "claude" in refusal(strict.post(path, body_of()), 404, "not_found_error")
         assert strict.post(path, body_of(model=MODEL)).status == 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -152,7 +151,10 @@ def test_the_document_describes_every_endpoint(api: Api) -> None:
         assert kinds[path] == {"application/json", "text/event-stream"}
     assert kinds["/api/chat"] == kinds["/api/generate"] == {"application/json", "application/x-ndjson"}
     assert kinds["/tokenize"] == {"application/json"}
-    assert "with stream, events of ChatCompletionChunk, then [DONE]" in json.dumps(paths["/v1/chat/completions"])
+    told = {path: paths[path]["post"]["responses"]["200"]["description"] for path in POSTED}
+    assert told["/v1/chat/completions"] == "A ChatCompletion; with stream, events of ChatCompletionChunk, then [DONE]."
+    assert told[TEXT] == "A Completion; with stream, events of Completion, then [DONE]."
+    assert told["/v1/responses"] == "A Response; with stream, events of ResponseEvent, then [DONE]."
     assert api.get("/docs").status == 200
 
 
