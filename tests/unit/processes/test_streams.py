@@ -115,6 +115,16 @@ def test_a_socket_that_accepts_nothing_gets_the_bytes_later(link: Link) -> None:
     assert link.peer().receive() == Ready(rank=1)
 
 
+def test_what_the_socket_accepts_is_sent_at_once(link: Link) -> None:
+    """Not by another thread, which would have to wake first."""
+
+    def send() -> bytes:
+        link.stream.send([b"here"])
+        return link.theirs.recv(100, socket.MSG_DONTWAIT)
+
+    assert link.io_thread.run(send) == b"here"
+
+
 def test_any_number_of_buffers_is_sent(link: Link) -> None:
     """The kernel takes at most 1024 at once."""
     link.stream.send([bytes([number % 256]) for number in range(3000)])
@@ -332,6 +342,7 @@ def test_messages_that_arrive_together_are_received_one_after_another() -> None:
     theirs.setblocking(False)
     with ours, theirs:
         stream = BlockingStream(theirs)
+        assert theirs.getblocking()
         ours.sendall(b"".join(buffers(Ready(rank=1), Ready(rank=2), Refused(reason="no"))))
         assert [stream.receive(), stream.receive()] == [Ready(rank=1), Ready(rank=2)]
         with pytest.raises(CodecError):
