@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -13,13 +14,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from inflight.entrypoints.serve import shutdown as shutdown_module
+from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown, exit_now
 from tests.support.enough_time import with_enough_time
 from tests.support.python_process import PythonProcess
 
+HANDLED = (signal.SIGTERM, signal.SIGINT)
 SCRIPT = Path(__file__).with_name("stand_in.py")
 SECONDS = 300.0
 
@@ -303,3 +308,74 @@ def test_a_thread_that_hangs_does_not_keep_the_process(number: signal.Signals, m
         code, out, error = server.end()
         assert (code, out) == (1, "closed\n")
         assert "most recent call first" in error, "it says where the thread is"
+
+
+@pytest.fixture
+def dumps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, dict[str, Any]]]:
+    """After how many seconds the process would end with the stacks of its threads."""
+    dumps: list[tuple[float, dict[str, Any]]] = []
+    later = SimpleNamespace(dump_traceback_later=lambda seconds, **options: dumps.append((seconds, options)))
+    monkeypatch.setattr(shutdown_module, "faulthandler", later)
+    return dumps
+
+
+def test_a_shutdown_that_hangs_ends_the_process(dumps: list[tuple[float, dict[str, Any]]]) -> None:
+    shutdown = Shutdown(7.0)
+    for _ in range(2):  # a second call gives no more time
+        shutdown.begin()
+    assert shutdown.begun.is_set() and not shutdown.cut.is_set()
+    assert (shutdown.exit_code, dumps) == (0, [(7.0 + END_SECONDS, {"exit": True, "file": 2})])
+    shutdown.cut_now(9)
+    assert shutdown.cut.is_set() and shutdown.exit_code == 9
+    assert dumps[1:] == [(CUT_SECONDS + END_SECONDS, {"exit": True, "file": 2})]
+    other = Shutdown(7.0, 2.0)
+    other.cut_now(3)
+    assert other.begun.is_set() and dumps[2:] == [(CUT_SECONDS + 2.0, {"exit": True, "file": 2})]
+
+
+@pytest.mark.parametrize("number", HANDLED)
+def test_the_first_signal_begins_and_the_second_one_cuts(
+    dumps: list[tuple[float, dict[str, Any]]], number: signal.Signals
+) -> None:
+    async def test() -> None:
+        shutdown = Shutdown(7.0)
+        with shutdown.on_signals():
+            signal.raise_signal(number)
+            await shutdown.begun.wait()
+            assert not shutdown.cut.is_set() and signal.getsignal(number) is not signal.SIG_DFL
+            signal.raise_signal(number)
+            await shutdown.cut.wait()
+            assert shutdown.exit_code == 128 + number
+            assert [signal.getsignal(each) for each in HANDLED] == [signal.SIG_DFL] * 2, "a third one kills"
+        assert len(dumps) == 2
+
+    before = [signal.getsignal(each) for each in HANDLED]
+    try:
+        asyncio.run(test())
+    finally:
+        for each, handler in zip(HANDLED, before, strict=True):
+            signal.signal(each, handler)
+
+
+def test_signals_are_handled_only_while_the_server_runs() -> None:
+    async def test() -> None:
+        with Shutdown(7.0).on_signals():
+            pass
+        loop = asyncio.get_running_loop()
+        assert not any(loop.remove_signal_handler(each) for each in HANDLED)
+
+    before = [signal.getsignal(each) for each in HANDLED]
+    try:
+        asyncio.run(test())
+    finally:
+        for each, handler in zip(HANDLED, before, strict=True):
+            signal.signal(each, handler)
+
+
+def test_a_process_ends_at_once_and_its_texts_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(shutdown_module.os, "_exit", done.append)
+    monkeypatch.setattr(shutdown_module.logging, "shutdown", lambda: done.append("log"))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(flush=lambda: done.append("stdout")))
+    exit_now(7)
+    assert done == ["log", "stdout", 7]
