@@ -5,15 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from inflight.errors import EngineClosedError, StepTimeoutError, WorkerDiedError
+from inflight.config.fault_tolerance import FaultToleranceConfig
+from inflight.errors import ConfigError, EngineClosedError, StepError, StepTimeoutError, WorkerDiedError
+from inflight.executor import executor as executor_module
 from inflight.executor.executor import Executor
 from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, RpcReply, StepReply, WorkerCommand
-from inflight.interface.start_up import EpochCommand
+from inflight.interface.start_up import EpochCommand, Listening, Ready
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput
 from tests.conformance.configs import engine_config, kv_cache_config, plan
 
@@ -25,7 +29,7 @@ class RecordingExecutor(Executor):
 
     def __init__(self) -> None:
         super().__init__(engine_config(tensor_parallel_size=NUM_RANKS))
-        self.sent: list[list[WorkerCommand]] = [[] for _ in range(NUM_RANKS)]
+        self.sent: list[list[ExecuteModel | RpcCall]] = [[] for _ in range(NUM_RANKS)]
         self.num_terminated = 0
         self._start()
 
@@ -34,8 +38,8 @@ class RecordingExecutor(Executor):
 
     def _send(self, rank: int, command: WorkerCommand | EpochCommand) -> None:
         time.sleep(0.0002)  # another thread gets its chance
-        self.sent[rank].append(command)
         assert isinstance(command, ExecuteModel | RpcCall), command
+        self.sent[rank].append(command)
         if isinstance(command, RpcCall):
             self._deliver(RpcReply(epoch=command.epoch, call_id=command.call_id, rank=rank))
         else:
@@ -255,3 +259,97 @@ def test_a_new_epoch_drops_what_is_pending_and_forgets_who_was_lost() -> None:
     executor.shutdown()
     with pytest.raises(EngineClosedError):
         executor.begin_epoch(cause)
+
+
+class ReplacingExecutor(SilentExecutor):
+    """Its lost ranks can be replaced. `seen`: what is known of a rank when its new process is started."""
+
+    seen: tuple[bool, bool, bool]
+
+    def _discard(self, rank: int) -> None:
+        self.log.append(f"discard {rank}")
+
+    def _start_again(self, rank: int) -> None:
+        self.log.append(f"start {rank}")
+        self.raise_if_lost()
+        self.seen = rank in self.meeting.failed, rank in self.starting, rank in self._table._dead_ranks
+
+
+def test_nothing_of_a_replaced_rank_counts_any_more() -> None:
+    executor = ReplacingExecutor()
+    executor.begin_epoch(WorkerDiedError("lost", rank=1))
+    executor.meeting.fail(1, WorkerDiedError("lost", rank=1))
+    executor._rank_died(1, "it was killed")
+    executor.replace_rank(1)
+    assert executor.log[-2:] == ["discard 1", "start 1"]
+    assert executor.seen == (False, True, False)
+    executor.shutdown()
+    executor.log.clear()
+    with pytest.raises(EngineClosedError):
+        executor.replace_rank(1)
+    assert executor.log == []
+
+
+def test_ranks_that_could_not_join_an_epoch_are_lost_to_the_next_one() -> None:
+    """But not those that failed only because others did."""
+    executor = ReplacingExecutor()
+    cause = WorkerDiedError("lost", rank=1)
+    executor.meeting.fail(0, StepError("an echo", rank=0, is_echo=True))
+    executor.meeting.fail(1, StepError("a cause", rank=1))
+    executor.meeting.fail(2, ConfigError("no such file"))
+    assert executor.begin_epoch(cause) == {1, 2}
+    assert executor.begin_epoch(cause) == set()
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("in_recovery", [False, True])
+def test_a_shutdown_ends_all_waits_for_ranks(in_recovery: bool) -> None:
+    executor = ReplacingExecutor()
+    if in_recovery:
+        executor.shutdown()
+        with pytest.raises(EngineClosedError):
+            executor.begin_epoch(WorkerDiedError("lost", rank=1))
+    else:
+        executor.shutdown()
+    for wait in (executor.meeting.wait_until_all_listen, executor.meeting.wait_until_all_are_ready):
+        with pytest.raises(EngineClosedError):
+            wait(time.monotonic() + 300)
+
+
+@pytest.mark.parametrize(("can_recover", "enabled"), [(False, True), (True, False)])
+def test_an_executor_that_may_not_recover_raises_the_cause(can_recover: bool, enabled: bool) -> None:
+    config = replace(engine_config(), fault_tolerance=FaultToleranceConfig(enabled=enabled))
+    executor = ReplacingExecutor(config)
+    executor.can_recover = can_recover
+    cause = WorkerDiedError("lost", rank=0)
+    with pytest.raises(WorkerDiedError) as raised:
+        executor.recover(cause)
+    assert raised.value is cause and executor.meeting.epoch == 0
+    executor.shutdown()
+
+
+def test_stale_messages_of_ranks_and_executor_are_counted_together() -> None:
+    executor = ReplacingExecutor(engine_config())
+    executor.begin_epoch(WorkerDiedError("lost", rank=0))
+    executor._deliver(StepReply(epoch=0, step_id=1, rank=0, output=ModelRunnerOutput(step_id=1)))
+    executor._deliver(Listening(rank=0, epoch=1, address=("h", 1), num_dropped=3))
+    assert executor.num_stale_frames == 4
+    executor._deliver(Ready(rank=0, epoch=0))  # of the epoch before
+    assert executor.num_stale_frames == 5
+    executor.shutdown()
+
+
+def test_ranks_have_less_time_to_end_if_one_is_lost_or_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = ReplacingExecutor(engine_config(budget=100.0))
+    brief = ReplacingExecutor(engine_config(budget=0.2))
+    monkeypatch.setattr(executor_module, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    ends = [executor._shutdown_deadline(), executor._shutdown_deadline(is_broken=True), brief._shutdown_deadline()]
+    assert ends == [1005.0, 1000.5, 1000.2]
+    silent = StepTimeoutError("silent", rank=0)
+    assert executor.root_cause(silent) is silent
+    assert executor._shutdown_deadline() == 1000.5
+    executor.begin_epoch(silent)
+    assert executor._shutdown_deadline() == 1005.0
+    monkeypatch.undo()
+    executor.shutdown()
+    brief.shutdown()

@@ -15,6 +15,9 @@ from benchmarks.shared.free_port import free_port
 from inflight.envs import LaunchedRank
 from inflight.errors import ConfigError, InflightError, StepError, WorkerDiedError
 from inflight.executor.external_launcher import ExternalLauncherExecutor, _Peer
+from inflight.interface.codec import Message
+from inflight.interface.messages import RpcReply, WorkerActivity, WorkerFailure
+from inflight.interface.start_up import BeginEpoch, Ready, StartUpFailed
 from inflight.interface.step import ModelRunnerOutput
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
@@ -204,6 +207,39 @@ def test_a_stream_that_ends_is_a_loss_unless_the_rank_has_stopped_and_answered(
     executor._lose = lambda rank, reason: lost.append((rank, reason))
     executor._stream_ended(1, "it closed its stream")
     assert lost == ([(1, "it closed its stream")] if is_lost else [])
+
+
+def test_a_rank_that_dies_is_lost_to_all_engines(engines: Engines) -> None:
+    engines.both(lambda executor: executor.collective_rpc("script", (0, 0, "die", "out of memory")))
+    steps = engines.both(lambda executor: executor.execute_model(plan(0), non_block=True))
+    errors = [step.exception(MAX_SECONDS) for step in steps]
+    assert all(isinstance(error, WorkerDiedError) and error.rank == 0 for error in errors), errors
+    assert "out of memory" in str(errors[0]) and "it closed its stream" in str(errors[1])
+    for executor in engines.executors:
+        with pytest.raises(WorkerDiedError):
+            executor.raise_if_lost()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        BeginEpoch(epoch=1),
+        Ready(rank=0),  # for the second time
+        Ready(rank=1),
+        RpcReply(epoch=0, call_id=0, rank=1),
+        WorkerActivity(rank=1, text="", is_waiting=False),
+        StartUpFailed(rank=1, failure=WorkerFailure(type_name="", message="", traceback="")),
+    ],
+)
+def test_a_rank_that_sends_what_it_may_not_is_lost(engines: Engines, message: Message) -> None:
+    engines.executors[0]._send_to_peers(message)
+    died = threading.Event()
+    engines.executors[1].set_death_callback(died.set)
+    assert died.wait(MAX_SECONDS)
+    with pytest.raises(
+        WorkerDiedError, match=f"it sent a message of type {type(message).__name__}, which is not allowed"
+    ):
+        engines.executors[1].raise_if_lost()
 
 
 def test_engines_may_come_one_after_the_other() -> None:
