@@ -43,6 +43,9 @@ class PlayedChild:
     def state(self) -> str:
         return f"exit code {self.exit_code}"
 
+    def fileno(self) -> int:
+        return self.pidfd
+
     def end(self, code: int) -> None:
         self.exit_code = code
         os.close(self._life)  # so `pidfd` is readable
@@ -135,15 +138,47 @@ def test_a_process_that_is_gone_before_it_begins_is_told(stops: list[Any]) -> No
     run(test)
 
 
-def test_the_end_is_noticed_after_what_the_core_has_said(stops: list[Any]) -> None:
+def test_a_new_process_has_one_front_end_and_has_said_nothing(stops: list[Any]) -> None:
+    async def test() -> None:
+        process = EngineProcess(EngineArgs(), engine_config())
+        assert PlayedChild.made[-1].title == "inflight: engine"
+        assert (process.is_ready, process.has_ended, process.was_killed) == (False, False, False)
+        assert (process.kv_cache_bytes, process.recovery_times, process.faults, process.suspect) == (0, (), None, "")
+        process.begin()
+        assert process.sockets.keys() == {0}
+        await process.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_what_the_core_says_and_its_end_are_noticed(stops: list[Any], is_ready: bool) -> None:
     async def test() -> None:
         process, child = start()
-        ControlSocket(child.control).send({"ready": 4096})
+        descriptors = [process.process.fileno(), process._control.fileno()]
+        control = ControlSocket(child.control)
+        if is_ready:
+            control.send({"suspect": "a"})
+            await until(lambda: process.suspect == "a")
+            control.send({"ready": 4096})
         child.end(0)
         await until(lambda: process.has_ended)
-        assert process.is_ready and process.kv_cache_bytes == 4096
+        assert (process.is_ready, process.kv_cache_bytes) == (is_ready, 4096 * is_ready)
         await process.close()
         assert stops == [([child], MAX_END_SECONDS)]
+        loop = asyncio.get_running_loop()
+        assert not any(loop.remove_reader(descriptor) for descriptor in descriptors)
+
+    run(test)
+
+
+def test_nobody_listens_to_a_process_that_was_closed(stops: list[Any]) -> None:
+    async def test() -> None:
+        process, child = start()
+        descriptors = [child.fileno(), process._control.fileno()]
+        await process.close()
+        loop = asyncio.get_running_loop()
+        assert not any(loop.remove_reader(descriptor) for descriptor in descriptors)
 
     run(test)
 
