@@ -59,6 +59,9 @@ def test_which_schema_is_that_of_an_argument() -> None:
     assert found == {"a": {"integer"}, "bx": {"boolean"}, "bc": {"boolean", "null"}, "e": {"array"}}
     assert schema.argument("e").item().types == NUMBER
     assert schema.argument("a").item().types == {"string"}
+    items = {"items": {"type": "null"}, "allOf": [{"items": {"type": "integer"}}]}
+    assert of({"properties": {"a": items}}).argument("a").item().types == {"null"}
+    assert of({"$ref": "#", "properties": {"a": {}}}).names() == {"a"}, "each part once"
     assert of({"properties": {"a": {}}}).argument("b").types == {"string"}
     assert of({"additionalProperties": False}).argument("b").types == {"string"}
     assert ArgumentSchema.of_tool("h", [{"name": "f", "parameters": {"properties": {"a": {}}}}]).names() == set()
@@ -85,6 +88,7 @@ def test_which_schema_is_that_of_an_argument() -> None:
         ({"allOf": [{"enum": [1, "x", "y"]}, {"enum": [1, "x"]}]}, "x", "x"),
         ({"nullable": True, "enum": ["x", 2]}, "2", 2),
         ({"nullable": True, "enum": ["x", 2]}, "null", None),
+        ({"enum": ["x", 1], "allOf": [{"$ref": "#/properties/a"}]}, "1", 1),  # it refers to itself
     ],
 )
 def test_text_as_json(schema: Any, text: str, value: object) -> None:
@@ -106,8 +110,10 @@ def test_text_as_json(schema: Any, text: str, value: object) -> None:
         ({"enum": ["1", 2]}, "2", 2),
         ({"nullable": True, "type": "string"}, "null", None),
         ({"type": "number"}, "2.0", 2.0),
+        ({"type": "integer"}, "[1]", [1]),  # nothing fits
     ],
 )
 def test_words_as_json(schema: Any, text: str, value: object) -> None:
     assert json.loads(of({"properties": {"a": schema}}).argument("a").read_word(text)) == value
     assert json.loads(ArgumentSchema().read_word("true")) is True
+    assert of({"properties": {"a": {"type": "string"}}}).argument("a").read_text("ü") == '"ü"'

@@ -156,3 +156,18 @@ def test_when_a_compilation_needs_too_long_the_next_one_starts_although_it_still
     assert following.result(300) is grammar
     gate.set()
     lane.close()
+
+
+def test_the_timer_of_a_compilation_ends_with_it_and_keeps_no_process_alive() -> None:
+    def timers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)}
+
+    before = timers()
+    gates, one = Gates(), lane(1, max_seconds=100_000.0)
+    jobs = submit(one, gates, "a")
+    gates.wait_for("a")
+    assert all(timer.daemon for timer in timers())
+    gates.open()
+    assert jobs["a"].result(timeout=300) is GRAMMAR
+    one.close()
+    wait_until(lambda: timers() <= before)

@@ -10,13 +10,13 @@ import pytest
 from inflight.engine.request.request_state import RequestState
 from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.async_llm import AsyncLLM
-from inflight.errors import EngineRecoveringError, OverloadedError
+from inflight.errors import EngineDeadError, EngineRecoveringError, OverloadedError
 from inflight.interface.codec import encode
 from inflight.interface.request import EngineCoreRequest, FinishReason
 from inflight.interface.serving import AddRequest
 from tests.unit.engine.request.output_cases import DELTA, Processor, columns, output, request
 from tests.unit.engine.serving.event_loop import run
-from tests.unit.engine.serving.lone_front_end import RecordingClient, answer, lone_front_end
+from tests.unit.engine.serving.lone_front_end import RecordingClient, answer, front_end_of, lone_front_end
 from tests.unit.engine.serving.serving import read, reasons_of, tokens_of
 
 
@@ -185,5 +185,26 @@ def test_the_message_of_a_request_has_its_prompt_once() -> None:
         assert message.prompt_token_ids.tolist() == prompt
         assert len(encode(message).segments) == 1 and encode(message).num_bytes < 4 * 2000 + 64 * 1000
         stream.abort()
+
+    run(test)
+
+
+def test_without_fault_tolerance_the_requests_of_a_replica_that_has_ended_fail() -> None:
+    async def test() -> None:
+        engine, clients = front_end_of(2)
+        engine._replicas._limits = replace(engine._replicas._limits, enabled=False)
+        streams = [engine.submit(request(str(i))) for i in range(6)]
+        lost, others = (sum(isinstance(message, AddRequest) for message in client.sent) for client in clients)
+        assert lost and others and lost + others == len(streams)
+        clients[0]._finish("the replica is gone")
+        failed = []
+        for stream in streams:
+            stream.abort()  # of one that has failed it changes nothing
+            try:
+                await read(stream)
+            except EngineDeadError as error:
+                failed.append(str(error))
+        assert failed == ["the replica is gone"] * lost
+        clients[1]._finish("gone")
 
     run(test)

@@ -1,0 +1,89 @@
+"""When a value without quotes is passed on, and as what. What its JSON is, is in test_output_parser.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from inflight.parsers import held_value
+from inflight.parsers.argument_schema import ArgumentSchema
+from inflight.parsers.held_value import HeldValue
+
+
+def passed_on(pieces: Sequence[str], *, is_cut: bool = False, **options: Any) -> list[str]:
+    """What had been passed on when the value began, after each piece, and at its end."""
+    written: list[str] = []
+    value = HeldValue(written.append, lambda text: f"converted {text}", **options)
+    found = ["".join(written)]
+    for piece in pieces:
+        value.write(piece)
+        found.append("".join(written))
+    value.end(is_cut=is_cut)
+    return [*found, "".join(written)]
+
+
+def test_a_string_is_passed_on_at_once() -> None:
+    assert passed_on(['a"', "ü\n"], is_string=True) == ['"', '"a\\"', '"a\\"ü\\n', '"a\\"ü\\n"']
+    assert passed_on(["ab"], is_string=True, is_cut=True)[-1] == '"ab'
+
+
+def test_another_value_is_held_to_its_end() -> None:
+    assert passed_on(["[1", ", 2]"]) == ["", "", "", "converted [1, 2]"]
+    assert passed_on(["[1", ", "], is_cut=True)[-1] == "[1, "
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["n", "ull"], ["", "", "", "converted null"]),
+        (["nu", 'x"'], ["", "", '"nux\\"', '"nux\\""']),
+        (["nulls", "a"], ["", '"nulls', '"nullsa', '"nullsa"']),
+        (["None"], ["", "", "converted None"]),
+        ([""], ["", "", "converted "]),
+    ],
+)
+def test_a_string_that_may_become_a_word_is_held_as_long(pieces: list[str], expected: list[str]) -> None:
+    assert passed_on(pieces, is_string=True, unless=("null", "None")) == expected
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["[1,"], ["", "", "converted [1,"]),
+        (["[1,2", ",3]"], ["", "[1,2", "[1,2,3]", "[1,2,3]"]),  # four characters are held
+        (["[1,2,3", "]"], ["", "[1,2,3", "[1,2,3]", "[1,2,3]"]),
+        (["[1", ",2,3", "]"], ["", "", "[1,2,3", "[1,2,3]", "[1,2,3]"]),
+        (['a"bcd', "e"], ["", '"a\\"bcd', '"a\\"bcde', '"a\\"bcde"']),
+    ],
+)
+def test_a_value_that_is_too_long_to_hold(
+    monkeypatch: pytest.MonkeyPatch, pieces: list[str], expected: list[str]
+) -> None:
+    monkeypatch.setattr(held_value, "MAX_HELD", 4)
+    assert passed_on(pieces) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "pieces", "expected"),
+    [
+        ({"type": "string"}, ["nu", "ll"], ['"', '"nu', '"null', '"null"']),
+        ({"type": ["string", "null"]}, ["nu", "ll"], ["", "", "", "null"]),
+        ({"type": ["string", "null"]}, ["nu", "x"], ["", "", '"nux', '"nux"']),
+        ({"type": ["string", "integer"]}, ["1", "2"], ["", "", "", '"12"']),
+        ({"type": "null"}, ["null"], ["", "", "null"]),
+        ({"type": "integer"}, ["1"], ["", "", "1"]),
+        ({}, ["a"], ["", "", '"a"']),
+        (None, ["a"], ['"', '"a', '"a"']),  # the tool has no such argument
+    ],
+)
+def test_by_the_schema_of_an_argument(schema: Any, pieces: list[str], expected: list[str]) -> None:
+    written: list[str] = []
+    value = ArgumentSchema(schema, schema).held_value(written.append)
+    found = ["".join(written)]
+    for piece in pieces:
+        value.write(piece)
+        found.append("".join(written))
+    value.end()
+    assert [*found, "".join(written)] == expected
