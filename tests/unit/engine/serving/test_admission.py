@@ -178,6 +178,8 @@ def test_a_new_engine_has_an_empty_queue() -> None:
     with pytest.raises(OverloadedError, match="70 prompt tokens wait"):
         admission.check(1, 31)
     admission.check(1, 30)
+    admission.reported(stats(0, 0, 0), 3)
+    assert admission.load == 0
 
 
 # -- drain ---------------------------------------------------------------------------------------------------------------

@@ -303,3 +303,22 @@ def test_the_prefix_cache_is_reset_by_the_engine_and_each_call_gets_its_answer()
         await played.close()
 
     run(test)
+
+
+def test_a_paused_connection_reads_nothing_until_it_is_resumed() -> None:
+    async def test() -> None:
+        played = Played()
+        stream = await played.open()
+        stream.send(outputs(1))
+        await played.has("outputs")
+        played.events.clear()
+        played.connection.pause()
+        stream.send(outputs(2))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert played.events == []
+        played.connection.resume()
+        await played.has("outputs")
+        await played.close()
+
+    run(test)
