@@ -29,6 +29,7 @@ def test_logprobs_are_trimmed_and_hold_the_token_itself() -> None:
     [completion] = done.request_outputs[0].outputs
     assert completion.logprobs == [{97: Logprob(-2.0, 2, "a"), 98: Logprob(-0.5, 1, "b")}, {98: Logprob(-0.25, 1, "b")}]
     assert completion.cumulative_logprob == -2.25
+    assert done.request_outputs[0].prompt_logprobs is None
 
 
 def test_a_tied_token_has_one_entry_with_its_own_rank() -> None:
@@ -148,3 +149,24 @@ def test_events_of_a_parser(kind: RequestOutputKind) -> None:
     assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == "yes no"
     assert sum(count for _, count in found) == num_reasoning
     assert found[0][0] == [] and found[-1][1] == 0
+
+
+def test_losses_of_an_engine_are_counted_until_there_is_progress() -> None:
+    processor = Processor(byte_tokenizer())
+    state = processor.add_request(request(n=2), DELTA)
+    assert state.num_losses == 0
+    assert [sequence.num_prompt_logprobs_done for sequence in state.resumed_sequences()] == [1, 1]
+
+    def lose(*token_ids: int) -> list[int]:
+        """The counts after these tokens of the first sequence, and then a loss."""
+        processor.process([output("0_r", list(token_ids))])
+        state.count_loss()
+        return [sequence.num_losses for sequence in state.resumed_sequences()]
+
+    assert [lose(), lose(), lose(97)] == [[1, 1], [2, 2], [3, 3]]  # one token is no progress
+    assert [lose(97), lose(97, 98), lose(97, 98, 99)] == [[4, 4], [1, 5], [1, 6]]
+    assert state.num_losses == 6
+    processor.process([output("1_r", [97], FinishReason.LENGTH)])
+    assert (lose(), state.num_losses) == ([2], 2)
+    processor.process([output("0_r", [97], FinishReason.LENGTH)])
+    assert state.num_losses == 0
