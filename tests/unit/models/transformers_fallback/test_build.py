@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import (
     Ernie4_5_MoeConfig,
     FalconConfig,
+    Gemma3Config,
     GraniteConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -79,7 +80,7 @@ def test_a_configuration_that_transformers_cannot_read(
         UnsupportedModelError, match=r"transformers \d[\d.]+ cannot read this configuration; a newer"
     ) as refusal:
         read_config(config)
-    assert ("HouseForCausalLM is not one of Inflight's own families" in str(refusal.value)) != is_known
+    assert (f"{architectures[0]} is not one of Inflight's own families" in str(refusal.value)) != is_known
     assert str(refusal.value).startswith("config.json: ") and str(refusal.value).endswith("it has gills")
     assert "house_brand" in str(refusal.value) and "\n" not in str(refusal.value)
     with pytest.raises(UnsupportedModelError, match="cannot read this configuration"):
@@ -97,8 +98,10 @@ def test_code_of_the_model_is_run_only_if_it_is_trusted(tmp_path: Path) -> None:
     config = model_config(folder)
     with pytest.raises(UnsupportedModelError, match=r"does not know HouseForCausalLM; .* \(--trust-remote-code\)"):
         read_config(config)
-    model = build(replace(config, trust_remote_code=True), FLOAT32)
-    assert type(model).__name__ == "HouseForCausalLM"
+    trusted = replace(config, trust_remote_code=True)
+    assert type(build(trusted, FLOAT32)).__name__ == "HouseForCausalLM"
+    changed = read_config(replace(trusted, config_overrides={"hidden_act": "gelu"}))
+    assert type(changed).__name__ == "HouseConfig" and changed.hidden_act == "gelu"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +172,27 @@ def test_weights_have_no_memory_and_their_dtypes(
     table = model.model.rotary_emb.inv_freq
     assert table.device.type == "cpu" and table.dtype == torch.float32 and table.is_contiguous() and table.any()
     assert build(model_config(tmp_path), layer_context(dtype), "eager").config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_that_are_always_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", ["input_layernorm"])
+    model = build(model_config(saved(tmp_path)), layer_context(dtype))
+    kept = [name for name, weight in model.named_parameters() if weight.dtype != dtype]
+    assert kept == [f"model.layers.{number}.input_layernorm.weight" for number in (0, 1)]
+    assert all(model.get_parameter(name).dtype == torch.float32 for name in kept)
+
+
+def test_a_model_that_also_reads_images(tmp_path: Path) -> None:
+    """Its configuration has one of the text and one of the images."""
+    text = {**SIZES, "num_hidden_layers": 1, "head_dim": 8}
+    images = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config={**images, "num_hidden_layers": 1}, mm_tokens_per_image=4)
+    model = build(model_config(saved(tmp_path, config)), layer_context(torch.bfloat16))
+    assert {each.dtype for each in (model.config, model.config.text_config, model.config.vision_config)} == {
+        torch.bfloat16
+    }
+    assert find_layers(model)[0] == "model.language_model.layers"
 
 
 def test_tables_of_the_checkpoint_get_memory_and_computed_ones_need_values(
