@@ -437,29 +437,6 @@ def test_the_scale_of_gemma2_from_a_gguf_file() -> None:
         assert scale_from_gguf({**given, name: value}, 46) == {"query_pre_attn_scalar": 128}
 
 
-@pytest.mark.parametrize(("blocks", "scale"), [(46, 24 // 4), (45, 16), (62, 16)])
-def test_the_scale_of_scores_that_a_gguf_file_of_gemma2_does_not_have(blocks: int, scale: int) -> None:
-    """Only in the largest model it is not the size of a head."""
-    family = next(each for each in FAMILIES if each.model_type == "gemma2")
-    given = {"embedding_length": 24, "attention.head_count": 4, "block_count": blocks, "attention.key_length": 16}
-    assert family.from_gguf(given) == {"query_pre_attn_scalar": scale}
-    assert family.from_gguf({**given, "attn_logit_softcapping": 9.0})["attn_logit_softcapping"] == 9.0
-
-
-def test_the_mlp_of_lfm2() -> None:
-    """Two thirds of the given size, times a factor, in whole multiples."""
-
-    def size(**fields: Any) -> int:
-        return parse("lfm2", full_attn_idxs=[1], **fields).layers[0].mlp.size
-
-    assert size(intermediate_size=999, block_multiple_of=10) == 670
-    assert size(intermediate_size=999, block_multiple_of=666) == 666
-    assert size(intermediate_size=999, block_multiple_of=10, block_ffn_dim_multiplier=2.0) == 1340
-    assert size(intermediate_size=999, block_ffn_dim_multiplier=None) == 666
-    assert size(intermediate_size=999, block_ff_dim=99, block_ffn_dim_multiplier=None) == 66
-    assert size(intermediate_size=999, block_auto_adjust_ff_dim=False) == 999
-
-
 def test_smollm3_chooses_the_layers_that_rotate() -> None:
     def rotates(**fields: Any) -> list[bool]:
         return [each.rope is not None for each in parse("smollm3", **fields).attentions]

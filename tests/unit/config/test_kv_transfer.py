@@ -143,13 +143,3 @@ def test_what_does_not_go_together(given: dict[str, Any], other: dict[str, Any],
     (option,) = given
     with pytest.raises(ConfigError, match=f"^{option} {message}"):
         resolve_kv_transfer(EngineArgs(model="/nowhere", **given, **other))
-
-
-def test_the_largest_chunk_of_a_tier_counts() -> None:
-    def chunk(*tiers: dict[str, Any]) -> int:
-        config = resolved(with_extra(cpu_bytes_to_use=GIB, secondary_tiers=list(tiers)))
-        assert config is not None
-        return config.blocks_per_chunk
-
-    objects = {"type": "obj", "url": "s3://bucket", "blocks_per_chunk": 4}
-    assert (chunk(), chunk(FS), chunk(FS, objects), chunk(objects, FS)) == (1, 1, 4, 4)

@@ -63,12 +63,6 @@ def test_ignored_variables_are_named_before_torch_is_imported(
     assert caplog.messages == ["OMP_DYNAMIC: ignored, because cpu_threads_bind places the compute threads"]
 
 
-def test_placements_are_left_out_of_an_environment() -> None:
-    given = {"OMP_PROC_BIND": "close", "KMP_AFFINITY": "x", "OMP_NUM_THREADS": "2", "PATH": "/bin"}
-    assert without_placement(given) == {"OMP_NUM_THREADS": "2", "PATH": "/bin"}
-    assert len(given) == 4
-
-
 def test_placements_are_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_PLACES", "cores")
     with pytest.raises(KeyError), placement_hidden():

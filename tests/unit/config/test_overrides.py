@@ -227,13 +227,6 @@ def test_a_scaling_that_is_no_object_is_refused() -> None:
                 ropes(config, rope_scaling=value)
 
 
-def test_an_override_that_the_model_needs_changes_something() -> None:
-    """Without it the model is not supported at all."""
-    config = {**SHAPES["transformers 5"], "hidden_act": "relu"}
-    overrides = {"hidden_act": "silu", "vocab_sise": 3, "rope_theta": 7.0}
-    assert ineffective_overrides(config, overrides, parse_architecture) == ["vocab_sise"]
-
-
 def test_only_the_part_for_text_gets_the_name_of_its_own_family() -> None:
     """The names of the whole model stay outside, also if the part for text has such names, too."""
     config = {**wrapper(), "architectures": ["Gemma3ForConditionalGeneration"]}

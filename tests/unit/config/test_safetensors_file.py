@@ -11,15 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from inflight.config.safetensors_file import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    digests,
-    find_files,
-    have_same_bytes,
-    model_name,
-    read_header,
-)
+from inflight.config.safetensors_file import digests, find_files, have_same_bytes, model_name, read_header
 from inflight.errors import CheckpointError
 
 
@@ -109,52 +101,6 @@ def test_digests_of_files(tmp_path: Path) -> None:
         file.write_bytes(file.name.encode() * 1000)
     expected = {f"SHA-256 of {name}": hashlib.sha256(name.encode() * 1000).hexdigest() for name in ("b", "a")}
     assert digests(files) == expected
-
-
-def saved(folder: Path, *names: str) -> None:
-    for name in names:
-        save_file({name: torch.ones(1)}, folder / name)
-
-
-def test_the_files_of_a_folder(tmp_path: Path) -> None:
-    """One file goes before an index, and an index before what else is there."""
-    with pytest.raises(CheckpointError, match=r"has no \*\.safetensors, and no GGUF file"):
-        find_files(tmp_path)
-    (tmp_path / "folder.safetensors").mkdir()
-    saved(tmp_path, "b.safetensors", "a.safetensors", "c.safetensors")
-    assert find_files(tmp_path) == ([tmp_path / f"{name}.safetensors" for name in "abc"], {})
-    weight_map = {"x": "c.safetensors", "y": "a.safetensors", "z": "c.safetensors"}
-    (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
-    assert find_files(tmp_path) == ([tmp_path / "a.safetensors", tmp_path / "c.safetensors"], weight_map)
-    saved(tmp_path, SINGLE_FILE)
-    assert find_files(tmp_path) == ([tmp_path / SINGLE_FILE], {})
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ("{", "is no index of safetensors files .*; download it again"),
-        ("{}", "is no index of safetensors files"),
-        ('{"weight_map": [1]}', "is no index of safetensors files"),
-        ('{"weight_map": {"x": "../a.safetensors"}}', "x is in '../a.safetensors', which is not a file of this folder"),
-        ('{"weight_map": {"x": "/a.safetensors"}}', "x is in '/a.safetensors', which is not a file of this folder"),
-        ('{"weight_map": {"x": "b/a.safetensors"}}', "x is in 'b/a.safetensors', which is not a file of this folder"),
-    ],
-)
-def test_an_index_that_is_wrong(tmp_path: Path, index: str, message: str) -> None:
-    (tmp_path / INDEX_FILE).write_text(index)
-    with pytest.raises(CheckpointError, match=message):
-        find_files(tmp_path)
-
-
-def test_digests_are_in_the_order_of_the_files(tmp_path: Path) -> None:
-    contents = {"b": b"one", "a": b"two"}
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    found = digests([tmp_path / name for name in contents])
-    assert list(found.items()) == [
-        (f"SHA-256 of {name}", hashlib.sha256(content).hexdigest()) for name, content in contents.items()
-    ]
 
 
 def test_headers_as_large_as_the_format_allows(tmp_path: Path) -> None:
