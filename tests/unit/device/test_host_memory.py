@@ -77,3 +77,30 @@ def test_without_proc_the_c_library_is_asked(tmp_path: Path) -> None:
     assert host_memory.resident_bytes(tmp_path) == 0
     assert host_memory.peak_resident_bytes(tmp_path) == 0
     host_memory.reset_peak(tmp_path)
+
+
+def test_the_memory_of_this_process(tmp_path: Path) -> None:
+    root = write(tmp_path, {"proc/self/status": "Name: x\nVmPeak: 9 kB\nVmHWM: 70 kB\nVmRSS: 50 kB\nVmHWM\n"})
+    assert (host_memory.resident_bytes(root), host_memory.peak_resident_bytes(root)) == (50 * KIB, 70 * KIB)
+    host_memory.reset_peak(root)
+    assert (root / "proc/self/clear_refs").read_text() == "5"
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        ({"memory.max": "3000\n"}, 1000 * KIB),  # without its use
+        ({"memory.current": "3000\n"}, 1000 * KIB),
+        ({"memory.max": "x\n", "memory.current": "1\n"}, 1000 * KIB),
+        ({"memory.max": "3000\n", "memory.current": "1000\n", "memory.stat": "inactive_file\n"}, 2000),
+        ({"memory.max": f"{2**40}\n", "memory.current": "1\n"}, 1000 * KIB),
+    ],
+)
+def test_groups_that_tell_a_part(tmp_path: Path, group: dict[str, str], expected: int) -> None:
+    files = {f"sys/fs/cgroup/{name}": text for name, text in group.items()}
+    root = write(tmp_path, {**MEMINFO, "proc/self/cgroup": "0::/\n", **files})
+    assert host_memory.available_bytes(root) == expected
+
+
+def test_a_function_that_the_c_library_does_not_have() -> None:
+    host_memory.call_c_library("inflight_no_such_function", 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inflight.errors import InvalidRequestError
-from inflight.sample.validation import check_sampling
+from inflight.sample.validation import check_num_logprobs, check_sampling
 from inflight.sampling_params import SamplingParams
 from tests.unit.sample.batch import Row
 
@@ -45,3 +45,26 @@ def test_what_cannot_be_done_is_refused(row: Row, message: str) -> None:
 )
 def test_what_can_be_done_passes(row: Row) -> None:
     check_sampling(row.resolved, vocab_size=100)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_log_probabilities_of_more_tokens_than_there_are(name: str) -> None:
+    def params(count: int) -> SamplingParams:
+        return SamplingParams(logprobs=count) if name == "logprobs" else SamplingParams(prompt_logprobs=count)
+
+    check_num_logprobs(params(50), 50)
+    check_num_logprobs(SamplingParams(), 0)
+    with pytest.raises(
+        InvalidRequestError, match=f"^{name}=51 is more than the vocabulary's 50 tokens; give at most 50"
+    ):
+        check_num_logprobs(params(51), 50)
+
+
+def test_end_tokens_are_forbidden_only_before_min_tokens() -> None:
+    """Bad words alone, and end tokens alone, leave a token each."""
+    row = Row(SamplingParams(allowed_token_ids=[3, 4], min_tokens=2), stop_token_ids=[3, 5], bad_words=[[5], [4, 3]])
+    check_sampling(row.resolved, vocab_size=100)
+    with pytest.raises(InvalidRequestError, match=r"allowed_token_ids=\[3\] has only bad words and end tokens, .*=2 "):
+        check_sampling(
+            Row(SamplingParams(allowed_token_ids=[3], min_tokens=2), stop_token_ids=[3]).resolved, vocab_size=100
+        )
