@@ -85,3 +85,19 @@ def test_what_a_step_keeps_of_its_rotation() -> None:
     assert [each.data_ptr() for each in Rotation(cos, sin, ops).tensors] == [cos.data_ptr(), sin.data_ptr()]
     kept = Rotation(cos, sin, ops, scale).tensors
     assert [each.data_ptr() for each in kept] == [cos.data_ptr(), sin.data_ptr(), scale.data_ptr()]
+
+
+def test_rows_of_two_sequences_and_blocks_that_keep_no_state() -> None:
+    """Of the second row only the last of three full blocks keeps its state."""
+    inputs = AttentionInputs(
+        query_start_loc=np.array([0, 2, 15], dtype=np.int32),
+        seq_lens=np.array([6, 13], dtype=np.int32),
+        num_computed_tokens=np.array([4, 0], dtype=np.int32),
+        block_table=np.array([[7, 8, 0, 0], [0, 0, 5, 6]], dtype=np.int32),
+    )
+    metadata = StateMetadata(num_tokens=15, inputs=inputs, block_size=BLOCK_SIZE, num_states=1)
+    assert list(metadata.pieces()) == [
+        StatePiece(slice(0, 2), StatePlace(7, 0), StatePlace(8, 0)),
+        StatePiece(slice(2, 14), None, StatePlace(5, 0)),
+        StatePiece(slice(14, 15), StatePlace(5, 0), StatePlace(6, 0)),
+    ]

@@ -99,6 +99,13 @@ def test_weights_are_quantized_as_they_are_prepared(
     assert method.is_batch_invariant(in_features) is (in_features % 4 == 0)
 
 
+def test_fp8_is_for_gpus() -> None:
+    with pytest.raises(
+        ConfigError, match="quantization='fp8' needs an NVIDIA GPU, and this is a cpu: use int8 or int4"
+    ):
+        select_linear_method(CPU, torch.bfloat16, quantization="fp8")
+
+
 def test_dtypes_without_kernels_are_computed_by_torch() -> None:
     assert isinstance(select_linear_method(CPU, torch.float16), PlainLinear)
     assert isinstance(select_layer_ops(CPU, torch.float16), TorchLayerOps)

@@ -12,15 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import LlamaConfig
 
 from inflight.config.engine import ModelConfig
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.stored_head import resolve_head
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.errors import CheckpointError
+from inflight.errors import CheckpointError, ConfigError
+from inflight.kernels.cpu.library import load_kernels
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 from tests.support.full_context_attention import FullContextAttention, run_prompt
+from tests.support.full_context_attention import load as load_float32
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 PROMPT = torch.arange(9)
@@ -311,3 +314,38 @@ def test_dummy_weights_are_as_wide_as_promised(written: Path) -> None:
     for name, norm in model.named_parameters():
         if "norm" in name:
             assert (norm == 1).all(), name
+
+
+# ---- parts of ranks, and promises ------------------------------------------------------------------------------------
+
+
+def test_a_rank_whose_rows_are_all_padding(tmp_path: Path) -> None:
+    """Five tokens over four ranks: two rows each, and the last rank has none."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=5, num_key_value_heads=4, head_dim=8, tie_word_embeddings=False, **sizes)
+    folder = write_model(config, tmp_path / "model", seed=1)
+    table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    for rank, held in enumerate((table[:2], table[2:4], table[4:], table[5:])):
+        model = load_float32(folder, tp=TensorParallelGroup(4, rank))
+        weight = dict(model.named_parameters())["embed_tokens.weight"]
+        assert torch.equal(weight[: len(held)], held) and not weight[len(held) :].any() and len(weight) == 2
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        (0, "its attention is not computed by the C"),
+        (2, r"its linear layers are not computed by the C\+\+ kernels"),  # a part of its heads has six features
+    ],
+)
+@pytest.mark.skipif(load_kernels() is None, reason="needs the C++ kernels")
+def test_weights_of_heads_decide_about_batch_invariance_too(tmp_path: Path, index: int, reason: str) -> None:
+    folder = write_model(FAMILY_CONFIGS["deepseek_v2"][index], tmp_path / "model", seed=1)
+    with pytest.raises(ConfigError, match=reason):
+        load_float32(folder, batch_invariant=True)
+
+
+def test_only_what_is_quantized_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"):
+        load(folder)
+    assert not caplog.records

@@ -160,3 +160,27 @@ def test_add_and_scale(ops: LayerOps, dtype: torch.dtype, rows: int, size: int, 
         truth = x.double() if added is None else x.double() + added.double()
         ops.add_and_scale(x, added, scaled)
         assert_close(x, truth if scaled is None else truth * scaled.double(), 2 * tolerance(ops, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_and_rows_are_copied_between_any_strides(ops: LayerOps, dtype: torch.dtype) -> None:
+    x = torch.arange(5 * 4 * 6).to(dtype).view(5, 4, 6)
+    out = torch.zeros(5, 3, 9, dtype=dtype)
+    ops.copy_heads(x[:, 1:3, 2:], out[:, :2, 5:])
+    assert torch.equal(out[:, :2, 5:], x[:, 1:3, 2:])
+    assert not out[:, 2:].any() and not out[:, :, :5].any()
+    rows = torch.tensor([4, 0, 4])
+    wide = x.flatten(1)[:, :7]
+    chosen = ops.select_rows(wide, rows)
+    assert torch.equal(chosen, wide[rows]) and chosen.is_contiguous()
+    assert chosen.data_ptr() != wide.data_ptr()
+
+
+def test_dimensions_that_are_not_rotated_are_not_scaled_either(ops: LayerOps) -> None:
+    positions, frequencies = torch.tensor([0, 3]), torch.tensor([0.5, 0.0, 0.5, 0.0])
+    for scale in (1.0, 2.0):
+        cos, sin = ops.cos_and_sin(positions, frequencies, scale, torch.float32)
+        turn = [scale * math.cos(1.5), scale * math.sin(1.5)]
+        torch.testing.assert_close(cos, torch.tensor([[scale, 1, scale, 1], [turn[0], 1, turn[0], 1]]))
+        torch.testing.assert_close(sin, torch.tensor([[0.0] * 4, [-turn[1], 0, turn[1], 0]]))
+    assert ops.cos_and_sin(positions, frequencies, 2.0, torch.bfloat16)[0].dtype == torch.bfloat16

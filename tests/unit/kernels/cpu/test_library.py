@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import logging
+import os
+import platform
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -125,3 +130,70 @@ def test_without_kernels_a_model_gives_the_same_tokens(monkeypatch: pytest.Monke
     with_kernels = tokens()
     hide(monkeypatch, tmp_path / "nothing")
     assert tokens() == with_kernels
+
+
+class Binding:
+    """A library whose threads are bound, or not: `error` is what the system says."""
+
+    def __init__(self, error: int) -> None:
+        self.error, self.cores = error, list[int]()
+
+    def inflight_bind_threads(self, cores: Any, count: int) -> int:
+        self.cores += cores[:count]
+        return self.error
+
+
+def test_the_calling_thread_may_use_all_cores_of_the_bound_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = list[object]()
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: allowed.append((pid, list(cores))))
+    bound: Any = Binding(0)
+    library.bind_threads(bound, [3, 0])
+    assert (bound.cores, allowed) == ([3, 0], [(0, [3, 0])])
+    refused: Any = Binding(errno.EINVAL)
+    with pytest.raises(ConfigError, match=r"to cores 2, 5: Invalid argument; set cpu_threads_bind='off'"):
+        library.bind_threads(refused, [2, 5])
+    assert len(allowed) == 1
+
+
+@needs_kernels
+@pytest.mark.parametrize("missing", [False, True])
+def test_an_openmp_runtime_that_cannot_be_loaded(
+    missing: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next one is tried. If there is none, there are no kernels."""
+    real, tried = ctypes.CDLL, list[str]()
+
+    def load(path: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+        tried.append(str(path))
+        if missing or len(tried) == 1:
+            raise OSError("it cannot be loaded")
+        return real(path, mode=mode)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert (library.load_kernels() is None) == missing
+    assert "torch" in Path(tried[0]).parts, "torch's own comes first"
+    if missing:
+        assert tried[-1] == "libgomp.so.1" and "no OpenMP runtime was found" in caplog.text
+    else:
+        assert len(tried) == 2
+
+
+@needs_kernels
+def test_a_wheel_has_no_sources_to_compare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name = f"_{INSTRUCTION_SETS_HERE[0]}.so"
+    (tmp_path / name).write_bytes((library._FOLDER / name).read_bytes())
+    hide(monkeypatch, tmp_path)
+    assert library.load_kernels() is not None
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / name).write_bytes(b"no library")
+    hide(monkeypatch, tmp_path / "broken")
+    with pytest.raises(library.KernelsUnavailableError, match=rf"{name} cannot be loaded"):
+        library.open_kernels("auto")
+
+
+@pytest.mark.parametrize(("system", "machine"), [("Darwin", "x86_64"), ("Linux", "aarch64")])
+def test_another_platform(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(library.KernelsUnavailableError, match=f"for Linux on x86-64, and this is {system} {machine}"):
+        library.open_kernels("auto")

@@ -95,6 +95,12 @@ def norm(ops: CpuLayerOps, x: Tensor) -> Tensor:
     return ops.rms_norm(x, WEIGHT, 1e-6)
 
 
+def without_tokens(ops: CpuLayerOps) -> Tensor:
+    """A call that computes no tokens, and a tensor that is not recorded."""
+    assert ops.kernels.inflight_attention_scratch_bytes(16, 1) > 0
+    return WEIGHT
+
+
 @pytest.mark.parametrize(
     ("compute", "reason"),
     [
@@ -109,6 +115,7 @@ def norm(ops: CpuLayerOps, x: Tensor) -> Tensor:
         (lambda ops, x, rows: (norm(ops, x), norm(ops, FOREIGN)), "memory that is not known"),
         (lambda ops, x, rows: (norm(ops, torch.empty(len(x), SIZE).fill_(1)),), "torch computes fill_"),
         (lambda ops, x, rows: (norm(ops, x), WEIGHT), "a result is not"),
+        (lambda ops, x, rows: (norm(ops, x), without_tokens(ops)), "inflight_attention_scratch_bytes is not for tapes"),
         (lambda ops, x, rows: (norm(ops, x)[:, :8],), "a result is not"),
         (lambda ops, x, rows: (ops.add_and_rms_norm(ops.select_rows(x, rows), x, WEIGHT, 1e-6),), "neither"),
     ],
