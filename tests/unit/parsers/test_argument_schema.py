@@ -1,8 +1,7 @@
-"""What a tool's schema says of an argument that comes as plain text."""
+"""`ArgumentSchema`: which types an argument may have, which schema it has, and how its text is read."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -13,107 +12,178 @@ ALL = {"null", "boolean", "integer", "number", "string", "array", "object"}
 NUMBER = {"integer", "number"}
 
 
-def of(parameters: dict[str, Any]) -> ArgumentSchema:
-    tools = [{"type": "function", "function": {"name": "g"}}, {"name": "f", "parameters": parameters}]
-    return ArgumentSchema.of_tool("f", tools)
+def schema(node: Any, **definitions: Any) -> ArgumentSchema:
+    return ArgumentSchema(node, {"$defs": definitions})
+
+
+def nested(depth: int) -> dict[str, Any]:
+    node: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        node = {"allOf": [node]}
+    return node
 
 
 @pytest.mark.parametrize(
-    ("schema", "types"),
+    ("node", "types"),
     [
+        (None, {"string"}),
         ({}, ALL),
-        (True, {"string"}),
         ({"type": "string"}, {"string"}),
+        ({"type": "integer"}, {"integer"}),
         ({"type": "number"}, NUMBER),
-        ({"type": ["integer", "null", 3]}, {"integer", "null"}),
-        ({"type": "integer", "nullable": True}, {"integer", "null"}),
-        ({"const": 1}, NUMBER),
-        ({"const": 1.5}, {"number"}),
-        ({"enum": [True, "a", None]}, {"boolean", "string", "null"}),
-        ({"type": "string", "enum": ["a", 1]}, {"string"}),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, {"integer", "null"}),
-        ({"oneOf": [{"type": "object"}, {"const": "x"}]}, {"object", "string"}),
-        ({"allOf": [{"type": ["string", "null"]}, {"type": ["null", "array"]}]}, {"null"}),
-        ({"$ref": "#/$defs/s"}, {"string"}),
-        ({"$ref": "#/$defs/none", "type": "integer"}, {"integer"}),
-        ({"$ref": "#/$defs/self"}, ALL),
-        ({"type": "string", "allOf": [{"type": "integer"}]}, ALL),  # no value fits
+        ({"type": ["string", "null", 3]}, {"string", "null"}),
+        ({"type": ["number", "array"]}, {*NUMBER, "array"}),
+        ({"type": "date"}, ALL),
+        ({"const": 5}, NUMBER),
+        ({"const": 5.0}, NUMBER),
+        ({"const": 5.5}, {"number"}),
+        ({"const": True}, {"boolean"}),
+        ({"const": None}, {"null"}),
+        ({"const": ["a"]}, {"array"}),
+        ({"const": {"a": 1}}, {"object"}),
+        ({"enum": ["a", 1.5, False]}, {"string", "number", "boolean"}),
+        ({"enum": []}, ALL),
+        ({"enum": "ab"}, ALL),
+        ({"type": ["string", "null"], "enum": ["a", 1]}, {"string"}),
+        ({"type": "string", "const": 1}, ALL),
+        ({"const": "a", "enum": ["a", 1]}, {"string"}),
+        ({"allOf": [{"type": ["string", "null"]}, {"type": ["string", "integer"]}]}, {"string"}),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, {"string", "integer"}),
+        ({"oneOf": [{"type": "array"}, {"type": "null"}]}, {"array", "null"}),
+        (
+            {"anyOf": [{"type": "string"}, {"type": "integer"}], "oneOf": [{"type": "integer"}, {"type": "null"}]},
+            {"integer"},
+        ),
+        ({"anyOf": [True, {"type": "string"}]}, ALL),
+        ({"type": ["string", "array"], "anyOf": [{"type": "string"}]}, {"string"}),
+        ({"type": "string", "nullable": True}, {"string", "null"}),
+        ({"type": "string", "nullable": 1}, {"string"}),
+        ({"$ref": "#/$defs/names"}, {"array"}),
+        ({"$ref": "#/$defs/names", "type": ["array", "string"]}, {"array"}),
+        ({"$ref": "#/$defs/missing"}, ALL),
+        ({"$ref": "elsewhere.json"}, ALL),
+        ({"$ref": 3, "type": "string"}, {"string"}),
+        ({"$ref": "#/$defs/itself"}, {"object"}),
+        (nested(16), {"string"}),
+        (nested(17), ALL),
     ],
 )
-def test_types(schema: Any, types: set[str]) -> None:
-    definitions = {"s": {"type": "string"}, "self": {"$ref": "#/$defs/self"}}
-    assert of({"properties": {"a": schema}, "$defs": definitions}).argument("a").types == types
+def test_the_types_that_a_schema_allows(node: Any, types: set[str]) -> None:
+    itself = {"type": "object", "anyOf": [{"$ref": "#/$defs/itself"}, {"type": "null"}]}
+    found = schema(node, names={"type": "array"}, itself=itself)
+    assert found.types == types
+    assert found.types == types, "asked again"
 
 
-def test_which_schema_is_that_of_an_argument() -> None:
-    schema = of(
-        {
-            "properties": {"a": {"type": "integer"}},
-            "patternProperties": {"^b": {"type": "boolean"}, "c$": {"type": "null"}},
-            "additionalProperties": {"type": "array", "items": {"type": "number"}},
-            "allOf": [{"properties": {"d": {"type": "object"}}}],
-        }
-    )
-    assert schema.names() == {"a", "d"}
-    found = {name: schema.argument(name).types for name in ("a", "bx", "bc", "e")}
-    assert found == {"a": {"integer"}, "bx": {"boolean"}, "bc": {"boolean", "null"}, "e": {"array"}}
-    assert schema.argument("e").item().types == NUMBER
-    assert schema.argument("a").item().types == {"string"}
-    items = {"items": {"type": "null"}, "allOf": [{"items": {"type": "integer"}}]}
-    assert of({"properties": {"a": items}}).argument("a").item().types == {"null"}
-    assert of({"$ref": "#", "properties": {"a": {}}}).names() == {"a"}, "each part once"
-    assert of({"properties": {"a": {}}}).argument("b").types == {"string"}
-    assert of({"additionalProperties": False}).argument("b").types == {"string"}
-    assert ArgumentSchema.of_tool("h", [{"name": "f", "parameters": {"properties": {"a": {}}}}]).names() == set()
+COLOURS = {"anyOf": [{"enum": ["red", "null"]}, {"type": "integer"}]}
 
 
 @pytest.mark.parametrize(
-    ("schema", "text", "value"),
+    ("node", "text", "as_text", "as_word"),
     [
-        ({"type": "string"}, "1", "1"),
-        ({"type": "integer"}, "1", 1),
-        ({"type": ["string", "null"]}, "null", None),
-        ({"type": ["string", "null"]}, "None", None),
-        ({"type": "string"}, "null", "null"),
-        ({"type": ["string", "integer"]}, "1", "1"),
-        ({}, "1", 1),
-        ({}, "a b", "a b"),
-        ({"anyOf": [{"type": "integer"}, {"enum": ["x"]}]}, "1", 1),
-        ({"anyOf": [{"type": "integer"}, {"enum": ["x"]}]}, "x", "x"),
-        ({"anyOf": [{"type": "integer"}, {"const": "x"}]}, "2", 2),
-        ({"anyOf": [{"type": "integer"}, {"enum": ["x"]}]}, "y", "y"),  # nothing fits
-        ({"oneOf": [{"type": "array"}, {"$ref": "#/$defs/x"}]}, "[1]", [1]),
-        ({"oneOf": [{"type": "array"}, {"$ref": "#/$defs/x"}]}, "x", "x"),
-        ({"allOf": [{"enum": [1, "x", "y"]}, {"enum": [1, "x"]}]}, "1", 1),
-        ({"allOf": [{"enum": [1, "x", "y"]}, {"enum": [1, "x"]}]}, "x", "x"),
-        ({"nullable": True, "enum": ["x", 2]}, "2", 2),
-        ({"nullable": True, "enum": ["x", 2]}, "null", None),
-        ({"enum": ["x", 1], "allOf": [{"$ref": "#/properties/a"}]}, "1", 1),  # it refers to itself
+        (None, "5", '"5"', "5"),
+        ({}, "5", "5", "5"),
+        ({}, "é", '"é"', '"é"'),
+        ({"type": "string"}, "10001", '"10001"', '"10001"'),
+        ({"type": "string"}, "null", '"null"', '"null"'),
+        ({"type": "string"}, "é", '"é"', '"é"'),
+        ({"type": "integer"}, "10001", "10001", "10001"),
+        ({"type": "integer"}, "five", '"five"', '"five"'),
+        ({"type": "integer"}, "1.5", "1.5", "1.5"),
+        ({"type": ["string", "integer"]}, "5", '"5"', "5"),
+        ({"type": ["string", "integer"]}, "5.5", '"5.5"', '"5.5"'),
+        ({"type": ["string", "null"]}, "null", "null", "null"),
+        ({"type": ["string", "null"]}, "None", "null", "null"),
+        ({"type": ["string", "null"]}, "none", '"none"', '"none"'),
+        (COLOURS, "5", "5", "5"),
+        (COLOURS, "red", '"red"', '"red"'),
+        (COLOURS, "null", '"null"', '"null"'),
+        (COLOURS, "5.5", '"5.5"', '"5.5"'),
+        ({"enum": ["1", 2]}, "1", '"1"', '"1"'),
+        ({"enum": ["1", 2]}, "2", "2", "2"),
+        ({"type": ["string", "integer"], "const": 2}, "2", "2", "2"),
+        ({"allOf": [{"type": ["string", "integer"]}, {"enum": ["a", 7]}]}, "7", "7", "7"),
+        ({"allOf": [{"type": ["string", "integer"]}, {"enum": ["a", 7]}]}, "8", '"8"', '"8"'),
+        ({"oneOf": [{"const": "a"}, {"$ref": "#/$defs/seven"}]}, "7", "7", "7"),
+        ({"oneOf": [{"const": "a"}, {"$ref": "#/$defs/seven"}]}, "8", '"8"', '"8"'),
+        ({"enum": ["a", "b"], "nullable": True}, "null", "null", "null"),
+        ({"enum": ["a", 1], "nullable": True}, "1", "1", "1"),
+        ({"type": "boolean"}, "TRUE", "true", "true"),
+        ({"type": "boolean"}, " False ", "false", "false"),
+        ({"type": "boolean"}, "yes", '"yes"', '"yes"'),
+        ({"type": ["boolean", "string"]}, "TRUE", '"TRUE"', '"TRUE"'),
+        ({"type": ["boolean", "string"]}, "True", '"True"', "true"),
     ],
 )
-def test_text_as_json(schema: Any, text: str, value: object) -> None:
-    schema = of({"properties": {"a": schema}, "$defs": {"x": {"type": "string", "enum": ["x"]}}}).argument("a")
-    assert json.loads(schema.read_text(text)) == value
-    assert type(json.loads(schema.read_text(text))) is type(value)
+def test_how_a_text_is_read(node: Any, text: str, as_text: str, as_word: str) -> None:
+    """With and without quotes around strings in the family's markup."""
+    found = schema(node, seven={"const": 7})
+    assert found.read_word(text) == as_word
+    assert found.read_text(text) == as_text
+
+
+def test_names_and_schemas_of_arguments() -> None:
+    root = {
+        "properties": {"a": {"type": "integer"}, "ref": {"$ref": "#/$defs/list"}, "x-both": {"type": "null"}},
+        "patternProperties": {"^x-": {"type": "boolean"}, "^x-t": {"type": "array"}},
+        "additionalProperties": {"type": "number"},
+        "allOf": [{"properties": {"b": {"type": "string"}}}, {"$ref": "#/$defs/more"}],
+        "anyOf": [{"properties": {"c": {"type": "object"}}}],
+        "oneOf": [{"properties": {"a": {"type": "array"}}}, {"properties": 3}],
+        "$defs": {"list": {"type": "array", "items": {"type": "integer"}}, "more": {"properties": {"d": {}}}},
+    }
+    found = ArgumentSchema(root, root)
+    assert found.names() == {"a", "b", "c", "d", "ref", "x-both"}
+    assert found.argument("a").types == {"integer", "array"}, "any of the two"
+    assert found.argument("x-both").types == {"null", "boolean"}
+    assert found.argument("x-one").types == {"boolean"}
+    assert found.argument("x-two").types == {"boolean", "array"}
+    assert found.argument("other").types == NUMBER
+    assert found.argument("ref").types == {"array"}
+    assert found.argument("ref").item().types == {"integer"}
+    assert found.argument("a").item().types == {"string"}, "it says nothing of items"
+
+
+def test_an_argument_that_the_tool_does_not_have_is_a_string() -> None:
+    nodes: list[Any] = [None, {}, {"additionalProperties": True}, {"properties": {"b": {}}}, {"properties": ["a"]}]
+    for node in nodes:
+        assert ArgumentSchema(node, node).argument("a").types == {"string"}
+    assert ArgumentSchema({"properties": {"a": {}}}).argument("a").types == ALL
 
 
 @pytest.mark.parametrize(
-    ("schema", "text", "value"),
+    ("name", "types"), [("first", {"integer"}), ("bare", {"array"}), ("empty", {"string"}), ("absent", {"string"})]
+)
+def test_the_schema_of_a_tool(name: str, types: set[str]) -> None:
+    """Its references are paths from its parameters, also if it has names for its parts."""
+    number = {"$anchor": "number", "type": "integer"}
+    parameters = {"properties": {"a": {"$ref": "#number"}}, "$defs": {"number": number}}
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": "broken"},
+        {"type": "function", "function": {"name": "empty"}},
+        {"type": "function", "function": {"name": "first", "parameters": parameters}},
+        {"name": "bare", "parameters": {"properties": {"a": {"type": "array"}}}},
+        {"type": "function", "function": {"name": "first", "parameters": {}}},
+    ]
+    assert ArgumentSchema.of_tool(name, tools).argument("a").types == types
+
+
+@pytest.mark.parametrize(
+    ("node", "texts", "written"),
     [
-        ({"type": "boolean"}, " TRUE ", True),
-        ({"type": "boolean"}, "False", False),
-        ({"type": "integer"}, "1", 1),
-        ({"type": "string"}, "1", "1"),
-        ({"type": ["string", "integer"]}, "1", 1),
-        ({"type": "integer"}, "abc", "abc"),
-        ({"enum": ["1", 2]}, "1", "1"),
-        ({"enum": ["1", 2]}, "2", 2),
-        ({"nullable": True, "type": "string"}, "null", None),
-        ({"type": "number"}, "2.0", 2.0),
-        ({"type": "integer"}, "[1]", [1]),  # nothing fits
+        ({"type": "string"}, ["nu", "ll"], ['"', "nu", "ll", '"']),
+        (None, ['a"', "b"], ['"', 'a\\"', "b", '"']),
+        ({"type": ["string", "null"]}, ["nu", "ll"], ["null"]),
+        ({"type": ["string", "null"]}, ["nu", "t", "s"], ['"nut', "", "s", '"']),
+        ({"type": ["string", "integer"]}, ["1", "2"], ['"12"']),
+        ({"type": "integer"}, ["1", "2"], ["12"]),
+        ({"type": "null"}, ["None"], ["null"]),
     ],
 )
-def test_words_as_json(schema: Any, text: str, value: object) -> None:
-    assert json.loads(of({"properties": {"a": schema}}).argument("a").read_word(text)) == value
-    assert json.loads(ArgumentSchema().read_word("true")) is True
-    assert of({"properties": {"a": {"type": "string"}}}).argument("a").read_text("ü") == '"ü"'
+def test_only_what_is_surely_a_string_is_written_at_once(node: Any, texts: list[str], written: list[str]) -> None:
+    passed: list[str] = []
+    value = schema(node).held_value(passed.append)
+    for text in texts:
+        value.write(text)
+    value.end()
+    assert [text for text in passed if text] == [text for text in written if text]
