@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,15 @@ from inflight.config.openmp import PLACEMENT
 from inflight.config.ranks import RankLayout
 from inflight.executor.rank_process import WorkerProcess, worker_title
 from inflight.processes import child_process as process_module
-from inflight.processes.child_process import MAX_STOPPED_LOOKS, ChildProcess, name_process, stop_processes, wait_for_end
+from inflight.processes.child_process import (
+    MAX_STOPPED_LOOKS,
+    ChildProcess,
+    name_process,
+    pause_seconds,
+    stop_processes,
+    wait_for_end,
+    wait_for_first_end,
+)
 
 
 def test_a_process_is_killed_when_it_was_found_stopped_often_enough_in_a_row() -> None:
@@ -192,6 +201,51 @@ def test_one_thread_that_can_run_is_enough(
     assert process.may_run
 
 
+@pytest.mark.parametrize(("letter", "text"), [("S", "is alive"), ("T", "is stopped by a signal"), ("t", "is alive")])
+def test_it_is_said_what_a_process_does(
+    started: list[Started], monkeypatch: pytest.MonkeyPatch, letter: str, text: str
+) -> None:
+    process = ChildProcess("title", "some.module", [])
+    monkeypatch.setattr(process_module, "_status_letter", lambda stat: letter)
+    assert process.state == f"process {os.getpid()} {text}"
+    os.close(process.pidfd)
+
+
+def test_a_process_that_cannot_be_watched_is_ended(started: list[Started], monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor(pid: int) -> int:
+        raise OSError("too many open files")
+
+    ends: list[str] = []
+    monkeypatch.setattr(os, "pidfd_open", no_descriptor)
+    monkeypatch.setattr(Started, "kill", lambda self: ends.append("kill"), raising=False)
+    monkeypatch.setattr(Started, "wait", lambda self: ends.append("wait"))
+    with pytest.raises(OSError, match="too many open files"):
+        ChildProcess("title", "some.module", [])
+    assert ends == ["kill", "wait"]
+
+
+def test_a_process_that_does_not_end_is_left_and_named(
+    started: list[Started], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = child()
+    process.pid = 2**30  # there is no such process
+    assert not process.is_stopped
+    closed: list[int] = []
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(process_module, "os", SimpleNamespace(close=closed.append))
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *given: sent.append(given))
+    monkeypatch.setattr(process_module, "wait", lambda descriptors, seconds: [])
+    process.send_signal(signal.SIGTERM)
+    process.close()
+    assert "title" in caplog.text and "left running" in caplog.text
+    caplog.clear()
+    started[0].returncode = 0
+    process.send_signal(signal.SIGTERM)  # does nothing
+    process.close()
+    assert not caplog.records
+    assert closed == [process.fileno()] * 2 and sent == [(process.pidfd, signal.SIGTERM)]
+
+
 class Mortal:
     """A process that ends at one of these signals, or after `num_looks` looks."""
 
@@ -231,6 +285,16 @@ def mortals() -> Iterator[Mortals]:
     yield make
     for each in made:
         os.close(each.pidfd)
+
+
+def test_the_first_end_is_enough(mortals: Mortals) -> None:
+    wait_for_first_end(mortals(Mortal(15), Mortal(num_looks=1)), 300.0)
+    wait_for_first_end(mortals(Mortal(15)), 0.0)
+
+
+@pytest.mark.parametrize(("num_failed", "seconds"), [(1, 0.2), (2, 0.5), (5, 5.0), (6, 5.0), (100, 5.0)])
+def test_tries_to_start_a_process_follow_more_and_more_slowly(num_failed: int, seconds: float) -> None:
+    assert pause_seconds(num_failed) == seconds
 
 
 def test_all_ends_are_waited_for(mortals: Mortals) -> None:
