@@ -40,6 +40,7 @@ from inflight.models.transformers_fallback.build import (
 from tests.support.model_zoo import FALLBACK_CONFIGS, VOCAB_SIZE
 from tests.unit.layers.contexts import layer_context
 from tests.unit.models.transformers_fallback.fallback_models import load, model_config
+from tests.unit.models.transformers_fallback.test_modules import LargestMLP
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -320,6 +321,19 @@ def test_linear_layers_of_a_plan_are_divided(num_ranks: int) -> None:
     gate = own["mlp.gate_proj"]
     assert isinstance(gate, ColumnParallelLinear) and [part.size for part in gate.parts.values()] == [48 // num_ranks]
     assert type(model.lm_head) is nn.Linear
+    [(_, down)] = own["mlp.down_proj"].weight_slots("down")
+    assert down.shape == (32, 48) and down.destination.shape == (32, 48 // num_ranks)
+
+
+def test_an_mlp_that_needs_its_whole_width_is_not_divided() -> None:
+    model = qwen3_moe()
+    model.model.layers[1].mlp = LargestMLP(LlamaConfig(**SIZES))
+    replace_linears(model, "model.layers", layer_context(torch.float32, TensorParallelGroup(2, 0)))
+    mlp, attention = model.model.layers[1].mlp, model.model.layers[1].self_attn
+    for name, size in (("gate_proj", 48), ("up_proj", 48), ("down_proj", 32)):
+        inner = getattr(mlp, name).inner
+        assert isinstance(inner, ColumnParallelLinear) and [part.size for part in inner.parts.values()] == [size]
+    assert isinstance(attention.o_proj.inner, RowParallelLinear)
 
 
 def test_projections_that_are_not_alike_stay_apart() -> None:
