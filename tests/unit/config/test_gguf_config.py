@@ -215,3 +215,47 @@ def test_a_folder_has_its_config_json(tmp_path: Path) -> None:
     own = {"hidden_size": 8, "rope_scaling": {"type": "yarn", "factor": 2.0}}
     (tmp_path / "config.json").write_text(json.dumps(own))
     assert read_model_config(tmp_path) == own
+
+
+@pytest.mark.parametrize(
+    ("metadata", "field", "value"),
+    [
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": Number("f", 1)}, "rope_scaling", None),
+        ({"llama.rope.scale_linear": Number("f", 1)}, "rope_scaling", None),
+        ({"llama.attention.causal": True}, "rope_scaling", None),
+        ({"llama.expert_used_count": Number("I", 0)}, "rope_scaling", None),
+        ({"llama.attention.sliding_window": Number("I", 0)}, "rope_scaling", None),
+        ({"tokenizer.ggml.eom_token_id": Number("I", 7)}, "eos_token_id", [2, 7]),
+        ({"tokenizer.ggml.eos_token_id": None}, "eos_token_id", []),
+        ({"llama.attention.key_length": None}, "head_dim", 64),
+        ({"general.name": "x"}, "vocab_size", 203),
+    ],
+)
+def test_keys_that_change_nothing_or_have_a_default(
+    tmp_path: Path, metadata: dict[str, Any], field: str, value: object
+) -> None:
+    assert config_of(tmp_path, metadata)[field] == value
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"llama.expert_used_count": Number("I", 2)}, {"llama.attention.sliding_window": Number("I", 1023)}]
+)
+def test_keys_that_would_change_the_result(tmp_path: Path, metadata: dict[str, Any]) -> None:
+    (key,) = metadata
+    with pytest.raises(UnsupportedModelError, match=f"{key}=.* is not supported; it could change the result"):
+        config_of(tmp_path, metadata)
+
+
+def test_what_tensors_say(tmp_path: Path) -> None:
+    names = ("tie_word_embeddings", "attention_bias", "mlp_bias", "dtype")
+    cases: list[tuple[dict[str, torch.Tensor], tuple[bool, bool, bool, str]]] = [
+        ({}, (True, False, False, "bfloat16")),
+        ({"output.weight": torch.ones(2, 4)}, (False, False, False, "bfloat16")),
+        ({"blk.0.attn_q.bias": torch.ones(4), "blk.0.attn_q.weight": torch.ones(2, 4)}, (True, True, False, "float32")),
+        ({"blk.0.ffn_down.bias": torch.ones(4)}, (True, False, True, "bfloat16")),
+        ({"blk.0.ffn_down.weight": torch.ones(2, 4, dtype=torch.float16)}, (True, False, False, "float16")),
+        ({"blk.0.attn_q.weight": torch.ones(2, 4, dtype=torch.bfloat16)}, (True, False, False, "bfloat16")),
+    ]
+    for tensors, expected in cases:
+        config = config_of(tmp_path, {}, **tensors)
+        assert tuple(config[name] for name in names) == expected

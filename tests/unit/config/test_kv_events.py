@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inflight.config.kv_events import resolve_kv_events
+from inflight.config.kv_events import is_bound, resolve_kv_events
 from inflight.errors import ConfigError
 
 ON = {"enable_kv_cache_events": True}
@@ -60,3 +60,37 @@ def test_what_is_wrong(given: Any, message: str) -> None:
 def test_without_a_prefix_cache_there_is_nothing_to_tell() -> None:
     with pytest.raises(ConfigError, match="nothing is cached; leave one of them out"):
         resolve_kv_events(ON, is_caching=False, replicas=range(1))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "replay", "has_conflict"),
+    [
+        ("tcp://*:65531", None, False),  # the last replica has the last port
+        ("tcp://*:5557", "tcp://*:5559", False),
+        ("tcp://*:5559", "tcp://*:5557", False),
+        ("tcp://*:5557", "tcp://0.0.0.0:5557", True),
+        ("tcp://[::]:5557", "tcp://a:5558", True),
+        ("tcp://a:5557", "tcp://b:5557", False),
+        ("tcp://a:5557", "tcp://a:5557", True),
+    ],
+)
+def test_ports_of_replicas(endpoint: str, replay: str | None, has_conflict: bool) -> None:
+    given = {**ON, "endpoint": endpoint, "replay_endpoint": replay}
+    if has_conflict:
+        with pytest.raises(ConfigError, match="have common ports"):
+            resolve_kv_events(given, is_caching=True, replicas=range(3, 5))
+    else:
+        config = resolve_kv_events(given, is_caching=True, replicas=range(3, 5))
+        assert config is not None and (config.endpoint, config.replay_endpoint) == (endpoint, replay)
+
+
+@pytest.mark.parametrize(("endpoint", "listens"), [("tcp://*:1", True), ("tcp://[::]:1", True), ("tcp://a:1", False)])
+def test_who_listens(endpoint: str, listens: bool) -> None:
+    assert is_bound(endpoint) == listens
+
+
+def test_what_is_wrong_is_told_also_if_nothing_is_published() -> None:
+    for given in ({"endpoint": "tcp://*:0"}, {**ON, "publisher": "null", "topic": "\n"}):
+        with pytest.raises(ConfigError, match="kv_events_config"):
+            resolve_kv_events(given, is_caching=True, replicas=range(1))
+    assert resolve_kv_events({**ON, "publisher": "null"}, is_caching=False, replicas=range(1)) is None

@@ -147,3 +147,27 @@ def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, tier: dict[str, str]
     with pytest.raises(ConfigError, match=rf"needs the library {library}, .* pip install 'inflight-llm\[kv-tiers\]'"):
         resolve_kv_tiers([tier])
     assert resolve_kv_tiers([]) == ()
+
+
+def test_what_is_just_allowed() -> None:
+    chunks = [{**OBJ, "blocks_per_chunk": 4}, OBJ, {**OBJ, "blocks_per_chunk": 4}]
+    assert [tier.blocks_per_chunk for tier in resolve_kv_tiers(chunks)] == [4, 1, 4]
+    (tier,) = resolve_kv_tiers(({**FS, "checksum_key": "k" * 16},))
+    assert tier.checksum_key == "k" * 16
+    with pytest.raises(ConfigError, match="shorter than 16"):
+        resolve_kv_tiers([{**FS, "checksum_key": "k" * 15}])
+
+
+@pytest.mark.parametrize(
+    ("store", "url", "options"),
+    [
+        ({"bucket": "kv", "region": "eu"}, "s3://kv/", {"region": "eu"}),
+        ({"bucket": "kv", "endpoint_override": "h:9"}, "s3://kv/", {"endpoint": "http://h:9", "allow_http": True}),
+        ({"bucket": "kv", "scheme": "https", "secret_key": "s"}, "s3://kv/", {"secret_access_key": "s"}),
+    ],
+)
+def test_stores_of_vllm(store: dict[str, str], url: str, options: dict[str, Any]) -> None:
+    given = {"type": "obj", "store_config": store}
+    (tier,) = resolve_kv_tiers([given])
+    assert (tier.url, tier.options, tier.max_operations) == (url, options, 16)
+    assert given == {"type": "obj", "store_config": store}, "what the user gave is as before"

@@ -85,3 +85,23 @@ def test_nobody_asks_the_driver_for_a_cpu() -> None:
         raise AssertionError("the driver was asked")
 
     assert detect_machine("cpu", read_facts=asked).device == "cpu"
+
+
+def test_the_environment_says_where_threads_of_a_cpu_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_THREADS_BIND", "0-1")
+    monkeypatch.setenv("OMP_PLACES", "cores")
+    assert detect("cuda", GOOD).threads_bind == "auto"
+    assert not caplog.records, "OpenMP's places are no matter on a GPU"
+    assert detect("cpu", GOOD).threads_bind == "0-1"
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "OMP_PLACES" in caplog.text
+
+
+@pytest.mark.parametrize(("wanted", "num_cores"), [("1", 1), ("100000", len(os.sched_getaffinity(0)))])
+def test_the_threads_of_a_machine_with_gpus_are_limited_too(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, num_cores: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    monkeypatch.setattr("inflight.config.machine.cpu_quota", lambda: None)
+    assert detect("cuda", GOOD).num_cores == num_cores

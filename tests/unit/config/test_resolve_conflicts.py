@@ -305,3 +305,12 @@ def test_a_rope_with_long_factors() -> None:
         model = on(MACHINE, longrope, **arguments).model
         (found,) = model.architecture.attentions
         assert found.rope is not None and (model.max_model_len, found.rope.factors) == (length, factors)
+
+
+def test_every_rank_of_a_node_needs_cores_that_it_may_use() -> None:
+    machine = replace(MACHINE, usable_cores=(0, 1, 4, 5))
+    assert on(machine, tensor_parallel_size=2, cpu_threads_bind="0,1|4,5", num_threads=2).device.num_threads == 2
+    with pytest.raises(ConfigError, match="names core 9, where this process may not run"):
+        on(machine, tensor_parallel_size=2, cpu_threads_bind="0,1|4,9")
+    with pytest.raises(ConfigError, match="gives a rank 2 cores, but num_threads=1"):
+        on(machine, tensor_parallel_size=2, cpu_threads_bind="0,1|4,5", num_threads=1)

@@ -81,3 +81,24 @@ def test_what_is_refused(
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"quantize_config\.json is not valid JSON"):
         read_model_config(folder_of(tmp_path, quantize_config="{"))
+
+
+@pytest.mark.parametrize(
+    ("field", "one", "other"), [("zero_point", True, False), ("version", "GEMM", "gemv"), ("bits", 4, "8")]
+)
+def test_contradictions_of_awq(tmp_path: Path, field: str, one: object, other: object) -> None:
+    own = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm", field: other}
+    with pytest.raises(UnsupportedModelError, match=f"has {field}={one!r}, but .* has {field}={other!r}; remove"):
+        weight_format(folder_of(tmp_path, own, quant_config=AUTO_AWQ))
+
+
+def test_what_only_one_file_says_is_no_contradiction(tmp_path: Path) -> None:
+    own = {**OF_CONFIG, "checkpoint_format": "gptq_v2"}
+    assert weight_format(folder_of(tmp_path, own, quantize_config=AUTO_GPTQ)) == "gptq_v2"
+    other = {"quantize_config": {**GPTQ_MODEL, "checkpoint_format": "gptq"}}
+    with pytest.raises(UnsupportedModelError, match="checkpoint_format='gptq', but"):
+        weight_format(folder_of(tmp_path, own, **other))
+
+
+def test_a_file_of_modelopt_beside_a_config_that_says_it_all(tmp_path: Path) -> None:
+    assert weight_format(folder_of(tmp_path, OF_CONFIG, hf_quant_config={})) == "gptq"
