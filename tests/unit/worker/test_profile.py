@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from inflight import LLM, SamplingParams
-from inflight.errors import StepError
+from inflight.errors import InvalidRequestError, StepError
+from inflight.worker.profiling import RankProfiler
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 
@@ -42,3 +43,17 @@ def test_a_trace_shows_the_steps(tmp_path: Path, size: int) -> None:
     steps = [event["name"] for event in events if str(event.get("name")).startswith("step ")]
     assert sorted(steps) == sorted(["step 0", "step 1", "step 2"] * size)
     assert any(str(event.get("name")).startswith(("decoder_layers", "aten::linear")) for event in events)
+
+
+def test_a_profiler_that_is_closed_writes_no_trace_and_starts_again(tmp_path: Path) -> None:
+    profiler = RankProfiler("rank", "cpu")
+    profiler.close()
+    profiler.start(str(tmp_path / "first"))
+    profiler.close()
+    profiler.close()
+    with pytest.raises(InvalidRequestError, match="not running"):
+        profiler.stop()
+    assert list((tmp_path / "first").iterdir()) == []
+    profiler.start(str(tmp_path / "second"))
+    assert profiler.stop() == str(tmp_path / "second" / "rank.json")
+    assert "traceEvents" in json.loads((tmp_path / "second" / "rank.json").read_text())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import ModelConfig
 from inflight.engine.start import contents
 from inflight.engine.start.contents import contents_of
@@ -85,3 +87,17 @@ def test_random_weights_are_not_read(tmp_path: Path) -> None:
     dummy = replace(model(tmp_path / "nothing"), load_format="dummy")
     assert contents_of(dummy) == contents_of(dummy)
     assert contents_of(replace(dummy, fingerprint="another seed")) != contents_of(dummy)
+
+
+def test_of_a_model_on_the_code_of_transformers_this_code_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of no other model."""
+    native = model(folder)
+    foreign = replace(native, architecture=replace(native.architecture, implementation=TRANSFORMERS))
+    found = {(contents_of(native), contents_of(foreign))}
+    for content in ("a = 1", "a = 2"):
+        (folder / "modeling.py").write_text(content)
+        found.add((contents_of(native), contents_of(foreign)))
+    monkeypatch.setattr(metadata, "version", lambda name: f"0.0.0 of {name}")
+    found.add((contents_of(native), contents_of(foreign)))
+    assert len({digest for digest, _ in found}) == 1
+    assert len({digest for _, digest in found}) == 4
