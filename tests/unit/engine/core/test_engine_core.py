@@ -10,18 +10,24 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight.config.engine import EngineConfig
+from inflight.config.kv_transfer import KVTransferConfig
+from inflight.engine.core.engine_core import EngineCore
 from inflight.engine.core.step_loop import IDLE_SECONDS
 from inflight.interface.request import FinishReason
 from inflight.interface.step import ModelRunnerOutput
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.timeline import Event
+from tests.conformance.configs import engine_config
 from tests.support.erratic_times import ErraticTimes
 from tests.support.mock_engine import MAX_MODEL_LEN, MockEngine
 from tests.support.toy_grammar import ToyBackend
@@ -327,3 +333,73 @@ def test_a_reset_reaches_the_tiers_only_on_request(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine.scheduler, "reset_prefix_cache", lambda *, reset_slab: reset.append(reset_slab))
     engine.core.reset_prefix_cache(reset_connector=reset_connector)
     assert (forgotten, reset) == ([True] * reset_connector, [reset_connector])
+
+
+def make_core(config: EngineConfig) -> tuple[EngineCore, list[Any]]:
+    """A core whose parts only note their calls."""
+    calls: list[Any] = []
+
+    def noting(name: str) -> Any:
+        return lambda *args, **named: calls.append((name, args, named)) or f"from {name}"  # type: ignore[func-returns-value]
+
+    scheduler: Any = SimpleNamespace(
+        has_unfinished_requests=lambda: False,
+        has_failures=False,
+        schedule=lambda: None,
+        take_failures=list,
+        **{name: noting(name) for name in ("add_request", "use_transfers", "wait_for_grammars")},
+        transfers=SimpleNamespace(is_busy=False, wait=noting("wait")),
+    )
+    executor: Any = SimpleNamespace(collective_rpc=noting("collective_rpc"))
+    cache: Any = SimpleNamespace(watch_names=noting("watch_names"), watch_blocks=noting("watch_blocks"))
+    kv_cache_config: Any = SimpleNamespace(block_bytes=10, num_slots=7)
+    return EngineCore(config, executor, scheduler, cache, kv_cache_config, None), calls
+
+
+def test_what_a_core_does_only_if_the_configuration_says_so() -> None:
+    config = engine_config(tensor_parallel_size=2, pipeline_parallel_size=3)
+
+    def watched(core: EngineCore) -> list[Any]:
+        return [core.cached_names, core.block_events]
+
+    core, calls = make_core(config)
+    assert (watched(core), calls) == ([None, None], [])
+    core, calls = make_core(replace(config, parallel=replace(config.parallel, routes_by_prefix=True)))
+    assert watched(core) == ["from watch_names", None]
+    events: Any = object()
+    core, calls = make_core(replace(config, cache=replace(config.cache, events=events)))
+    assert watched(core) == [None, "from watch_blocks"]
+    transfer = KVTransferConfig(cpu_bytes=100)
+    core, calls = make_core(replace(config, cache=replace(config.cache, transfer=transfer)))
+    ((name, (*sizes, call), _),) = calls
+    assert (name, sizes) == ("use_transfers", [transfer, 7, 10 * 6])
+    call(("save", 1))
+    assert calls[1:] == [("collective_rpc", ("kv_transfer", ("save", 1)), {"non_block": True, "beside": True})]
+
+
+@pytest.mark.parametrize("backend", ["mp", "external_launcher"])
+def test_engines_that_plan_the_same_wait_for_the_grammars_of_new_requests(backend: str) -> None:
+    core, calls = make_core(engine_config(backend=backend))
+    request: Any = object()
+    core.add_request(request, np.array([1], dtype=np.int32))
+    assert [name for name, _, _ in calls] == ["add_request"] + ["wait_for_grammars"] * (backend == "external_launcher")
+    assert calls[1:] in ([], [("wait_for_grammars", (), {})]), "for all, however long it takes"
+
+
+@pytest.mark.parametrize(
+    ("is_busy", "has_failures", "waits"),
+    [
+        (False, False, [("wait_for_grammars", (IDLE_SECONDS,), {"for_all": False})]),
+        (True, False, [("wait", (IDLE_SECONDS,), {})]),
+        (True, True, []),
+        (False, True, []),
+    ],
+)
+def test_a_step_with_nothing_to_run_waits_for_what_may_come_first(
+    is_busy: bool, has_failures: bool, waits: Any
+) -> None:
+    core, calls = make_core(engine_config())
+    scheduler: Any = core.scheduler
+    scheduler.has_failures, scheduler.transfers.is_busy = has_failures, is_busy
+    assert core.step() == []
+    assert calls == waits
