@@ -113,7 +113,10 @@ def _begins_json(text: str) -> bool:
         from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
     except ValueError:
         return False
-    return True
+    try:
+        return not text[_DECODER.raw_decode(text, len(text) - len(text.lstrip()))[1] :].strip()
+    except (ValueError, RecursionError):  # the value has not ended
+        return True
 
 
 def _translate(found: re.Match[str]) -> str:

@@ -44,8 +44,9 @@ _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximu
 _OTHERS = frozenset({"type", "enum", "const", "pattern", "format", "required", "items", "uniqueItems", "$ref"})
 _OTHERS |= {"dependentRequired", "dependencies", "$dynamicRef", "$recursiveRef"}
 
+WITH_SCHEMAS = _SCHEMA | _SCHEMA_LISTS | _SCHEMA_MAPS | {"items"}
 # All keywords that can make a value invalid.
-ASSERTIONS = _SCHEMA | _SCHEMA_LISTS | _SCHEMA_MAPS | _COUNTS | _NUMBERS | _OTHERS
+ASSERTIONS = WITH_SCHEMAS | _COUNTS | _NUMBERS | _OTHERS
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from inflight.structured_output.json_schema import ASSERTIONS, find_part, name_place, subschemas
+from inflight.structured_output.json_schema import ASSERTIONS, WITH_SCHEMAS, find_part, name_place, subschemas
 from inflight.structured_output.spec import SchemaPart
 
 Refuses = Callable[[object], str]  # a schema -> why the library refuses it, or ""
@@ -29,10 +29,10 @@ def leave_out_refused(schema: dict[str, Any], refuses: Refuses, parts: Sequence[
     left_out: list[str] = []
     while lenient and (error := refuses(schema)):
         path, node, keyword = find_refused(schema, refuses, error) if len(left_out) < MAX_FOUND else ("", None, "")
-        if node is not None:
-            part = find_part(path, parts)
-            if part is None or part.is_strict:
-                break
+        part = None if node is None else find_part(path, parts)
+        if part is not None and part.is_strict:
+            break
+        if node is not None and part is not None:
             del node[keyword]
             left_out.append(name_place(f"{path}/{keyword}", parts, where))
             if keyword == "patternProperties" and node.pop("additionalProperties", None) is not None:
@@ -48,19 +48,18 @@ def leave_out_refused(schema: dict[str, Any], refuses: Refuses, parts: Sequence[
 # Any: JSON
 def find_refused(schema: dict[str, Any], refuses: Refuses, error: str) -> tuple[str, dict[str, Any] | None, str]:
     """(path, node, keyword) of the keyword without which the library has another error or none; node is None if there is none
-    such keyword."""
+    such keyword. A keyword that holds schemas is tried after all others, because the cause may be inside these schemas."""
     room = MAX_TRIED_CHARACTERS // (1 + len(json.dumps(schema)))
-    for path, node in subschemas(schema):
-        for keyword in [keyword for keyword in node if keyword in ASSERTIONS and keyword not in ("type", "properties")]:
-            if (room := room - 1) < 0:
-                return "", None, ""
-            before = dict(node)
-            del node[keyword]
-            is_cause = refuses(schema) != error
-            node.clear()
-            node.update(before)  # in the same order: the order of properties is that of the text
-            if is_cause:
-                return path, node, keyword
+    tried = ASSERTIONS - {"type", "properties"}
+    found = [(path, node, keyword) for path, node in subschemas(schema) for keyword in node if keyword in tried]
+    for path, node, keyword in sorted(found, key=lambda each: each[2] in WITH_SCHEMAS)[:room]:
+        before = dict(node)
+        del node[keyword]
+        is_cause = refuses(schema) != error
+        node.clear()
+        node.update(before)  # in the same order: the order of properties is that of the text
+        if is_cause:
+            return path, node, keyword
     return "", None, ""
 
 

@@ -73,7 +73,7 @@ class TaggedObject:
         ]
         properties, required = self._properties(self._root, 0)
         sequence = []
-        for key, schema in {**dict.fromkeys(required, True), **properties}.items():
+        for key, schema in {**properties, **{name: properties.get(name, True) for name in required}}.items():
             if schema is False:
                 continue
             opening = self._write_text(f"{self._tags.before_key}{key}{self._tags.after_key}")

@@ -150,7 +150,8 @@ def _run_in_chunks(
         arena = torch.zeros(5, spec.block_bytes, dtype=torch.uint8, device=tokens.device)
         layer.bind(backend.layer_cache(arena, spec, 0), i)
     sequences = (tokens, 0, [1, 2]), (others, offset, [3, 4])
-    steps = list(zip(*(_steps(len(each)) for each in (tokens, others)), strict=True))
+    cut = zip(_steps(len(tokens)), _steps(len(others)), strict=True)
+    steps = [parts for parts in cut if any(map(len, parts))]
     found: list[tuple[list[int], list[tuple[Tensor, Tensor]], Tensor]] = []
     for step in steps:
         taken = [(each, part) for each, part in zip(sequences, step, strict=True) if len(part)]

@@ -384,14 +384,14 @@ def test_json_stands_alone_where_no_grammar_describes_calls() -> None:
 MIXED = {
     "type": "object",
     "properties": {
-        "text": {"type": "string"},
         "short": {"type": "string", "minLength": 1, "maxLength": 3},
-        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "either": {"oneOf": [{"enum": ["a", "null", None]}, {"type": "integer", "maximum": 9, "minimum": 0}]},
         "named": {"$ref": "#/$defs/name"},
         "merged": {"allOf": [{"$ref": "#/$defs/name"}, {"description": "d"}]},
         "list": {"type": "array", "items": {"$ref": "#/$defs/name"}, "maxItems": 2},
         "flag": {"type": ["boolean", "null"]},
+        "text": {"type": "string"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "any": {},
         "never": False,
     },
@@ -409,7 +409,7 @@ def test_values_between_tags_are_what_the_parser_reads(markup: ToolMarkup) -> No
     compiled = grammar.compile(spec_of(tools, {"name": "f"}, markup=markup))
     num_whole = 0
     for seed in range(16):
-        token_ids = walk(compiled.matcher(), grammar, random.Random(seed), max_tokens=300)
+        token_ids = walk(compiled.matcher(), grammar, random.Random(seed), max_tokens=900)
         if token_ids[-1] not in grammar.eos_token_ids:
             continue
         text = text_of("byte_level", token_ids, grammar)

@@ -46,6 +46,39 @@ def test_each_refused_keyword_is_left_out_and_all_others_stay_in_order() -> None
     assert json.dumps(schema) == json.dumps(expected)
 
 
+@pytest.mark.parametrize(
+    ("holder", "path"),
+    [
+        ({"type": "array", "items": {"pattern": "a", "minLength": 1}}, "#/items"),
+        ({"anyOf": [{"minLength": 1, "pattern": "a"}, {"type": "null"}]}, "#/anyOf/0"),
+        ({"additionalProperties": {"pattern": "a"}}, "#/additionalProperties"),
+        (
+            {"properties": {"x": {"prefixItems": [{"allOf": [{"pattern": "a"}]}]}}},
+            "#/properties/x/prefixItems/0/allOf/0",
+        ),
+    ],
+)
+def test_what_holds_the_refused_keyword_stays(holder: dict[str, Any], path: str) -> None:
+    expected = json.loads(
+        json.dumps(holder).replace('"pattern": "a", ', "").replace(', "pattern": "a"', "").replace('"pattern": "a"', "")
+    )
+    assert leave_out_refused(holder, refuses_patterns, WHOLE, "json") == [f"format: {path}/pattern"]
+    assert holder == expected
+
+
+def test_lenient_parts_of_a_strict_list_are_relaxed() -> None:
+    """As in calls that are written as a list. The list itself stays, also if no keyword of a part explains it."""
+    parts = [SchemaPart(f"#/items/anyOf/{i}", f"tools[{i}]", is_strict=False) for i in range(2)]
+    tools = {"properties": {"x": {"pattern": "a"}}, "type": "object"}, {"type": "object"}
+    schema: dict[str, Any] = {"type": "array", "items": {"anyOf": [*tools]}}
+    assert leave_out_refused(schema, refuses_patterns, parts, "json") == ["tools[0]: #/properties/x/pattern"]
+    assert schema == {"type": "array", "items": {"anyOf": [{"properties": {"x": {}}, "type": "object"}, tools[1]]}}
+    both = {"type": "object", "properties": {"x": {"pattern": "a", "allOf": [{"pattern": "a"}]}}}
+    schema["items"]["anyOf"][0] = both
+    assert leave_out_refused(schema, refuses_any_pattern, parts, "json") == ["tools[0]: #"]
+    assert schema == {"type": "array", "items": {"anyOf": [{"type": "object"}, tools[1]]}}
+
+
 def test_a_search_that_finds_nothing_changes_nothing() -> None:
     schema = patterns("ab", required=["b"], additionalProperties=False)
     before = json.dumps(schema)

@@ -179,6 +179,15 @@ def test_objects_between_tags(schema: dict[str, Any], good: list[str], bad: list
     assert admits.which([f"<c>{text}</c>" for text in (*good, *bad)]) == [f"<c>{text}</c>" for text in good]
 
 
+def test_properties_come_in_the_order_of_the_schema() -> None:
+    """Also those that may be missing. What is required and has no schema comes last."""
+    text = {"type": "string"}
+    admits = Admits(calls({"properties": {"a": text, "b": text, "c": text}, "required": ["d", "b"]}))
+    values = {name: f"<p={name}>x</p>" for name in "abcd"}
+    orders = ["abcd", "bd", "abd", "bcd", "bacd", "dabc", "bdac", "ab", "acd"]
+    assert [order for order in orders if admits(f"<c>{''.join(values[name] for name in order)}</c>")] == orders[:4]
+
+
 def test_white_space_in_values_that_are_json() -> None:
     schema = values({"type": "array"})
     both = ["<c><p=a>[1, 2]</p></c>", "<c><p=a>[1,2]</p></c>"]

@@ -290,7 +290,7 @@ def test_stages_that_would_change_the_hidden_states_between_layers_are_refused(
         load(llama, stage=pipeline_stage((1, 1), 0))
 
 
-@pytest.mark.parametrize("max_model_len", [10, 20])
+@pytest.mark.parametrize("max_model_len", [1, 2, 3, 9, 10, 20])
 def test_sequences_may_be_shorter_than_those_of_the_check(llama: Path, max_model_len: int) -> None:
     load(llama, max_model_len=max_model_len)
 
