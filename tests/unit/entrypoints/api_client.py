@@ -243,11 +243,12 @@ class Api:
             **({} if body is None else {"content-type": "application/json"}),
             **(headers or {}),
         }
+        sent = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in given.items()]
         path, _, query = path.partition("?")
         scope: dict[str, Any] = {
             "type": "http", "http_version": "1.1", "scheme": "http", "method": method, "path": path,
             "raw_path": path.encode(), "query_string": query.encode(), "client": ("127.0.0.1", 1), "root_path": "",
-            "server": ("localhost", 8000), "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+            "server": ("localhost", 8000), "headers": sent,
         }  # fmt: skip
         return Exchange(self, scope, content)
 

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from inflight.entrypoints.openai.completions import _FIM_TOKENS, _check_suffix, _prompt
+from inflight.entrypoints.openai.completions import _FIM_TOKENS, _check_suffix, _prompt, find_fim_tokens
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import CompletionRequest
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -33,11 +33,14 @@ def byte_level(*special: str) -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """It writes a blank before each text."""
+    """It writes a blank before each text, and a BOS before this."""
     letters = {"<unk>": 0, "\u2581": 1, "a": 2, "b": 3} | {f"<0x{i:02X}>": 4 + i for i in range(256)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=letters, merges=[], byte_fallback=True, unk_token="<unk>"))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in CODE_LLAMA])
+    special = ["<s>", *CODE_LLAMA]
+    backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in special])
+    bos = backend.token_to_id("<s>")
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     return Tokenizer(backend)
 
 
@@ -65,7 +68,13 @@ def test_the_prompt_is_prefix_suffix_middle(family: str) -> None:
 def test_a_suffix_begins_where_the_answer_ends() -> None:
     """No blank comes before it: Code Llama's own code encodes it in this way."""
     pieces, _ = prompt(sentencepiece(), suffix="b a")
-    assert pieces == ["\u2581<PRE>", "\u2581", "a", "b", "\u2581<SUF>", "b", "\u2581", "a", "\u2581<MID>"]
+    assert pieces == ["<s>", "\u2581<PRE>", "\u2581", "a", "b", "\u2581<SUF>", "b", "\u2581", "a", "\u2581<MID>"]
+
+
+def test_an_unknown_token_is_not_taken_for_those_of_a_family() -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    assert len(backend.encode("<fim_prefix>").ids) == 1
+    assert find_fim_tokens(Tokenizer(backend)) is None
 
 
 def test_an_empty_suffix_is_none_and_a_model_without_the_tokens_takes_no_other() -> None:

@@ -302,6 +302,16 @@ def test_prompts_beyond_the_queue_are_refused_together() -> None:
         assert api.num_running == 0
 
 
+def test_what_is_far_too_much_is_refused_before_it_is_prepared(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(api.core.sequences)
+    answer = api.post(TEXT, {"prompt": [[5] * 190] * 256, "prompt_logprobs": 20})
+    assert answer.status == 400 and "1021440 log-probabilities" in answer.error["message"]
+    monkeypatch.setattr(api.engine, "process", None)
+    answer = api.post(TEXT, {"prompt": ["x"] * 11, "n": 100})
+    assert answer.status == 400 and "1100 sequences" in answer.error["message"]
+    assert len(api.core.sequences) == before
+
+
 FAILURES = [
     (ErrorKind.ENGINE, 500, {"x-should-retry": "false"}, "the server failed to answer this request"),
     (ErrorKind.OVERLOAD, 503, {"retry-after": "1"}, "too deep"),
