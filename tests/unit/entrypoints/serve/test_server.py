@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
+import os
 import socket
 import ssl
+import subprocess
 from typing import Any
 
 import pytest
 import uvloop
 
+from inflight.entrypoints.serve import server as server_module
 from inflight.entrypoints.serve.asgi import Receive, Scope, Send
 from inflight.entrypoints.serve.gate import Phase
-from inflight.entrypoints.serve.server import Server, make_uvicorn
+from inflight.entrypoints.serve.server import Server, StartUpClock, make_uvicorn, seconds_since_process_start
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.errors import EngineDeadError
@@ -92,3 +96,84 @@ def test_a_dead_engine_is_told_to_later_requests() -> None:
         assert server._gate.phase is Phase.DEAD
 
     asyncio.run(test())
+
+
+def test_the_phases_of_a_start_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.5, 2.25])
+    monkeypatch.setattr(server_module, "seconds_since_process_start", lambda: next(times))
+    clock = StartUpClock()
+    clock.mark("listening")
+    clock.mark("engine")
+    assert clock.summary() == "2.25 s: listening 0.50, engine 1.75"
+
+
+def test_a_process_knows_how_long_it_runs() -> None:
+    def asked() -> int:
+        return int(
+            subprocess.run(["ps", "-o", "etimes=", "-p", str(os.getpid())], capture_output=True, check=True).stdout
+        )
+
+    before = asked()
+    assert before - 2 <= seconds_since_process_start() <= asked() + 2
+
+
+class Model(StandInEngine):
+    """Remembers what is counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: list[tuple[object, ...]] = []
+
+    def http_request(self, route: str, status: int, seconds: float) -> None:
+        self.counted.append((route, status, seconds >= 0))
+
+    def request_refused(self, reason: str) -> None:
+        self.counted.append((reason,))
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_requests_are_counted_once_there_is_a_model_and_the_exit_code_is_that_of_the_cut(is_cut: bool) -> None:
+    async def test() -> None:
+        started, shutdown, model = asyncio.Event(), Shutdown(5.0), Model()
+
+        async def start() -> Any:
+            await started.wait()
+            return model
+
+        async def ask(path: str) -> bytes:
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path.encode())
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            server = Server(ServerSettings(access_log="off"), None, start, shutdown)
+            running = asyncio.create_task(server.run(listener))
+            assert b" 503 " in await ask("/early")
+            assert model.counted == []
+            started.set()
+            while b" 200 " not in await ask("/path"):
+                pass
+            assert model.counted[-1] == ("unmatched", 200, True)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"GET /stream?tokens=1000000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"word")
+            shutdown.begun.set()
+            while b" 503 " not in await ask("/late"):
+                pass
+            assert ("draining",) in model.counted
+            if is_cut:
+                shutdown.exit_code = 9
+                shutdown.cut.set()
+                with contextlib.suppress(ConnectionResetError):
+                    assert b"aborted" not in await reader.read()
+            else:
+                model.aborting.set()
+                assert b"aborted" in await reader.readuntil(b"aborted")
+            assert await running == (9 if is_cut else 0)
+            writer.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(test(), 300.0))
