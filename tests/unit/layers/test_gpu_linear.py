@@ -311,3 +311,26 @@ def test_a_gpu_has_its_own_method(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not select_linear_method(cuda, torch.bfloat16, quantization=quantization).is_batch_invariant(64)
     with pytest.raises(ConfigError, match="this is a cpu"):
         select_linear_method(torch.device("cpu"), torch.bfloat16, quantization="fp8")
+
+
+@pytest.mark.parametrize("gate", [None, SILU])
+def test_the_tuned_way_of_floats(gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of 7,680 bytes. Smaller ones than the least that is measured are left to the library, and so is float32."""
+    monkeypatch.setattr(linear_tuner, "GraphClock", lambda device: FakeClock(partial(time_of, library=100.0), 8000))
+    monkeypatch.setattr(linear_tuner, "_MIN_CALLS", 1)
+    weight, bias, x = (
+        drawn(seed, *shape, dtype=torch.float16) for seed, shape in enumerate([(48, 80), (48,), (1, 80)])
+    )
+    truth = F.linear(x.double(), weight.double(), bias.double())
+    truth = truth if gate is None else multiply_gate(truth, gate)
+    for least, is_tuned in ((7680, True), (7681, False)):
+        options = {"quantization": None, "group_size": 64, "min_weight_bytes": least}
+        tuned = GpuLinear(DEVICE, torch.float16, torch.float16, **options)  # type: ignore[arg-type]
+        layer = tuned.prepare([weight], bias, gate=gate)
+        by_library = layer(x, torch.float16)
+        assert [choice.way != "library" for choice in tuned.tune(1)] == [True] * is_tuned
+        for found in (by_library, layer(x, torch.float16)):
+            torch.testing.assert_close(found.double(), truth, rtol=1e-2, atol=1e-2 * float(truth.abs().max()))
+    exact = method()
+    exact.prepare([weight.float()], bias.float(), gate=gate)
+    assert exact.tune(1) == []

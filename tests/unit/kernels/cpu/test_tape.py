@@ -160,3 +160,26 @@ def test_a_step_with_other_kv_groups_is_not_replayed() -> None:
     assert tape is not None
     with pytest.raises(AssertionError, match="as many KV groups as its recording, in the memory of the CPU; given: 1"):
         tape.replay([draw(4, SIZE)], torch.arange(2), [AttentionStep()], run)
+
+
+def test_a_struct_of_a_step_that_is_not_known_is_refused() -> None:
+    """And a call for a part of the rows, or one that begins behind the first row."""
+    ops, x = make_ops(), draw(4, SIZE)
+    out = torch.empty_like(x)
+
+    def refusal(name: str, *arguments: object) -> str | None:
+        with Recorder(ops.kernels, [x, out], None, [], [WEIGHT]) as recorder:
+            recorder.add(name, arguments)
+        return recorder.refusal
+
+    norm_of = (x.data_ptr(), SIZE, None, 0, WEIGHT.data_ptr(), out.data_ptr(), 4, SIZE, 1e-6, 0)
+    assert refusal("inflight_rms_norm", *norm_of) is None
+    fewer = (*norm_of[:6], 3, *norm_of[7:])
+    assert refusal("inflight_rms_norm", *fewer) == "inflight_rms_norm computes a part of the rows"
+    behind = (x.data_ptr() + SIZE * 4, *norm_of[1:])
+    assert refusal("inflight_rms_norm", *behind) == "inflight_rms_norm does not begin at the first row"
+    within = (x.data_ptr() + SIZE * 4 - 4, *norm_of[1:])
+    assert refusal("inflight_rms_norm", *within) is None
+    step = AttentionStep()
+    conv = (x.data_ptr(), SIZE, out.data_ptr(), WEIGHT.data_ptr(), step, None)
+    assert refusal("inflight_short_conv", *conv) == "the step has another KV group"
