@@ -48,3 +48,10 @@ def test_the_tokens_of_named_blocks_may_be_left_out() -> None:
     hashes = hashes[:2]
     with pytest.raises(AssertionError):
         hasher.extend(hasher.root(""), hashes, tokens[12:], 5, first_token=12)  # block 2 is needed, too
+
+
+@pytest.mark.parametrize(("count", "num_names"), [(0, 0), (1, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
+def test_the_names_that_a_front_end_asks_for_are_those_before_the_last_token(count: int, num_names: int) -> None:
+    tokens = list(range(count))
+    names = BlockHasher("m", 4).names("a", np.array(tokens, dtype=np.int32))
+    assert names == b"".join(chain(tokens, salt="a")[:num_names])
