@@ -189,6 +189,19 @@ def test_sequences_that_have_begun_are_counted() -> None:
     engine.run()
 
 
+def test_tokens_that_running_requests_have_not_computed_are_counted() -> None:
+    """At least one of each request: it draws more."""
+    engine = MockEngine(max_num_seqs=2, max_num_batched_tokens=6)
+    engine.add("long", [1] * 9, 9)
+    engine.add("short", [1, 2], 9)
+    assert engine.scheduler.num_running_tokens == 0
+    engine.step()
+    assert (engine.scheduler.num_running, engine.scheduler.num_running_tokens) == (1, 9 - 6)
+    engine.step()
+    assert (engine.scheduler.num_running, engine.scheduler.num_running_tokens) == (2, 2)
+    engine.run()
+
+
 def test_without_chunked_prefill_no_prompt_is_split() -> None:
     engine = MockEngine(chunked=False, max_num_batched_tokens=MAX_MODEL_LEN, caching=False)
     for name in ("a", "b", "c"):

@@ -12,10 +12,15 @@ import pytest
 
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import places_on
+from inflight.device.base import Device
 from inflight.device.cpu import CpuDevice
+from inflight.distributed.thread_world import ThreadWorlds
+from inflight.distributed.world import LoneWorld
 from inflight.errors import ConfigError
+from inflight.interface.worker import Rendezvous
 from inflight.worker import startup
 from inflight.worker.core_sharing import CoreBinding, CoreWatch, LeaderPlace
+from tests.conformance.configs import engine_config
 
 USABLE = sorted(os.sched_getaffinity(0))
 
@@ -106,3 +111,20 @@ def test_a_rank_without_cores_of_its_own_is_not_bound(machine: Machine, threads_
     machine.cores = None
     assert machine.start(threads_bind)._binding is None
     assert machine.bound == []
+
+
+def test_how_a_rank_meets_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, as a thread, or as a process that has a rendezvous."""
+    monkeypatch.setattr(startup, "ProcessWorld", lambda *args: args)
+    device = cast("Device", SimpleNamespace(torch_device="the device"))
+    rendezvous = cast("Rendezvous", object())
+    alone, several = engine_config(), engine_config(pipeline_parallel_size=2)
+    for given in (None, rendezvous):
+        assert isinstance(startup.join_world(alone, 0, given, device), LoneWorld)
+    layout = several.parallel.layout
+    joined: object = startup.join_world(several, 1, rendezvous, device)
+    assert joined == (layout, 1, rendezvous, "the device")
+    world = startup.join_world(several, 1, ThreadWorlds(layout, 300.0), device)
+    assert (world.tp_rank, world.pp_rank) == (0, 1)
+    with pytest.raises(AssertionError, match="2 ranks need a rendezvous"):
+        startup.join_world(several, 1, None, device)
