@@ -179,6 +179,23 @@ def test_an_openmp_runtime_that_cannot_be_loaded(
 
 
 @needs_kernels
+def test_torchs_own_openmp_runtime_is_found_behind_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel names mapped files without links. Another library may have mapped another runtime before."""
+    (tmp_path / "site").symlink_to(Path(torch.__file__).parents[1])
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "site" / "torch" / "__init__.py"))
+    read, real, tried = Path.read_text, ctypes.CDLL, list[str]()
+
+    def read_maps(path: Path, *arguments: Any) -> str:
+        line = "7f0000000000-7f0000001000 r-xp 00000000 00:00 1 /other/libgomp.so.1\n"
+        return (line if str(path) == "/proc/self/maps" else "") + read(path, *arguments)
+
+    monkeypatch.setattr(Path, "read_text", read_maps)
+    monkeypatch.setattr(ctypes, "CDLL", lambda path, mode=0: tried.append(str(path)) or real(path, mode=mode))
+    assert library.load_kernels() is not None
+    assert Path(tried[0]).is_relative_to(Path(torch.__file__).resolve().parent)
+
+
+@needs_kernels
 def test_a_wheel_has_no_sources_to_compare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     name = f"_{INSTRUCTION_SETS_HERE[0]}.so"
     (tmp_path / name).write_bytes((library._FOLDER / name).read_bytes())
