@@ -99,6 +99,7 @@ def test_equal_cache_configs_are_sent_once() -> None:
         executor.initialize_from_config([kv_cache_config(num_blocks + rank) for rank in range(NUM_RANKS)])
     sent = [[command.args[0].num_blocks for command in sent if isinstance(command, RpcCall)] for sent in executor.sent]
     assert sent == [[4, 5], [5, 6], [6, 7]]
+    assert not any(command.beside for command in executor.sent[0] if isinstance(command, RpcCall))
     with pytest.raises(AssertionError, match="1 KV cache configs for 3 ranks"):
         executor.initialize_from_config([kv_cache_config(4)])
     executor.shutdown()
