@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from inflight.entrypoints.openai.errors import ApiError, _validation_error, named_field, to_api_error
+from inflight.entrypoints.openai.errors import ApiError, FieldError, _validation_error, named_field, to_api_error
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.errors import (
     ContextLengthExceededError,
@@ -46,6 +46,13 @@ def test_every_error_has_its_answer(error: Exception, status: int, code: str | N
     response = found.response()
     assert all(response.headers[name] == value for name, value in headers.items())
     assert json.loads(bytes(response.body))["error"]["code"] == code
+
+
+def test_errors_keep_their_words() -> None:
+    answer = ApiError(404, "not here", param="model", code="gone")
+    assert to_api_error(answer, "messages") is answer
+    found = to_api_error(FieldError("n", "n is wrong"), "messages")
+    assert (found.status_code, found.detail, found.param) == (400, "n is wrong", "n")
 
 
 def test_an_answer_is_short_whatever_the_client_sent() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.unit.entrypoints.api_client import MODEL, Api, serving
+from tests.unit.entrypoints.api_client import MODEL, SETTINGS, Api, serving
 
 PATH, COUNT = "/v1/responses", "/v1/responses/input_tokens"
 PROMPT = b"<user>x<assistant>"
@@ -77,3 +78,12 @@ def test_what_is_left_out_is_named(api: Api, path: str) -> None:
 def test_what_is_refused(api: Api, path: str, body: dict[str, Any], status: int, param: str, code: str | None) -> None:
     answer = api.post(path, body)
     assert (answer.status, answer.error["param"], answer.error["code"]) == (status, param, code)
+
+
+def test_a_wrong_tool_is_told_without_its_number() -> None:
+    """The number is another one among the tools that the model sees."""
+    wrong = {"type": "function", "name": "f", "strict": True, "parameters": {"type": "array"}}
+    with serving(replace(SETTINGS, tool_call_parser="hermes")) as api:
+        answer = api.post(PATH, {"input": "x", "tools": [{"type": "web_search"}, wrong]})
+        assert (answer.status, answer.error["param"]) == (400, "tools")
+        assert "'f') is strict" in answer.error["message"]
