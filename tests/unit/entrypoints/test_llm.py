@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -185,8 +186,9 @@ def test_the_bar_counts_requests(llm: LLM, capsys: pytest.CaptureFixture[str], s
     given: Any = [HELLO] * 3 if is_chat else ["a", "b", "c"]
     (llm.chat if is_chat else llm.generate)(given, FIVE, use_tqdm=shows)
     assert ("3/3" in capsys.readouterr().err) is shows
-    llm.generate("a", FIVE)
-    assert "1/1" in capsys.readouterr().err
+    for shown in (llm.generate("a", FIVE), llm.chat(HELLO, FIVE)):
+        assert len(shown) == 1
+    assert capsys.readouterr().err.count("1/1") >= 2
 
 
 def test_a_wrong_request_ends_its_call_and_no_other(llm: LLM) -> None:
@@ -197,15 +199,28 @@ def test_a_wrong_request_ends_its_call_and_no_other(llm: LLM) -> None:
 
 
 def test_an_interrupt_ends_the_requests_before_the_call_returns(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request ends, which moves the bar. The other one never ends."""
+
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
+    engine = llm.llm_engine
+    step = engine.step
+
+    def step_without_end() -> list[RequestOutput]:
+        outputs = step()
+        if not engine.has_unfinished_requests():
+            engine.add_request("more", "x", FIVE)
+        return [output for output in outputs if output.outputs[0].token_ids[1:] == []]
+
     with monkeypatch.context() as patch:
         patch.setattr(tqdm, "update", interrupt)
+        patch.setattr(engine, "step", step_without_end)
         with pytest.raises(KeyboardInterrupt):
-            run(llm, ["a", "b"], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=1500, ignore_eos=True)])
+            run(llm, ["a", "b"], [SamplingParams(max_tokens=1), FIVE])
     assert "inflight-call" not in [thread.name for thread in threading.enumerate()]
-    assert not llm.llm_engine.has_unfinished_requests()
+    engine.abort_requests(["more"])
+    assert not engine.has_unfinished_requests()
     assert len(run(llm, "a")) == 1
 
 
@@ -319,3 +334,16 @@ def test_an_interrupt_is_noticed_after_each_request_and_each_step(last: int, num
     assert isinstance(call.outputs.exception(0), KeyboardInterrupt)
     assert (len(engine.added), engine.num_steps, engine.aborted) == (num_added, num_steps, list("abcd"))
     assert call.progress.get_nowait() == 0
+
+
+def test_only_the_last_output_of_a_request_counts() -> None:
+    class Talkative(Engine):
+        def step(self) -> list[Any]:
+            self.num_steps += 1
+            return [SimpleNamespace(request_id="a", finished=self.num_steps == 3, number=self.num_steps)]
+
+    engine = Talkative(-2)
+    engine.call = call = _Call(cast(OfflineEngine, engine), threading.Lock(), [("a", "a", None, {})])
+    call.run()
+    assert [output.number for output in cast("list[Any]", call.outputs.result())] == [3]
+    assert (call.progress.get_nowait(), call.progress.get_nowait()) == (1, 0)
