@@ -23,7 +23,7 @@ from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, ENGINE, GONE, 
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.server import StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.shutdown import CUT_SECONDS, Shutdown
+from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
 from inflight.entrypoints.serve.supervisor import CUT_GRACE_SECONDS, LAST_SECONDS, Supervisor, supervise
 from inflight.errors import ConfigError, EngineDeadError, EngineError
 from tests.support.virtual_time import VirtualTimeLoop
@@ -104,6 +104,7 @@ class PlayedKeeper:
 class Scene:
     def __init__(self, num_keepers: int = 1, **limits: Any) -> None:
         self.shutdowns: list[Shutdown] = []
+        self.times: list[tuple[float, ...]] = []  # of these shutdowns
         self.keepers = [PlayedKeeper() for _ in range(num_keepers)]
         self.config = SimpleNamespace(fault_tolerance=FaultToleranceConfig(**limits))
         self.listener = Listener(SETTINGS)
@@ -147,6 +148,7 @@ def play(
             def __init__(self, *given: float) -> None:
                 super().__init__(*given)
                 scene.shutdowns.append(self)
+                scene.times.append(given)
 
         monkeypatch.setattr(supervisor, "Shutdown", Watched)
         monkeypatch.setattr(supervisor, "importlib", SimpleNamespace(import_module=scene.find))
@@ -175,6 +177,8 @@ def test_front_ends_answer_when_all_are_ready_and_drain_at_the_end(
     monkeypatch: pytest.MonkeyPatch, stops: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(scene: Scene, front_ends: list[PlayedProcess]) -> None:
+        assert scene.times == [(SETTINGS.shutdown_timeout, 2 * END_SECONDS)]
+        assert signal.getsignal(signal.SIGHUP) == hangup, "no file is read again"
         inode = os.fstat(scene.listener.socket.fileno()).st_ino
         for index, each in enumerate(front_ends):
             assert each.title == f"inflight: front end {index}"
@@ -202,6 +206,7 @@ def test_front_ends_answer_when_all_are_ready_and_drain_at_the_end(
         assert not Path(front_ends[0].variables["PROMETHEUS_MULTIPROC_DIR"]).exists()
         assert stops == [LAST_SECONDS, 0.0, 0.0]
 
+    hangup = signal.getsignal(signal.SIGHUP)
     caplog.set_level("INFO", "inflight")
     play(monkeypatch, test)
 
@@ -248,14 +253,36 @@ def test_a_dead_front_end_is_replaced_and_the_new_one_answers_when_it_is_ready(
     play(monkeypatch, test)
 
 
-def test_no_front_end_is_replaced_if_faults_are_not_tolerated(
+def test_a_front_end_that_dies_during_the_start_is_replaced(
     monkeypatch: pytest.MonkeyPatch, stops: list[float]
+) -> None:
+    """The new one waits for the others, too."""
+
+    async def test(scene: Scene, front_ends: list[PlayedProcess]) -> None:
+        await until(lambda: "start" in scene.keepers[0].calls)
+        front_ends[0].control.close()
+        await until(lambda: len(front_ends) == 3)
+        front_ends[2].report({"ready": "the model"})
+        await asyncio.sleep(0.02)
+        assert front_ends[2].heard() == []
+        front_ends[1].report({"ready": "the model"})
+        await until(lambda: all(each.heard() == [OPEN] for each in front_ends[1:]))
+        scene.shutdowns[0].begun.set()
+        assert await ended(scene, front_ends[1:]) == 0
+
+    play(monkeypatch, test)
+
+
+def test_no_front_end_is_replaced_if_faults_are_not_tolerated(
+    monkeypatch: pytest.MonkeyPatch, stops: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(scene: Scene, front_ends: list[PlayedProcess]) -> None:
         front_ends[0].control.close()
         with pytest.raises(EngineError, match=r"a front end has died \(killed\)"):
             await ended(scene, front_ends[1:])
         assert len(front_ends) == 2
+        assert stops == [LAST_SECONDS, LAST_SECONDS, 0.0, 0.0]
+        assert "Exception in callback" not in caplog.text, "its end is noticed once"
 
     play(monkeypatch, test, enabled=False)
 
@@ -304,11 +331,14 @@ def test_a_front_end_that_does_not_drain_is_cut(stops: list[float], is_cut: bool
         shutdown = Shutdown(1.0)
         supervised = Supervisor(SETTINGS, ARGS, Listener(SETTINGS), shutdown, "")
         supervised.start_front_ends()
-        start = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        sockets = [front_end._socket.fileno() for front_end in supervised.front_ends]
+        start = loop.time()
         if is_cut:
             shutdown.cut.set()
         await supervised.end()
-        waited = asyncio.get_running_loop().time() - start
+        waited = loop.time() - start
+        assert not any(loop.remove_reader(descriptor) for descriptor in sockets)
         after_cut = CUT_SECONDS + CUT_GRACE_SECONDS
         assert waited == pytest.approx(after_cut if is_cut else SETTINGS.shutdown_timeout + 2 * after_cut, abs=0.1)
         assert stops == [LAST_SECONDS, 0.0, 0.0]
