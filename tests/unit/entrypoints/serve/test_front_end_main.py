@@ -56,6 +56,25 @@ def test_a_replica_that_is_gone_may_come_back() -> None:
     run(test)
 
 
+def test_orders_that_are_read_together_go_to_their_replicas() -> None:
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        control = Control(theirs, Shutdown(1.0), 3)
+        sent, other = socket.socketpair()
+        with ours, theirs, sent, other:
+            ours.send(bytes([GONE, GONE + 2]))
+            socket.send_fds(ours, [bytes([ENGINE + 1])], [sent.fileno()])
+            for index in (0, 2):
+                with pytest.raises(EngineDeadError):
+                    await asyncio.wait_for(control.engine_sockets[index].get(), 60)
+            with await asyncio.wait_for(control.engine_sockets[1].get(), 60) as given:
+                given.send(b"x")
+                assert other.recv(100) == b"x"
+            control.close()
+
+    run(test)
+
+
 def test_a_front_end_does_not_outlive_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     shutdown, codes = Shutdown(1.0), list[int]()
     monkeypatch.setattr(shutdown, "cut_now", codes.append)
