@@ -72,6 +72,12 @@ class TransferCounts:
     save_seconds: float = 0.0
     tiers: dict[str, dict[str, float]] = field(default_factory=dict)
 
+    def __add__(self, later: TransferCounts) -> TransferCounts:
+        (*mine, tiers), (*others, more) = astuple(self), astuple(later)
+        total = TransferCounts(*map(add, mine, others))
+        total.add_tiers([tiers, more])
+        return total
+
     def add_tiers(self, counts_of_ranks: Iterable[dict[str, dict[str, float]]]) -> None:
         for counts in counts_of_ranks:
             for tier, numbers in counts.items():

@@ -111,12 +111,11 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)
 def _begins_json(text: str) -> bool:
     try:
         from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
-    except ValueError:
-        return False
-    try:
         return not text[_DECODER.raw_decode(text, len(text) - len(text.lstrip()))[1] :].strip()
-    except (ValueError, RecursionError):  # the value has not ended
+    except RecursionError:
         return True
+    except ValueError as error:  # only the second call raises this class: it says that the value has not ended
+        return isinstance(error, json.JSONDecodeError)
 
 
 def _translate(found: re.Match[str]) -> str:

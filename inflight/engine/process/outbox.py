@@ -141,6 +141,7 @@ def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStat
         step_gaps=(earlier.step_gaps + later.step_gaps)[-MAX_GAPS:],
         step_time_ratios=(earlier.step_time_ratios + later.step_time_ratios)[-MAX_GAPS:],
         hidden_share=earlier.hidden_share if later.hidden_share is None else later.hidden_share,
+        transfers=earlier.transfers and later.transfers and earlier.transfers + later.transfers,
     )
 
 

@@ -131,8 +131,8 @@ def _share_openmp_runtime() -> None:
     """Makes torch's OpenMP runtime visible to the library, which is not linked to a runtime of its own."""
     mapped = dict.fromkeys(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line)
     runtimes = [path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp5", "libomp"))]
-    folder = str(Path(torch.__file__).resolve().parent)  # as the kernel names it: without links
-    of_torch = [path for path in runtimes if path.startswith(folder)]
+    # the operating system names mapped files without symbolic links
+    of_torch = [path for path in runtimes if Path(path).is_relative_to(Path(torch.__file__).resolve().parent)]
     for path in [*of_torch, *runtimes, "libgomp.so.1"]:
         try:
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)

@@ -150,8 +150,8 @@ def _run_in_chunks(
         arena = torch.zeros(5, spec.block_bytes, dtype=torch.uint8, device=tokens.device)
         layer.bind(backend.layer_cache(arena, spec, 0), i)
     sequences = (tokens, 0, [1, 2]), (others, offset, [3, 4])
-    cut = zip(_steps(len(tokens)), _steps(len(others)), strict=True)
-    steps = [parts for parts in cut if any(map(len, parts))]
+    # both sequences may be so short that the last steps have no token
+    steps = [parts for parts in zip(_steps(len(tokens)), _steps(len(others)), strict=True) if any(map(len, parts))]
     found: list[tuple[list[int], list[tuple[Tensor, Tensor]], Tensor]] = []
     for step in steps:
         taken = [(each, part) for each, part in zip(sequences, step, strict=True) if len(part)]

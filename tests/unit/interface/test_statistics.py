@@ -105,3 +105,12 @@ def test_nothing_is_counted_at_first() -> None:
     assert (FaultStatus().state, FaultStatus().epoch, FaultStatus().num_recoveries) == ("healthy", 0, {})
     empty = TransferCounts()
     assert all(not getattr(empty, field.name) for field in fields(TransferCounts))
+
+
+def test_transfers_of_two_reports_are_added() -> None:
+    first, second = TransferCounts(*range(1, 13)), TransferCounts(*range(10, 130, 10))
+    first.add_tiers([{"disk": {"reads": 2.0}}])
+    second.add_tiers([{"disk": {"reads": 3.0, "writes": 1.0}, "peer": {"reads": 4.0}}])
+    total = first + second
+    assert total == TransferCounts(*range(11, 133, 11), {"disk": {"reads": 5.0, "writes": 1.0}, "peer": {"reads": 4.0}})
+    assert (first.tiers, second.num_queried_tokens) == ({"disk": {"reads": 2.0}}, 10)

@@ -12,7 +12,7 @@ from inflight.engine.process import outbox as outbox_module
 from inflight.engine.process.outbox import Outbox, merge_stats
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
 from inflight.interface.serving import CachedBlocks, EngineOutputs
-from inflight.interface.statistics import StepCounts
+from inflight.interface.statistics import SchedulerStats, StepCounts, TransferCounts
 from inflight.processes.streams import BlockingStream
 from tests.unit.engine.process.core_process_cases import stats
 
@@ -94,3 +94,14 @@ def test_merged_reports_keep_the_newest_of_what_each_step_has_told() -> None:
     old, new = ((value,) * MAX_GAPS for value in (1.0, 2.0))
     merged = merge_stats(stats(1, step_gaps=old, step_time_ratios=old), stats(2, step_gaps=new, step_time_ratios=new))
     assert (merged.step_gaps, merged.step_time_ratios) == (new, new)
+
+
+def test_merged_reports_have_all_that_was_transferred() -> None:
+    def report(number: int) -> SchedulerStats:
+        transfers = TransferCounts(load_bytes=number, tiers={"disk": {"reads": float(number)}})
+        return stats(number, transfers=transfers)
+
+    assert merge_stats(report(1), report(20)).transfers == TransferCounts(
+        load_bytes=21, tiers={"disk": {"reads": 21.0}}
+    )
+    assert merge_stats(stats(1), stats(2)).transfers is None
