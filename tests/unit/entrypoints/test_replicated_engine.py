@@ -73,6 +73,7 @@ def test_answers_are_those_of_one_engine(
     with pytest.raises(InvalidRequestError, match="no SamplingParams"):
         llm.generate(PROMPTS[:2], [PARAMS[0], 5], use_tqdm=False)  # type: ignore[list-item]
     assert not used, "nothing of these calls was computed"
+    assert len(llm.generate(PROMPTS[:1], PARAMS[0], use_tqdm=False)) == len(used) == 1, "nor by the next call"
 
 
 def test_other_calls(llm: LLM) -> None:

@@ -169,6 +169,7 @@ def test_special_tokens_are_added_once() -> None:
         ("", "prompt is empty"),
         ([], "prompt is empty"),
         ({"prompt_token_ids": []}, "prompt is empty"),
+        ([258, 259], r"prompt token 259 at position 1 is outside the vocabulary of 259 tokens"),
         ([1, 300, 2], r"prompt token 300 at position 1 is outside the vocabulary of 259 tokens"),
         ([1, -1], r"prompt token -1 at position 1 is outside"),
         ([2**70], "outside the vocabulary"),

@@ -129,6 +129,8 @@ def integers(
     bits_used = bits - 2 if zero_point == "low" else bits  # "low": as in Q6_K, the values can be moved to the middle
     values = torch.randint(0, 2**bits_used, shape, generator=generator, dtype=torch.uint8)
     points = torch.randint(0, 2**bits, scales.shape).float() if zero_point == "any" else 2.0 ** (bits_used - 1)
+    if zero_point == "beside":  # one step beside the middle, so the largest or the smallest value cannot be moved
+        points += 1 if seed % 2 else -1
     return QuantizedWeight(values=values, scales=scales, offsets=scales * points, bits=bits)
 
 
@@ -140,7 +142,7 @@ def integers(
     groups=GROUPS,
     num_groups=st.integers(1, 5),
     out_features=st.integers(1, 90),
-    zero_point=st.sampled_from(["none", "middle", "any"]),
+    zero_point=st.sampled_from(["none", "middle", "beside", "any"]),
     gate=GATES,
     has_bias=st.booleans(),
     seed=SEEDS,
