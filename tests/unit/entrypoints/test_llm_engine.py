@@ -13,10 +13,11 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.entrypoints import llm_engine
 from inflight.entrypoints.llm_engine import MAX_UNENFORCED_LINES, LLMEngine
-from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError
+from inflight.errors import ConfigError, EngineClosedError, EngineDeadError, InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.structured_outputs_params import StructuredOutputsParams
+from tests.support.waits import wait_until
 from tests.unit.entrypoints.mock_llm import mock_arguments
 
 FIVE = SamplingParams(max_tokens=5, ignore_eos=True)
@@ -125,10 +126,25 @@ def test_parts_that_are_not_enforced_are_logged_once(engine: LLMEngine, caplog: 
     assert caplog.text.index("first") < caplog.text.index("second")
 
 
-def test_the_log_of_such_parts_is_bounded(engine: LLMEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_engine_has_all_its_steps_and_bounds_its_log(caplog: pytest.LogCaptureFixture) -> None:
+    engine = LLMEngine.from_args(EngineArgs(**mock_arguments()))
+    engine.add_request("a", "x", FIVE)
+    steps(engine)
+    assert min(event.step_id for event in engine.timeline_events()["rank 0"]) == 0
     engine._log_unenforced(f"place {i}" for i in range(MAX_UNENFORCED_LINES + 5))
     engine._log_unenforced(["another"])
-    assert MAX_UNENFORCED_LINES - 2 <= caplog.text.count("cannot enforce") <= MAX_UNENFORCED_LINES
+    assert caplog.text.count("cannot enforce") == MAX_UNENFORCED_LINES
+    engine.close()
+
+
+def test_an_engine_that_is_dead_takes_no_requests(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dead() -> None:
+        raise EngineDeadError("the GPU is gone")
+
+    monkeypatch.setattr(engine.core, "check_alive", dead)
+    with pytest.raises(EngineDeadError, match="the GPU is gone"):
+        engine.add_request("a", "x", FIVE)
+    assert not engine.has_unfinished_requests()
 
 
 @pytest.mark.parametrize(
@@ -148,13 +164,13 @@ def test_a_start_that_fails_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, er
     before = set(threading.enumerate())
 
     def fail(*_: object) -> None:
-        assert set(threading.enumerate()) > before, "the rank's"
+        assert set(threading.enumerate()) - before, "the rank's"
         raise error
 
     monkeypatch.setattr(llm_engine, "make_core", fail)
     with pytest.raises(error):
         LLMEngine.from_args(EngineArgs(**mock_arguments()))
-    assert set(threading.enumerate()) <= before
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_a_closed_engine() -> None:
