@@ -16,7 +16,7 @@ def test_lists_become_tuples() -> None:
             as_tuple("stop", value)
 
 
-def test_strings() -> None:
+def test_strings_have_a_largest_number_and_length() -> None:
     check_strings("stop", [], 0, 1)
     check_strings("stop", ["abc", "d"], 2, 3)
     for values, message in (
@@ -30,7 +30,7 @@ def test_strings() -> None:
             check_strings("stop", values, 2, 3)
 
 
-def test_token_ids() -> None:
+def test_token_ids_are_integers_from_zero() -> None:
     check_token_ids("stop_token_ids", [0, 7], 2)
     for values, message in (
         ([1, 2, 3], "3 token ids; at most 2"),

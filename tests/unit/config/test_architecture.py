@@ -101,8 +101,3 @@ def test_the_longest_request_of_longrope() -> None:
     assert [each.rope.factors if each.rope else None for each in long.attentions] == [None, (2.0,), (1.0,)]
     recurrent = model(LayerSpec(short_conv=CONV, mlp=MlpSpec(size=12)))
     assert recurrent.for_length(100) == recurrent and recurrent.default_max_model_len == 100
-
-
-def test_what_is_rotated() -> None:
-    assert PLAIN.rotated_dim == PLAIN.head_dim == 8
-    assert replace(PLAIN, num_kv_heads=1, latent=LATENT).rotated_dim == LATENT.rope_dim == 4

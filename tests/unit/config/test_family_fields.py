@@ -30,7 +30,7 @@ def without(*names: str) -> FamilyFields:
     return FamilyFields({name: value for name, value in SIZES.items() if name not in names})
 
 
-def test_heads() -> None:
+def test_sizes_of_heads_come_from_the_fields_or_their_defaults() -> None:
     attention = fields().attention()
     assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 2, 16)
     assert attention.rope == RopeConfig() and not attention.qkv_bias and not attention.output_bias
@@ -73,7 +73,7 @@ def test_an_mlp(name: str, activation: str) -> None:
             fields(hidden_act=name).silu_mlp()
 
 
-def test_soft_caps() -> None:
+def test_a_soft_cap_of_null_is_none_and_an_absent_one_has_the_default() -> None:
     assert [fields().soft_cap("cap", default) for default in (None, 5.0)] == [None, 5.0]
     assert [fields(cap=7).soft_cap("cap", default) for default in (None, 5.0)] == [7.0, 7.0]
     assert [fields(cap=None).soft_cap("cap", default) for default in (None, 5.0)] == [None, None]

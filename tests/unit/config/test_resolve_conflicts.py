@@ -164,7 +164,7 @@ def test_tiers_may_be_shared_by_machines_where_the_folder_has_another_name() -> 
     assert fingerprint("a") != fingerprint("b")
 
 
-def test_a_gpu_keeps_no_tokens_of_requests_with_drafts() -> None:
+def test_a_gpu_limits_the_token_ids_of_all_requests_unless_there_are_drafts() -> None:
     many = {"max_num_seqs": 4095, "max_num_batched_tokens": 4095}
     fits = 2**19 - 2**15  # 4,096 slots of so many tokens, and blocks of 16 and 1
     assert on(GPU, LONG, **many, max_model_len=fits).model.max_model_len == fits

@@ -107,7 +107,7 @@ def test_files_that_cannot_be_read_are_left_to_the_loader(folder: Path) -> None:
     assert resolve_head(architecture, folder) == architecture
 
 
-def test_heads_that_config_json_says_are_apart_and_those_of_transformers_are_left_as_they_are(folder: Path) -> None:
+def test_a_head_is_not_compared_if_it_is_not_tied_or_if_transformers_computes_the_model(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     save(folder, {**tensors, HEAD: tensors[EMBEDDING].clone()})
     architecture = architecture_of(folder)
@@ -115,7 +115,7 @@ def test_heads_that_config_json_says_are_apart_and_those_of_transformers_are_lef
         assert resolve_head(other, folder) == other
 
 
-def test_a_second_tensor_of_the_head_makes_it_another_one(folder: Path) -> None:
+def test_a_head_with_a_bias_is_not_tied(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     save(folder, {**tensors, HEAD: tensors[EMBEDDING].clone(), "lm_head.bias": torch.ones(3)})
     assert not resolve_head(architecture_of(folder), folder).tie_word_embeddings

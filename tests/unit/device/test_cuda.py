@@ -136,7 +136,7 @@ def test_the_constructor_enters_the_device(played: Played) -> None:
     device.close()
 
 
-def test_memory(device: CudaDevice, played: Played) -> None:
+def test_the_budget_is_the_share_of_all_memory_less_what_is_in_use(device: CudaDevice, played: Played) -> None:
     assert (device.available_memory_bytes(), device.total_memory_bytes()) == (30, 100)
     assert played.log == ["empty_cache"]
     assert (device.budget_bytes(0.9), device.budget_bytes(0.5)) == (20, 0)  # 70 are in use

@@ -102,5 +102,5 @@ def test_groups_that_tell_a_part(tmp_path: Path, group: dict[str, str], expected
     assert host_memory.available_bytes(root) == expected
 
 
-def test_a_function_that_the_c_library_does_not_have() -> None:
+def test_a_missing_function_of_the_c_library_is_ignored() -> None:
     host_memory.call_c_library("inflight_no_such_function", 1)

@@ -78,15 +78,14 @@ def test_a_key_that_nobody_writes_is_named() -> None:
 
 def test_ranks_find_each_others_listeners_through_a_store() -> None:
     store = HashStore()
-    meshes = [open_mesh(store, rank, HOST, TOKEN, 300.0) for rank in range(3)]
-    for rank, mesh in enumerate(meshes):
-        host, port = mesh.address
-        assert host == HOST and ask(store, f"address {rank}") == f"{HOST} {port}"
-    assert TOKEN not in b"".join(store.get(f"address {rank}") for rank in range(3))
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as opened:
+        meshes = [open_mesh(store, rank, HOST, TOKEN, 300.0) for rank in range(3)]
+        for rank, mesh in enumerate(meshes):
+            opened.callback(mesh.close)
+            host, port = mesh.address
+            assert host == HOST and ask(store, f"address {rank}") == f"{HOST} {port}"
+        assert TOKEN not in b"".join(store.get(f"address {rank}") for rank in range(3))
         accepted = pool.submit(meshes[2].connection, 1, "a")
         with meshes[1].connection(2, "a") as theirs, accepted.result(300) as ours:
             theirs.sendall(b"from 1")
             assert ours.recv(6) == b"from 1"
-    for mesh in meshes:
-        mesh.close()

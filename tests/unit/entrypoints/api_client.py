@@ -178,6 +178,8 @@ class Exchange:
     async def _run(self, scope: dict[str, Any]) -> None:
         try:
             await self._api.app(scope, self._receive, self._send)
+        except AssertionError:
+            raise
         except Exception:  # a server logs it; the answer says that something failed
             assert self.answer.status == 500
 

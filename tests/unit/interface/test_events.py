@@ -33,7 +33,7 @@ FIRST, SECOND = ToolCallStart(0, "id0", "f"), ToolCallStart(1, "id1", "f")
         ),
     ],
 )
-def test_joined(events: list[Event], expected: list[Event]) -> None:
+def test_successive_deltas_of_one_kind_are_joined(events: list[Event], expected: list[Event]) -> None:
     before = list(events)
     assert join_deltas(events) == expected
     assert events == before

@@ -33,7 +33,7 @@ NAMES = [bytes([65 + i]) for i in range(8)]
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 4, 5, 7])
-def test_the_longest_hit_is_the_largest_number_of_blocks_after_which_a_token_sees_only_cached_ones(
+def test_the_longest_hit_is_the_longest_prefix_whose_visible_blocks_are_all_cached(
     size: int, window: int | None
 ) -> None:
     group, _ = make_group(window, size=size)

@@ -516,7 +516,7 @@ def test_what_joins_and_leaves_the_prefix_cache_is_noted() -> None:
     assert not any(names.take().values()) and names.present() == {}
 
 
-def test_of_a_model_with_states_the_names_of_keys_are_noted() -> None:
+def test_in_a_model_with_states_the_cached_names_are_those_of_the_attention_blocks() -> None:
     attention = KVCacheSpec(block_size=SIZE, num_kv_heads=1, head_dim=1, dtype="float32", itemsize=4)
     groups = [
         KVCacheGroup(layer_names=(str(i),), spec=spec)

@@ -72,40 +72,6 @@ def test_layers_and_head_are_quantized_separately() -> None:
     assert bits("int8", None) == (8, None)
 
 
-@pytest.mark.skipif(load_kernels() is None, reason="needs the C++ kernels")
-@pytest.mark.parametrize(
-    ("in_features", "bits", "group_size", "most"),
-    [
-        (128, None, 64, 1e-5),  # floats
-        (128, 8, 64, 0.02),
-        (128, 4, 64, 0.2),
-        (96, 4, 128, 0.2),  # groups of 32
-        (112, 4, 128, 0.02),  # it has no groups of 32: 8 bits
-        (7, 8, 64, 1e-5),  # no kernel takes it: floats
-    ],
-)
-def test_weights_are_quantized_as_they_are_prepared(
-    in_features: int, bits: int | None, group_size: int, most: float
-) -> None:
-    kernels = load_kernels()
-    assert kernels is not None
-    generator = torch.Generator().manual_seed(0)
-    parts = [torch.randn(8, in_features, generator=generator), torch.randn(4, in_features, generator=generator)]
-    x = torch.randn(5, in_features, generator=generator)
-    method = KernelLinear(kernels, torch.float32, bits=bits, group_size=group_size)
-    truth = F.linear(x, torch.cat(parts))
-    error = float((method.prepare(parts, None)(x, torch.float32) - truth).norm() / truth.norm())
-    assert (most / 100 if most > 1e-4 else -1.0) < error < most
-    assert method.is_batch_invariant(in_features) is (in_features % 4 == 0)
-
-
-def test_fp8_is_for_gpus() -> None:
-    with pytest.raises(
-        ConfigError, match="quantization='fp8' needs an NVIDIA GPU, and this is a cpu: use int8 or int4"
-    ):
-        select_linear_method(CPU, torch.bfloat16, quantization="fp8")
-
-
 def test_dtypes_without_kernels_are_computed_by_torch() -> None:
     assert isinstance(select_linear_method(CPU, torch.float16), PlainLinear)
     assert isinstance(select_layer_ops(CPU, torch.float16), TorchLayerOps)

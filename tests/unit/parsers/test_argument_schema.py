@@ -166,24 +166,3 @@ def test_the_schema_of_a_tool(name: str, types: set[str]) -> None:
         {"type": "function", "function": {"name": "first", "parameters": {}}},
     ]
     assert ArgumentSchema.of_tool(name, tools).argument("a").types == types
-
-
-@pytest.mark.parametrize(
-    ("node", "texts", "written"),
-    [
-        ({"type": "string"}, ["nu", "ll"], ['"', "nu", "ll", '"']),
-        (None, ['a"', "b"], ['"', 'a\\"', "b", '"']),
-        ({"type": ["string", "null"]}, ["nu", "ll"], ["null"]),
-        ({"type": ["string", "null"]}, ["nu", "t", "s"], ['"nut', "", "s", '"']),
-        ({"type": ["string", "integer"]}, ["1", "2"], ['"12"']),
-        ({"type": "integer"}, ["1", "2"], ["12"]),
-        ({"type": "null"}, ["None"], ["null"]),
-    ],
-)
-def test_only_what_is_surely_a_string_is_written_at_once(node: Any, texts: list[str], written: list[str]) -> None:
-    passed: list[str] = []
-    value = schema(node).held_value(passed.append)
-    for text in texts:
-        value.write(text)
-    value.end()
-    assert [text for text in passed if text] == [text for text in written if text]

@@ -44,7 +44,7 @@ def test_another_value_is_held_to_its_end() -> None:
         ([""], ["", "", "converted "]),
     ],
 )
-def test_a_string_that_may_become_a_word_is_held_as_long(pieces: list[str], expected: list[str]) -> None:
+def test_a_string_is_held_while_it_may_still_become_null(pieces: list[str], expected: list[str]) -> None:
     assert passed_on(pieces, is_string=True, unless=("null", "None")) == expected
 
 
@@ -81,10 +81,14 @@ def test_a_value_that_is_too_long_to_hold(
         ({"type": "null"}, ["null"], ["", "", "null"]),
         ({"type": "integer"}, ["1"], ["", "", "1"]),
         ({}, ["a"], ["", "", '"a"']),
+        ({"type": ["string", "null"]}, ["nu", "t", "s"], ["", "", '"nut', '"nuts', '"nuts"']),
         (None, ["a"], ['"', '"a', '"a"']),  # the tool has no such argument
+        (None, ['a"', "b"], ['"', '"a\\"', '"a\\"b', '"a\\"b"']),
     ],
 )
-def test_by_the_schema_of_an_argument(schema: Any, pieces: list[str], expected: list[str]) -> None:
+def test_the_schema_says_which_values_are_written_before_they_end(
+    schema: Any, pieces: list[str], expected: list[str]
+) -> None:
     written: list[str] = []
     value = ArgumentSchema(schema, schema).held_value(written.append)
     found = ["".join(written)]

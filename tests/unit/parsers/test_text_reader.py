@@ -64,7 +64,7 @@ def test_a_literal_that_comes_next(text: str, literals: tuple[str, ...], found: 
         assert read(lambda reader: reader.literal(*literals), pieces)[:2] == (found, text[len(found) :]), pieces
 
 
-def test_no_more_text_is_asked_for_than_decides() -> None:
+def test_a_reader_asks_for_no_more_text_than_it_needs_to_decide() -> None:
     assert read(lambda reader: reader.comes("<tool>", "</a>"), ["<", "x", "y"])[2] == 2
     assert read(lambda reader: reader.comes("<tool>", "</a>"), ["<", "/", "a", ">", "y"])[2] == 4
     assert read(lambda reader: reader.comes("ab"), ["b", "y"])[2] == 1

@@ -70,12 +70,12 @@ def test_which_bits_a_request_needs(params: SamplingParams, bits: int) -> None:
     assert rows.having(bits).tolist() == ([0] if bits else [])
 
 
-def test_bits_of_lists() -> None:
+def test_lists_set_their_bits() -> None:
     assert features_of(Row(greedy(min_tokens=3)).resolved, VOCAB_SIZE) == 0  # no token would end the text
     assert features_of(Row(GREEDY, bad_words=[[1]]).resolved, VOCAB_SIZE) == BAD_WORDS
 
 
-def test_one_record() -> None:
+def test_all_parameters_of_a_request_are_in_its_record() -> None:
     params = SamplingParams(
         temperature=0.5,
         top_k=7,

@@ -21,7 +21,7 @@ def running(slot: int, computed: int, planned: int, *, tables: Any = None, **giv
     return request
 
 
-def test_rows() -> None:
+def test_a_row_samples_only_at_its_last_token() -> None:
     rows = [
         PlannedRow(running(3, 0, 5), 4, 0, False),  # a part of its tokens
         PlannedRow(running(1, 4, 5), 1, 0, False),  # a decode

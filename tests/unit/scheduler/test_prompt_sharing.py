@@ -113,7 +113,7 @@ def test_blocks_are_those_of_a_running_leader_or_in_the_cache(fields: Any, block
 
 
 @pytest.mark.parametrize(("limit", "is_long"), [(0, True), (2, False), (8, False), (9, False)])
-def test_a_request_is_long_without_its_blocks(limit: int, is_long: bool) -> None:
+def test_tokens_in_cached_blocks_do_not_make_a_request_long(limit: int, is_long: bool) -> None:
     """Nine tokens, eight of them in blocks. The blocks of a short one are not looked up."""
     bench, limits = Bench(), SimpleNamespace(is_long=lambda num_tokens: num_tokens > limit)
     assert bench.sharing.is_long(bench.leader, limits) == is_long  # type: ignore[arg-type]

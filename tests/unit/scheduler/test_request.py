@@ -53,7 +53,8 @@ def test_tokens_from_each_position() -> None:
     assert request.token_ids.tolist() == [1, 2, 3, 8, 9]
 
 
-def test_siblings_share_the_array_of_their_prompt() -> None:
+def test_a_request_does_not_copy_its_prompt() -> None:
+    """So all sequences of a request share one array."""
     prompt = np.array([1, 2, 3], np.int32)
     sampling = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=3)
     core = EngineCoreRequest(request_id="a", sampling=sampling)

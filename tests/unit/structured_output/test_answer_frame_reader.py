@@ -107,7 +107,7 @@ def mask_at(each: AnswerFrameReader, position: Position, matcher: GrammarMatcher
 
 @pytest.mark.parametrize("frame", FRAMES)
 @pytest.mark.parametrize("keeps_blanks", [False, True])
-def test_masks_and_acceptance_agree_on_all_ways(frame: AnswerFrame, keeps_blanks: bool) -> None:
+def test_a_token_is_accepted_exactly_if_the_mask_allows_it(frame: AnswerFrame, keeps_blanks: bool) -> None:
     each = reader(frame, keeps_blanks=keeps_blanks)
     rng = random.Random(f"{frame}")
     seen: set[Position] = set()

@@ -249,14 +249,6 @@ def test_of_two_tokens_of_markup_the_longer_one_is_meant() -> None:
     assert matcher.accept_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
-def test_the_text_of_a_special_token_is_no_trigger() -> None:
-    """Only the token is. Its letters are free text."""
-    matcher = matcher_for(structural_tag=tag("<|im_start|>", ".", "<|im_start|>"))
-    spelled = [token_id for letter in "<|im_start|>" for token_id in encode(letter)]
-    assert matcher.accept_tokens([*spelled, *encode("z")]) == len(spelled) + 1
-    assert matcher.is_accepting()
-
-
 def test_a_token_that_was_rolled_back_is_forgotten_when_another_comes() -> None:
     """Only with a mask at its position it is certain that a token of the grammar is accepted."""
     matcher = matcher_for(regex="[a-z ]{1,100}")

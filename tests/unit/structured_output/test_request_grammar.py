@@ -1,4 +1,4 @@
-"""`RequestGrammar`: why a grammar cannot be used, and where a request is while it is open whether the answer has begun."""
+"""`RequestGrammar`: why a grammar cannot be used, and what is allowed while a text may still become an answer or a thought."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_what_a_strict_part_has_stays() -> None:
     assert leave_out_refused({"pattern": "a"}, refuses_patterns, (), "json") == []
 
 
-def test_pattern_properties_go_with_what_is_said_of_all_others() -> None:
+def test_additional_properties_are_left_out_with_pattern_properties() -> None:
     """Without the patterns, `additionalProperties` would refuse what they admitted."""
 
     def refuses(schema: object) -> str:
@@ -134,7 +134,7 @@ def test_a_part_without_one_type_becomes_empty(kind: object) -> None:
     assert schema == {}
 
 
-def test_parts_that_are_no_objects_or_strict_are_passed_over() -> None:
+def test_strict_parts_and_parts_that_are_true_or_false_are_not_changed() -> None:
     schema, parts = two_tools(True, patterns("ab"))
     assert leave_out_refused(schema, refuses_any_pattern, parts, "json") == ["tools[1]: #"]
     assert schema["properties"] == {"0": True, "1": {"type": "object"}}

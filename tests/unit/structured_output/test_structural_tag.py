@@ -212,7 +212,7 @@ def test_what_a_strict_object_between_tags_cannot_have(schema: dict[str, Any], p
         InvalidRequestError, match=rf"^tools: tools\[0\] \('f'\): {place} is not supported|^tools\[0\].* {place}"
     ):
         Admits(calls(schema))
-    assert Admits(calls(schema, is_strict=False)) is not None
+    Admits(calls(schema, is_strict=False))  # it is not refused
 
 
 # -- tokens of markup ----------------------------------------------------------------------------------------------------

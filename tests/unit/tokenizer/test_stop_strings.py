@@ -87,7 +87,7 @@ def test_what_a_stream_shows(text: str, strings: list[str], sizes: list[int], in
 
 
 @pytest.mark.parametrize("includes_stop", [False, True])
-def test_a_stop_string_may_begin_where_none_may_end(includes_stop: bool) -> None:
+def test_a_stop_string_may_begin_in_text_that_is_not_searched(includes_stop: bool) -> None:
     search = StopSearch(StopStrings(["END", "x"]), includes_stop=includes_stop)
     assert search.write("axbE", search=False) == "axb"
     assert search.write("NDc") == ("END" if includes_stop else "")

@@ -317,15 +317,6 @@ def test_the_statistics_of_steps() -> None:
     assert (again.step_id, again.counts.num_queried_tokens, again.num_running) == (stats.step_id, 0, 0)
 
 
-def test_deaths_of_ranks_and_news_of_transfers_wake_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, callbacks, woken = MockEngine(), list[Any](), list[int]()
-    monkeypatch.setattr(engine.executor, "set_death_callback", callbacks.append, raising=False)
-    engine.core.set_wake(lambda: woken.append(1))
-    for wake in (*callbacks, engine.scheduler.transfers.on_news):
-        wake()
-    assert (len(callbacks), len(woken)) == (1, 2)
-
-
 @pytest.mark.parametrize("reset_connector", [False, True])
 def test_a_reset_reaches_the_tiers_only_on_request(monkeypatch: pytest.MonkeyPatch, reset_connector: bool) -> None:
     engine, forgotten, reset = MockEngine(), list[bool](), list[bool]()

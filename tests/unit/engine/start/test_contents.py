@@ -89,8 +89,9 @@ def test_random_weights_are_not_read(tmp_path: Path) -> None:
     assert contents_of(replace(dummy, fingerprint="another seed")) != contents_of(dummy)
 
 
-def test_of_a_model_on_the_code_of_transformers_this_code_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And of no other model."""
+def test_the_code_of_transformers_counts_only_for_models_that_it_computes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     native = model(folder)
     foreign = replace(native, architecture=replace(native.architecture, implementation=TRANSFORMERS))
     found = {(contents_of(native), contents_of(foreign))}

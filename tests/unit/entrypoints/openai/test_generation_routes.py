@@ -43,9 +43,11 @@ def held(api: Api) -> Iterator[Api]:
     """Each test says what its engine answers."""
     api.core.forget()
     api.core.held = True
-    yield api
-    assert api.num_running == 0
-    api.core.held = False
+    try:
+        yield api
+        assert api.num_running == 0
+    finally:
+        api.core.held = False
 
 
 def started(api: Api, path: str, **more: Any) -> Exchange:

@@ -157,7 +157,7 @@ def test_version_and_health(api: Api) -> None:
     assert api.get("/ready").json == {"status": "ready"}
 
 
-def test_a_prefix_cache_is_reset_with_what_is_outside_of_it_only_if_that_is_asked_for(api: Api) -> None:
+def test_a_reset_of_the_prefix_cache_includes_the_connector_only_on_request(api: Api) -> None:
     api.core.forget()
     for query in ("", "?reset_connector=false", "?reset_connector=true"):
         answer = api.post(f"/reset_prefix_cache{query}")

@@ -89,7 +89,7 @@ def test_a_whole_model_has_no_problem(folder: Path) -> None:
     assert problems(folder) == []
 
 
-def test_a_missing_weight_file_is_told(folder: Path) -> None:
+def test_a_missing_weight_file_is_reported(folder: Path) -> None:
     weights = {"a": "model.safetensors", "b": "z.safetensors", "c": "y.safetensors", "d": "y.safetensors"}
     (folder / INDEX).write_text(json.dumps({"weight_map": weights}))
     (problem,) = problems(folder)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import faulthandler
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -107,7 +108,8 @@ def test_the_phases_of_a_start_are_timed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert clock.summary() == "2.25 s: listening 0.50, engine 1.75"
 
 
-def test_a_process_knows_how_long_it_runs() -> None:
+@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
+def test_the_seconds_since_the_start_of_a_process_are_those_of_ps() -> None:
     def asked() -> int:
         return int(
             subprocess.run(["ps", "-o", "etimes=", "-p", str(os.getpid())], capture_output=True, check=True).stdout

@@ -218,7 +218,7 @@ def test_front_ends_answer_when_all_are_ready_and_drain_at_the_end(
         (["OSError", "no memory"], EngineError, "a front end could not start: OSError: no memory"),
     ],
 )
-def test_why_a_front_end_could_not_start_is_told(
+def test_the_reason_why_a_front_end_could_not_start_is_reported(
     monkeypatch: pytest.MonkeyPatch, stops: list[float], report: list[str], kind: type[Exception], message: str
 ) -> None:
     async def test(scene: Scene, front_ends: list[PlayedProcess]) -> None:
@@ -364,11 +364,15 @@ def test_front_ends_read_files_again_with_the_command(stops: list[float], tmp_pa
         settings = ServerSettings(port=0, api_server_count=2, api_key_file=str(tmp_path / "keys"))
         supervised = Supervisor(settings, ARGS, Listener(SETTINGS), Shutdown(1.0), "")
         supervised.start_front_ends()
+        assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL, "the signal would end the tests"
         signal.raise_signal(signal.SIGHUP)
         await until(lambda: all(each.signals == [signal.SIGHUP] for each in PlayedProcess.made))
         for each in PlayedProcess.made:
             each.control.close()
         await supervised.end()
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
 
-    run(test)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        run(test)
+    finally:
+        signal.signal(signal.SIGHUP, before)

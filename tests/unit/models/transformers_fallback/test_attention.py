@@ -371,7 +371,7 @@ def test_a_mask_may_be_cut_and_moved_but_not_computed_with() -> None:
         tensor.masked_fill(given, 0.0)
 
 
-def test_a_backend_is_no_other_models() -> None:
+def test_two_models_with_one_backend_have_their_own_layers() -> None:
     """Each model has its own layers, also those with the same names."""
     backend: AttentionBackend = TorchSdpaBackend()
     models = [llama(), llama()]

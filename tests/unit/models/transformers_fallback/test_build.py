@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,10 @@ def test_a_configuration_that_transformers_cannot_read(
         read_config(replace(model_config(saved(tmp_path / "llama")), config_overrides={"model_type": "house_brand"}))
 
 
-def test_code_of_the_model_is_run_only_if_it_is_trusted(tmp_path: Path) -> None:
+def test_code_of_the_model_is_run_only_if_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # transformers copies the code to this folder and imports it from there; otherwise it is in the user's cache
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
     auto_map = {"AutoConfig": "house.HouseConfig", "AutoModelForCausalLM": "house.HouseForCausalLM"}
     folder = saved(tmp_path, architectures=["HouseForCausalLM"], model_type="house_brand", auto_map=auto_map)
     (folder / "house.py").write_text(

@@ -296,7 +296,7 @@ def test_sequences_may_be_shorter_than_those_of_the_check(llama: Path, max_model
 
 
 @pytest.mark.parametrize(("family", "token_by_token"), [("falcon_mamba", True), ("olmo_hybrid", False)])
-def test_tokens_run_one_by_one_only_if_the_state_is_lost_otherwise(
+def test_tokens_run_one_by_one_only_in_models_that_ignore_the_state_of_several_tokens(
     tmp_path: Path, family: str, token_by_token: bool
 ) -> None:
     config = deepcopy(FALLBACK_CONFIGS[family][0])

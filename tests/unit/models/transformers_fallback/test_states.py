@@ -237,7 +237,7 @@ def test_outside_of_steps_the_modules_are_those_of_transformers() -> None:
     torch.testing.assert_close(rows[0], truth(tokens[0]), rtol=1e-5, atol=1e-5)
 
 
-def test_of_attention_the_cache_keeps_nothing() -> None:
+def test_keys_and_values_are_not_kept_in_the_cache_of_states() -> None:
     states, keys, values = Session().states, torch.zeros(1, 2, 5, 8), torch.ones(1, 2, 5, 8)
     assert all(a is b for a, b in zip(states.update(keys, values, 3), (keys, values), strict=True))
     assert states.update(values, keys, 3, {"cache_position": None})[0] is values
@@ -266,7 +266,7 @@ class User(Writer):
 @pytest.mark.parametrize(
     "name", ["get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"]
 )
-def test_each_use_of_a_state_makes_a_module_one_with_a_state(name: str) -> None:
+def test_a_module_that_reads_or_writes_a_state_gets_a_state(name: str) -> None:
     model: Any = Model()
     model.layers[0] = User()
     attention: Any = PackedAttention(model, TorchSdpaBackend(), 64)

@@ -88,7 +88,7 @@ def test_matrices_of_experts_are_stacked() -> None:
     assert plan.shape("model.layers.1.block_sparse_moe.experts.3.w1.weight") == (112, 64)
 
 
-def test_what_no_tensor_becomes_is_missing_and_what_becomes_nothing_is_not_accounted_for() -> None:
+def test_weights_without_a_tensor_are_missing_and_tensors_without_a_weight_are_left_over() -> None:
     model, stored = mixtral(), stored_mixtral()
     shapes = {
         name: tuple(each.shape) for name, each in stored.items() if "layers.0." not in name or "experts" not in name
