@@ -105,17 +105,16 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
+_BLANKS = " \t\r\n"  # the white space of JSON
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _begins_json(text: str) -> bool:
     try:
         from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
-        return not text[_DECODER.raw_decode(text, len(text) - len(text.lstrip()))[1] :].strip()
-    except RecursionError:
-        return True
-    except ValueError as error:  # only the second call raises this class: it says that the value has not ended
-        return isinstance(error, json.JSONDecodeError)
+        return not text[_DECODER.raw_decode(text, len(text) - len(text.lstrip(_BLANKS)))[1] :].strip(_BLANKS)
+    except (ValueError, RecursionError) as error:  # only the second call raises these: the value has not ended
+        return isinstance(error, (json.JSONDecodeError, RecursionError))
 
 
 def _translate(found: re.Match[str]) -> str:

@@ -34,12 +34,11 @@ MAX_COUNT = 2**31 - 1
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 
-_SCHEMA = frozenset({"not", "if", "then", "else", "additionalProperties", "propertyNames", "unevaluatedProperties"})
-_SCHEMA |= {"contains", "additionalItems", "unevaluatedItems"}
+_SCHEMA = frozenset("not if then else contains propertyNames additionalProperties unevaluatedProperties".split())
+_SCHEMA |= {"additionalItems", "unevaluatedItems"}
 _SCHEMA_LISTS = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
 _SCHEMA_MAPS = frozenset({"properties", "patternProperties", "dependentSchemas"})
-_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
-_COUNTS |= {"minContains", "maxContains"}
+_COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in "Length Items Properties Contains".split())
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _OTHERS = frozenset({"type", "enum", "const", "pattern", "format", "required", "items", "uniqueItems", "$ref"})
 _OTHERS |= {"dependentRequired", "dependencies", "$dynamicRef", "$recursiveRef"}

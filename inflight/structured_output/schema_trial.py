@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from inflight.structured_output.json_schema import ASSERTIONS, WITH_SCHEMAS, find_part, name_place, subschemas
@@ -48,19 +49,26 @@ def leave_out_refused(schema: dict[str, Any], refuses: Refuses, parts: Sequence[
 # Any: JSON
 def find_refused(schema: dict[str, Any], refuses: Refuses, error: str) -> tuple[str, dict[str, Any] | None, str]:
     """(path, node, keyword) of the keyword without which the library has another error or none; node is None if there is none
-    such keyword. A keyword that holds schemas is tried after all others, because the cause may be inside these schemas."""
-    room = MAX_TRIED_CHARACTERS // (1 + len(json.dumps(schema)))
-    tried = ASSERTIONS - {"type", "properties"}
-    found = [(path, node, keyword) for path, node in subschemas(schema) for keyword in node if keyword in tried]
-    for path, node, keyword in sorted(found, key=lambda each: each[2] in WITH_SCHEMAS)[:room]:
+    such keyword. If the keyword holds schemas, a cause inside of these is looked for, too."""
+    found: tuple[str, dict[str, Any] | None, str] = ("", None, "")
+    inside = ""
+    tried = (
+        (path, node, keyword)
+        for path, node in subschemas(schema)
+        for keyword in list(node)
+        if f"{path}/".startswith(inside) and keyword in ASSERTIONS and keyword not in ("type", "properties")
+    )
+    for path, node, keyword in islice(tried, MAX_TRIED_CHARACTERS // (1 + len(json.dumps(schema)))):
         before = dict(node)
         del node[keyword]
         is_cause = refuses(schema) != error
         node.clear()
         node.update(before)  # in the same order: the order of properties is that of the text
         if is_cause:
-            return path, node, keyword
-    return "", None, ""
+            found, inside = (path, node, keyword), f"{path}/{keyword}/"
+            if keyword not in WITH_SCHEMAS:
+                break
+    return found
 
 
 def _leave_out_part(

@@ -60,6 +60,10 @@ def test_a_string_is_held_while_it_may_still_become_null(pieces: list[str], expe
         (["[1]s", "ee"], ["", '"[1]s', '"[1]see', '"[1]see"']),
         (["[] s", "ee"], ["", '"[] s', '"[] see', '"[] see"']),
         (['"a"b', "c"], ["", '"\\"a\\"b', '"\\"a\\"bc', '"\\"a\\"bc"']),
+        (
+            ["1\u00a0\u00a0\u00a0", "\u00a0"],
+            ["", '"1\u00a0\u00a0\u00a0', '"1' + "\u00a0" * 4, '"1' + "\u00a0" * 4 + '"'],
+        ),
         (["12 a", "b"], ["", '"12 a', '"12 ab', '"12 ab"']),
         (['a"bcd', "e"], ["", '"a\\"bcd', '"a\\"bcde', '"a\\"bcde"']),
     ],

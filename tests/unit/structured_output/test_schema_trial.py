@@ -79,6 +79,28 @@ def test_lenient_parts_of_a_strict_list_are_relaxed() -> None:
     assert schema == {"type": "array", "items": {"anyOf": [{"type": "object"}, tools[1]]}}
 
 
+def test_a_reference_into_what_was_left_out_is_left_out_too() -> None:
+    """While it leads nowhere, the library says so, and the schema cannot be read to its end."""
+
+    def refuses(schema: object) -> str:
+        found = json.dumps(schema)
+        return "two patterns" if found.count('"pattern"') > 1 else "a lost reference" if '"$ref"' in found else ""
+
+    bad = {"anyOf": [{"pattern": "a"}, {"pattern": "b"}, {"pattern": "c"}]}
+    schema: dict[str, Any] = {"properties": {"a": bad, "b": {"$ref": "#/properties/a/anyOf/0"}}}
+    told = leave_out_refused(schema, refuses, WHOLE, "json")
+    assert told == ["format: #/properties/a/anyOf", "format: #/properties/b/$ref"]
+    assert schema == {"properties": {"a": {}, "b": {}}}
+
+
+def test_a_large_schema_loses_no_more_than_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the guilty keyword does not hold is not tried."""
+    schema = {"properties": {str(i): {"minLength": 1} for i in range(50)}, "patternProperties": {"(?!a)": {}}}
+    monkeypatch.setattr(schema_trial, "MAX_TRIED_CHARACTERS", 10 * len(json.dumps(schema)))
+    told = leave_out_refused(schema, lambda given: str("(?!a)" in json.dumps(given) or ""), WHOLE, "json")
+    assert told == ["format: #/patternProperties"] and len(schema["properties"]) == 50
+
+
 def test_a_search_that_finds_nothing_changes_nothing() -> None:
     schema = patterns("ab", required=["b"], additionalProperties=False)
     before = json.dumps(schema)
