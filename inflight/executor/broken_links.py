@@ -84,8 +84,6 @@ def smallest_cover(links: Collection[Link], cost: Callable[[int], Cost]) -> set[
         return set()
     counts = Counter(rank for link in links for rank in link)
     most = max(counts, key=lambda rank: (counts[rank], -rank))
-    neighbours = {rank for link in links if most in link for rank in link} - {most}
-    covers = []
-    for part in ({most}, neighbours):
-        covers.append(part | smallest_cover([link for link in links if part.isdisjoint(link)], cost))
+    parts = {most}, {rank for link in links if most in link for rank in link} - {most}
+    covers = [part | smallest_cover([link for link in links if part.isdisjoint(link)], cost) for part in parts]
     return min(covers, key=lambda cover: tuple(map(sum, zip(*map(cost, cover), strict=True))))

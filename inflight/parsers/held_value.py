@@ -105,14 +105,13 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-_BLANKS = " \t\r\n"  # the white space of JSON
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _begins_json(text: str) -> bool:
     try:
         from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
-        return not text[_DECODER.raw_decode(text, len(text) - len(text.lstrip(_BLANKS)))[1] :].strip(_BLANKS)
+        return not text[_DECODER.raw_decode(text, len(text) - len(text.lstrip(" \t\r\n")))[1] :].strip(" \t\r\n")
     except (ValueError, RecursionError) as error:  # only the second call raises these: the value has not ended
         return isinstance(error, (json.JSONDecodeError, RecursionError))
 

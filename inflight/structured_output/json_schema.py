@@ -40,12 +40,11 @@ _SCHEMA_LISTS = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
 _SCHEMA_MAPS = frozenset({"properties", "patternProperties", "dependentSchemas"})
 _COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in "Length Items Properties Contains".split())
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
-_OTHERS = frozenset({"type", "enum", "const", "pattern", "format", "required", "items", "uniqueItems", "$ref"})
-_OTHERS |= {"dependentRequired", "dependencies", "$dynamicRef", "$recursiveRef"}
+_OTHERS = frozenset({"type", "enum", "const", "pattern", "format", "required", "uniqueItems", "dependencies", "$ref"})
 
 WITH_SCHEMAS = _SCHEMA | _SCHEMA_LISTS | _SCHEMA_MAPS | {"items"}
 # All keywords that can make a value invalid.
-ASSERTIONS = WITH_SCHEMAS | _COUNTS | _NUMBERS | _OTHERS
+ASSERTIONS = WITH_SCHEMAS | _COUNTS | _NUMBERS | _OTHERS | {"dependentRequired", "$dynamicRef", "$recursiveRef"}
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,8 @@ def _leave_out_part(
 ) -> SchemaPart | None:  # Any: JSON
     """Empties the first part without which the library has another error or none. Returns the part."""
     nodes = dict(subschemas(schema))
-    for part in parts:
-        node = nodes.get(part.pointer)
-        if node is None:
-            continue
+    for part in [part for part in parts if part.pointer in nodes]:
+        node = nodes[part.pointer]
         before = dict(node)
         node.clear()
         node.update({"type": before["type"]} if isinstance(before.get("type"), str) else {})
