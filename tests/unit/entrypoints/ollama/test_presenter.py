@@ -71,6 +71,12 @@ def test_thought_text_and_calls_with_their_counts() -> None:
     assert answer["eval_count"] == len(f"<think>Hm.</think>\n\nLook:\n{CALL}")
 
 
+def test_each_call_has_its_own_arguments() -> None:
+    calls = parsed([f"{CALL}\n{CALL.replace('1', '2')}"], "stop")
+    for answer in (whole(calls), collected(streamed(calls))):
+        assert [call["function"]["arguments"] for call in answer["message"]["tool_calls"]] == [{"a": 1}, {"a": 2}]
+
+
 def test_the_answers_of_generate() -> None:
     lines = streamed([completion("Hi"), completion("!", finish_reason="length")], presenter(OllamaTextPresenter))
     assert [line["response"] for line in lines] == ["Hi", "!", ""]
