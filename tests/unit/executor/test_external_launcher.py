@@ -214,7 +214,9 @@ def test_a_rank_that_dies_is_lost_to_all_engines(engines: Engines) -> None:
     steps = engines.both(lambda executor: executor.execute_model(plan(0), non_block=True))
     errors = [step.exception(MAX_SECONDS) for step in steps]
     assert all(isinstance(error, WorkerDiedError) and error.rank == 0 for error in errors), errors
-    assert "out of memory" in str(errors[0]) and "it closed its stream" in str(errors[1])
+    assert "out of memory" in str(errors[0])
+    # by chance the dead rank had read the last command or not, and then the operating system resets the connection
+    assert any(reason in str(errors[1]) for reason in ("it closed its stream", "Connection reset by peer"))
     for executor in engines.executors:
         with pytest.raises(WorkerDiedError):
             executor.raise_if_lost()
