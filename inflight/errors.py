@@ -2,13 +2,16 @@
 
     InflightError
     +-- ConfigError (ValueError)             an argument of the engine, or a model folder, is wrong
+    |   +-- UnknownArgumentError (TypeError)  the engine has no argument of this name
     |   +-- ModelNotFoundError               no such folder or hub id
     |   +-- UnsupportedModelError            the folder holds a model that Inflight does not support
     |   +-- CheckpointError                  weights are missing, unknown, of a wrong shape or truncated
     |   +-- TokenizerError                   the tokenizer or the chat template is missing or broken
     |   +-- OutOfMemoryError                 the device cannot hold the weights or one sequence's KV cache
     +-- InvalidRequestError (ValueError)     one request is wrong; the others are not affected
+    |   +-- UnknownParameterError (TypeError) a parameter class has no parameter of this name
     |   +-- ContextLengthExceededError       the prompt leaves no room for a token within the model's context
+    +-- UnsupportedMethodError (AttributeError)  other engines have this method, Inflight does not
     +-- OverloadedError                      too many requests or too much text wait: try again later
     +-- RequestTimeoutError (TimeoutError)   a request did not end before its own deadline
     +-- EngineError (RuntimeError)           the engine itself failed
@@ -38,6 +41,10 @@ class ConfigError(InflightError, ValueError):
     """An engine argument or a model folder is wrong; raised before the engine exists."""
 
 
+class UnknownArgumentError(ConfigError, TypeError):
+    """The engine has no argument of this name. It is a TypeError, too, as Python's own error for an unknown keyword."""
+
+
 class ModelNotFoundError(ConfigError):
     """The model is neither a folder nor an id that the hub or its cache has."""
 
@@ -62,6 +69,11 @@ class InvalidRequestError(InflightError, ValueError):
     """One request is wrong. It is refused; every other request goes on."""
 
 
+class UnknownParameterError(InvalidRequestError, TypeError):
+    """`SamplingParams` or `StructuredOutputsParams` has no parameter of this name. It is a TypeError, too, as Python's own
+    error for an unknown keyword."""
+
+
 class ContextLengthExceededError(InvalidRequestError):
     """The prompt has so many tokens that the context has no room for another one.
 
@@ -75,6 +87,10 @@ class ContextLengthExceededError(InvalidRequestError):
     def __init__(self, message: str, num_tokens: int = 0) -> None:
         super().__init__(message)
         self.num_tokens = num_tokens
+
+
+class UnsupportedMethodError(InflightError, AttributeError):
+    """Other engines have this method, Inflight does not. It is an AttributeError, too, so that `hasattr` is False."""
 
 
 class OverloadedError(InflightError):
@@ -204,6 +220,11 @@ class LostPeerError(PeerError, ConnectionError):
 
 class SilentPeerError(PeerError, TimeoutError):
     """Nothing came from the other ranks for too long."""
+
+
+def put_place_before(error: InflightError, place: str) -> None:
+    """Let the message of `error` begin with a place, such as "prompts[7]". Class and attributes of the error stay."""
+    error.args = (f"{place}: {error}", *error.args[1:])
 
 
 def error_by_name(name: str, message: str) -> InflightError | None:

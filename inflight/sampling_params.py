@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from inflight.errors import InvalidRequestError
+from inflight.errors import InvalidRequestError, UnknownParameterError
+from inflight.foreign_parameters import FOREIGN_SAMPLING
 from inflight.list_checks import as_tuple, check_strings, check_token_ids
-from inflight.setting import check_values, setting
+from inflight.setting import check_values, names_unknown, setting
 from inflight.setting_text import parse_json_object
 from inflight.structured_outputs_params import StructuredOutputsParams
 
@@ -26,6 +27,7 @@ _COUNT = {"bounds": (0, 2**31 - 1)}
 _LOGPROBS = {"bounds": (0, MAX_LOGPROBS)}
 
 
+@names_unknown(UnknownParameterError, FOREIGN_SAMPLING)
 @dataclass(kw_only=True)
 class SamplingParams:
     """How to sample. The names are those of the OpenAI API and vLLM. Most fields are also options of `inflight generate`.

@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 _KEY = "setting"  # in the metadata of a field
+_Class = TypeVar("_Class")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +137,62 @@ def unknown_name(kind: type, names: Iterable[str]) -> str:
         return ""
     near = difflib.get_close_matches(unknown, known, n=1)
     return f"{unknown!r}; did you mean {near[0]!r}?" if near else f"{unknown!r}; known are {', '.join(known)}"
+
+
+def names_unknown(
+    error: Callable[[str], Exception], foreign: Mapping[str, str] | None = None
+) -> Callable[[type[_Class]], type[_Class]]:
+    """Decorates a keyword-only dataclass: a keyword that is no field raises `error` with the nearest field, or with advice.
+
+    Args:
+        error: makes the exception from its message.
+        foreign: names that other libraries have -> what to give instead. If the value of such a name is None, the name is
+            ignored, because programs for these libraries often pass None.
+    """
+    advice = foreign or {}
+
+    def decorate(kind: type[_Class]) -> type[_Class]:
+        known = frozenset(each.name for each in fields(kind))  # type: ignore[arg-type]  # a dataclass
+        first = fields(kind)[0].name  # type: ignore[arg-type]
+        construct = kind.__init__
+
+        @functools.wraps(construct)
+        def check_names(self: _Class, *values: object, **given: object) -> None:
+            if values:
+                raise error(
+                    f"{kind.__name__} takes its values by name, as in {first}=...; given was {values[0]!r:.100}"
+                )
+            if not given.keys() <= known:
+                given = {name: value for name, value in given.items() if not (name in advice and value is None)}
+                for name in given.keys() - known:
+                    if name in advice:
+                        raise error(f"{kind.__name__} has no {name!r}: {advice[name]}")
+                    raise error(f"{kind.__name__} has no {unknown_name(kind, [name])}")
+            construct(self, **given)
+
+        kind.__init__ = check_names  # type: ignore[assignment, method-assign]
+        return kind
+
+    return decorate
+
+
+def read_texts(kind: type, values: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
+    """Reads values that are given as text for fields of other types, as the command line does: "200M" for a number of bytes.
+
+    Returns:
+        The values that were read, and field name -> what is wrong with the text. Fields that the command line has no parser
+        for are left out.
+    """
+    found: dict[str, object] = {}
+    problems: dict[str, str] = {}
+    for name, declared in settings_of(kind).items():
+        text = values.get(name)
+        if isinstance(text, str) and declared.parse is not None:
+            try:
+                found[name] = declared.parse(text)
+            except ValueError as error:
+                problems[name] = f"{name}: {error}"
+    return found, problems
 
 
 def _text(bound: float) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inflight.errors import InvalidRequestError
+from inflight.errors import InvalidRequestError, UnknownParameterError
+from inflight.foreign_parameters import FOREIGN_CONSTRAINTS
 from inflight.list_checks import as_tuple, check_strings
-from inflight.setting import unknown_name
+from inflight.python_schema import is_python_type, json_schema_of
+from inflight.setting import names_unknown, unknown_name
 
 MAX_CHOICES = 10_000
 MAX_GRAMMAR_LENGTH = 2**20  # characters of a schema, regex, grammar, structural tag, or of all choices together
@@ -21,6 +23,7 @@ _SEPARATOR = " {0,64}%s {0,64}"
 JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # the emitted text contains JSON
 
 
+@names_unknown(UnknownParameterError, FOREIGN_CONSTRAINTS)
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """What the text must look like. Exactly one of the fields in `CONSTRAINTS` is given; the names are vLLM's.
@@ -28,7 +31,8 @@ class StructuredOutputsParams:
     `json` and `structural_tag` are kept as text, because the model must emit the properties in the order of this text.
 
     Attributes:
-        json: a JSON schema, as a dict or as text.
+        json: a JSON schema, as a dict or as text. Or a Python type that pydantic describes: a model class, a dataclass, a
+            TypedDict, an Enum, `list[Model]`.
         json_object: if True, the text is any JSON object.
         regex: the whole text matches it, as in `re.fullmatch` with `re.ASCII`. Look-around and back-references are refused.
         choice: the text is one of these strings.
@@ -50,7 +54,7 @@ class StructuredOutputsParams:
             such a part is refused, except for `uniqueItems` and unknown formats.
     """
 
-    json: Mapping[str, Any] | str | None = None  # Any: JSON
+    json: Mapping[str, Any] | str | type | None = None  # Any: JSON
     json_object: bool | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
@@ -68,6 +72,8 @@ class StructuredOutputsParams:
                 f"structured_outputs names {' and '.join(given) or 'no constraint'}: "
                 f"give exactly one of {', '.join(CONSTRAINTS)}"
             )
+        if is_python_type(self.json):
+            object.__setattr__(self, "json", json_schema_of(self.json))
         for name in ("json", "structural_tag"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _json_object_text(name, getattr(self, name)))
@@ -125,7 +131,9 @@ def _json_object_text(name: str, value: object) -> str:
     try:
         parsed = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
         if not isinstance(parsed, Mapping):
-            raise InvalidRequestError(f"{name} is {type(parsed).__name__}, not a JSON object")
+            kind = type(parsed).__name__
+            advice = f": give the class {kind}" if hasattr(parsed, "model_json_schema") else ""
+            raise InvalidRequestError(f"{name} is {kind}, not a JSON object{advice}")
         text = value if isinstance(value, str) else json.dumps(dict(parsed), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         if isinstance(error, InvalidRequestError):

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from inflight.config.weight_format import STORED_QUANTIZATIONS
-from inflight.errors import ConfigError
-from inflight.setting import check_values, setting, unknown_name
+from inflight.errors import ConfigError, UnknownArgumentError
+from inflight.setting import check_values, names_unknown, read_texts, setting, unknown_name
 from inflight.setting_text import parse_bytes, parse_count
 
 _EXECUTORS = ("uni", "mp", "ray", "external_launcher")
@@ -46,9 +46,11 @@ def _time_problem(name: str, value: object, names: tuple[str, ...]) -> str | Non
     return f"{name}={value!r} must be {', '.join(names)} or a number of milliseconds in (0, {MAX_MILLISECONDS}]"
 
 
+@names_unknown(UnknownArgumentError)
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
     """Arguments of `LLM`, and options of every command that runs a model. None and "auto" leave the choice to `resolve.py`.
+    Sizes may be texts, as on the command line: "200M" bytes, "32k" tokens.
 
     Raises:
         ConfigError: its message names all wrong arguments, not only the first one.
@@ -321,9 +323,9 @@ class EngineArgs:
 
     @classmethod
     def from_kwargs(cls, kwargs: dict[str, Any]) -> "EngineArgs":  # Any: values are checked below
-        """Like the constructor, but an unknown name is a `ConfigError` that proposes the nearest known one."""
+        """The constructor, for arguments whose names are not known to be right."""
         if unknown := unknown_name(cls, kwargs):
-            raise ConfigError(f"unknown argument {unknown}")
+            raise UnknownArgumentError(f"unknown argument {unknown}")
         return cls(**kwargs)
 
     @property
@@ -350,11 +352,14 @@ class EngineArgs:
         return {**({} if self.dtype == "auto" else {"dtype": self.dtype}), **(self.hf_overrides or {})}
 
     def __post_init__(self) -> None:
+        read, unreadable = read_texts(EngineArgs, vars(self))
+        for name, value in read.items():
+            object.__setattr__(self, name, value)
         times = (
             _time_problem("target_inter_token_latency", self.target_inter_token_latency, ("auto", "none")),
             _time_problem("max_step_time", self.max_step_time, ("none",)),
         )
-        wrong = [*check_values(EngineArgs, vars(self)).values(), *filter(None, times)]
+        wrong = [*(check_values(EngineArgs, vars(self)) | unreadable).values(), *filter(None, times)]
         # Combinations are checked only if each value by itself is right.
         if problems := [f"{problem}; give one, or leave it out" for problem in wrong] or list(self._conflicts()):
             raise ConfigError("; ".join(problems))

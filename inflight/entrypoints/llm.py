@@ -7,29 +7,42 @@ interrupted, its thread ends the requests of this call after the present step.
 
 import itertools
 import json
+import logging
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Self, Unpack, cast
+from typing import Any, NoReturn, Self, Unpack, cast
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.core.chrome_trace import chrome_trace
 from inflight.engine.core.step_figures import StepFigures, step_figures
 from inflight.engine.request.input_processor import ChatOptions, RequestOptions
 from inflight.engine.request.prompt import Prompt
+from inflight.entrypoints.foreign_llm import missing_attribute, own_arguments
+from inflight.entrypoints.llm_arguments import (
+    Message,
+    as_conversations,
+    as_prompts,
+    one_each,
+    one_of,
+    priorities,
+    refuse_others,
+)
 from inflight.entrypoints.llm_engine import LLMEngine, OfflineEngine
-from inflight.errors import ConfigError, InvalidRequestError
+from inflight.errors import ConfigError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
 from inflight.tokenizer.user_tokenizer import UserTokenizer
 
-Message = Mapping[str, Any]  # Any: JSON, checked by the chat template
+logger = logging.getLogger(__name__)
+
 NO_TIME_LIMITS = {"target_inter_token_latency": "none", "max_step_time": "none"}
 
 
@@ -54,8 +67,11 @@ class LLM:
 
     def __init__(self, model: str | None = None, **engine_args: Any) -> None:  # Any: EngineArgs checks every value
         self._request_ids = itertools.count()
+        self._has_hinted = False
         self._turn = threading.Lock()  # held by the call that uses the engine
-        self._engine = _make_engine(EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **engine_args}))
+        self._engine = _make_engine(
+            EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **own_arguments(engine_args)})
+        )
 
     @property
     def llm_engine(self) -> LLMEngine:
@@ -73,7 +89,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -83,29 +99,33 @@ class LLM:
         """Complete every prompt. The outputs are in the order of the prompts.
 
         Args:
-            prompts: one prompt or several. A prompt is a string, a list of token ids, `{"prompt": text}` or
-                `{"prompt_token_ids": ids}`. The two dictionaries may also have a "cache_salt".
+            prompts: one prompt or several, in a list, a generator, or a column of another library (a pandas Series, a numpy
+                array). A prompt is a string, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. The two
+                dictionaries may also have a "cache_salt".
             sampling_params: one for all prompts, or one for each prompt. None means the model's defaults.
             use_tqdm: show a progress bar.
             priority: one number for each prompt, for scheduling_policy="priority". Lower numbers are served first.
 
         Raises:
-            InvalidRequestError: a prompt or a parameter is wrong. Nothing of this call was computed.
+            InvalidRequestError: a prompt or a parameter is wrong. Of several prompts, the message names the wrong one, such as
+                `prompts[7]`. Nothing of this call was computed.
             EngineError: a step failed, and all requests of this call are aborted. The engine can be used again only if it has
                 one rank and this rank can still compute. With several replicas, only the requests of this step fail: their
                 outputs have the finish reason "error".
             EngineDeadError: the engine failed permanently in an earlier call. The message names the cause.
             KeyboardInterrupt: all requests of this call are aborted. The engine can be used again.
         """
-        _refuse_others("generate", others, ())
-        given = _as_prompts(prompts)
-        params = _one_each(sampling_params, len(given))
-        options = [RequestOptions(priority=each) for each in _priorities(priority, len(given))]
-        return self._run(given, params, options, use_tqdm)
+        refuse_others("generate", others, ())
+        given = as_prompts(prompts)
+        params = one_each(sampling_params, len(given))
+        options = [RequestOptions(priority=each) for each in priorities(priority, len(given))]
+        outputs = self._run("prompts", given, params, options, use_tqdm)
+        self._hint_at_chat(outputs)
+        return outputs
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Iterable[Message] | Iterable[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -115,7 +135,8 @@ class LLM:
         """Answer one conversation or several. The model's chat template makes the prompts.
 
         Args:
-            messages: a conversation `[{"role": "user", "content": "..."}, ...]`, or a list of them.
+            messages: a conversation `[{"role": "user", "content": "..."}, ...]`, or several, in a list, a generator or a
+                column of another library.
             tools: functions that the model may call, as JSON schemas. If a tool has `"strict": True`, the model can call only
                 tools of this list, and the arguments of a call to a strict tool satisfy the tool's `parameters`.
             add_generation_prompt: whether the prompt ends with the beginning of an assistant's message; True by default.
@@ -127,23 +148,22 @@ class LLM:
         """
         given: dict[str, Any] = {**chat_options}  # a program may also give names that the type does not allow
         names = ChatOptions.__annotations__
-        _refuse_others("chat", {name: value for name, value in given.items() if name not in names}, names)
+        refuse_others("chat", {name: value for name, value in given.items() if name not in names}, names)
         chat_options = cast("ChatOptions", {name: value for name, value in given.items() if name in names})
-        if not messages:
-            raise InvalidRequestError("messages is empty; give at least one message")
-        conversations = [messages] if isinstance(messages[0], Mapping) else messages
-        prompts: list[Prompt] = [
-            self._engine.render_chat(cast("Sequence[Message]", conversation), **chat_options)
-            for conversation in conversations
-        ]
+        conversations = as_conversations(messages)
+        count = len(conversations)
+        prompts: list[Prompt] = []
+        for index, conversation in enumerate(conversations):
+            with one_of("messages", index, count):
+                prompts.append(self._engine.render_chat(conversation, **chat_options))
         tools = chat_options.get("tools")
-        params = [self._engine.with_strict_tools(each, tools) for each in _one_each(sampling_params, len(prompts))]
+        params = [self._engine.with_strict_tools(each, tools) for each in one_each(sampling_params, count)]
         thinks_first = not chat_options.get("continue_final_message", False)
         options = [
             RequestOptions(add_special_tokens=False, thinks_first=thinks_first, priority=each)
-            for each in _priorities(priority, len(prompts))
+            for each in priorities(priority, count)
         ]
-        return self._run(prompts, params, options, use_tqdm)
+        return self._run("messages", prompts, params, options, use_tqdm)
 
     def get_tokenizer(self) -> UserTokenizer | None:
         """The tokenizer. It is None if skip_tokenizer_init is set."""
@@ -191,26 +211,45 @@ class LLM:
         """Stop the workers, and free the memory that they use. Idempotent."""
         self._engine.close()
 
+    def __getattr__(self, name: str) -> NoReturn:  # called only for names that are no attributes
+        raise missing_attribute(self, name)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _hint_at_chat(self, outputs: Sequence[RequestOutput]) -> None:
+        """Log a hint, once, if the model has ended a prompt of `generate` at once: many chat models do so with a question."""
+        if self._has_hinted or not self._engine.has_chat_template:
+            return
+        for output in outputs:
+            first = output.outputs[0]
+            if output.prompt is not None and first.finish_reason == "stop" and not first.text.strip():
+                self._has_hinted = True
+                logger.warning(
+                    "the model has ended the text of %r at once: `generate` continues a text as it is; to ask this model "
+                    'something, use llm.chat([{"role": "user", "content": ...}])',
+                    output.prompt[:50],
+                )
+                return
+
     def _run(
         self,
+        argument: str,
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams | None],
         options: Sequence[RequestOptions],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         request_ids = [str(next(self._request_ids)) for _ in prompts]
-        call = _Call(self._engine, self._turn, list(zip(request_ids, prompts, params, options, strict=True)))
+        requests = list(zip(request_ids, prompts, params, options, strict=True))
+        call = _Call(self._engine, self._turn, requests, argument)
         try:
             call.start()
             with tqdm(total=len(request_ids), disable=not use_tqdm, unit="request", dynamic_ncols=True) as bar:
-                for num_done in iter(call.progress.get, 0):
-                    bar.update(num_done)
+                _show_progress(call, bar)
         except BaseException:  # an interrupt; a second interrupt ends `join`
             call.is_interrupted = True
             if call.is_alive():
@@ -224,7 +263,7 @@ class _Call(threading.Thread):
 
     Attributes:
         is_interrupted: set to True to end the requests after the present step.
-        progress: gets a number whenever requests have ended: how many. A 0 says that the call has ended.
+        progress: gets the requests that have ended, whenever some have. An empty list says that the call has ended.
         outputs: the outputs in the order of the requests, or the error that has ended the call.
     """
 
@@ -233,11 +272,17 @@ class _Call(threading.Thread):
         engine: OfflineEngine,
         turn: threading.Lock,
         requests: Sequence[tuple[str, Prompt, SamplingParams | None, RequestOptions]],
+        argument: str = "prompts",
     ) -> None:
+        """
+        Args:
+            argument: the user's name for the list of prompts, for errors.
+        """
         super().__init__(name="inflight-call", daemon=True)
         self._engine, self._turn, self._requests = engine, turn, requests
+        self._argument = argument
         self.is_interrupted = False
-        self.progress: SimpleQueue[int] = SimpleQueue()
+        self.progress: SimpleQueue[list[RequestOutput]] = SimpleQueue()
         self.outputs: Future[list[RequestOutput]] = Future()
 
     def run(self) -> None:
@@ -246,19 +291,20 @@ class _Call(threading.Thread):
                 self.outputs.set_result(self._outputs())
         except BaseException as error:  # the caller raises it
             self.outputs.set_exception(error)
-        self.progress.put(0)
+        self.progress.put([])
 
     def _outputs(self) -> list[RequestOutput]:
         engine, finished = self._engine, dict[str, RequestOutput]()
         try:
-            for request_id, prompt, params, options in self._requests:
-                engine.add_request(request_id, prompt, params, **options)
+            for index, (request_id, prompt, params, options) in enumerate(self._requests):
+                with one_of(self._argument, index, len(self._requests)):
+                    engine.add_request(request_id, prompt, params, **options)
                 self._raise_if_interrupted()
             while len(finished) < len(self._requests):
                 done = {output.request_id: output for output in engine.step() if output.finished}
                 finished |= done
                 if done:
-                    self.progress.put(len(done))
+                    self.progress.put(list(done.values()))
                 self._raise_if_interrupted()
         except BaseException:  # a wrong request, a failed step or an interrupt ends all requests of this call
             engine.abort_requests([request_id for request_id, *_ in self._requests])
@@ -270,58 +316,21 @@ class _Call(threading.Thread):
             raise KeyboardInterrupt
 
 
+def _show_progress(call: _Call, bar: "tqdm[Any]") -> None:  # Any: the bar iterates over nothing
+    """Move the bar until the call has ended. Beside it stand the tokens per second of the prompts and of the answers, counted
+    when a request ends."""
+    start, num_in, num_out = time.monotonic(), 0, 0
+    for ended in iter(call.progress.get, []):
+        num_in += sum(len(output.prompt_token_ids) for output in ended)
+        num_out += sum(len(completion.token_ids) for output in ended for completion in output.outputs)
+        seconds = max(time.monotonic() - start, 1e-9)
+        bar.set_postfix_str(f"in {num_in / seconds:.0f}, out {num_out / seconds:.0f} tokens/s", refresh=False)
+        bar.update(len(ended))
+
+
 def _make_engine(args: EngineArgs) -> OfflineEngine:
     if args.data_parallel_size == 1:
         return LLMEngine.from_args(args)
     from inflight.entrypoints.replicated_engine import ReplicatedEngine  # needs msgspec, which one engine does not
 
     return ReplicatedEngine(args)
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Make a list of prompts. A string, a dict or a list of integers is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [cast("Prompt", prompts)]
-    if not isinstance(prompts, Sequence):
-        raise InvalidRequestError(f"prompts must be a prompt or a list of prompts, not a {type(prompts).__name__}")
-    if len(prompts) and isinstance(prompts[0], int):
-        return [cast("Prompt", prompts)]
-    return [cast("Prompt", prompt) for prompt in prompts]
-
-
-def _priorities(given: Sequence[int] | None, count: int) -> Sequence[int]:
-    if given is None:
-        return [0] * count
-    if not isinstance(given, list | tuple | range):
-        raise InvalidRequestError(f"priority={given!r} is not a list; give one number for each prompt")
-    if len(given) != count:
-        raise InvalidRequestError(
-            f"priority has {len(given)} numbers for {count} prompts; give one number for each prompt"
-        )
-    return given
-
-
-def _refuse_others(method: str, given: Mapping[str, object], more: Iterable[str]) -> None:
-    """Refuse arguments that `method` does not have. If an argument is None, it is ignored: programs for vLLM pass some so.
-
-    Args:
-        more: the arguments that `method` has besides the common ones.
-    """
-    for name, value in given.items():
-        if value is not None:
-            names = ", ".join(["sampling_params", "use_tqdm", "priority", *more])
-            raise InvalidRequestError(f"{method} has no argument {name!r} (given: {value!r:.100}); it has {names}")
-
-
-def _one_each(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given] * count
-    if not isinstance(given, Sequence) or any(not isinstance(each, SamplingParams | None) for each in given):
-        raise InvalidRequestError(
-            "sampling_params has values that are no SamplingParams; give only SamplingParams or None"
-        )
-    if len(given) != count:
-        raise InvalidRequestError(
-            f"there are {len(given)} sampling_params for {count} prompts; give one for all, or one for each prompt"
-        )
-    return given

@@ -47,6 +47,10 @@ class OfflineEngine(ABC):
         self._input_processor = input_processor
         self._logged_unenforced: set[str] = set()
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self.chat_template is not None and self.chat_template.default_source is not None
+
     # Any: JSON
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
         """Render a conversation with the model's chat template, and return the token ids of the prompt."""

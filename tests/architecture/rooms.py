@@ -20,6 +20,7 @@ _TABLE = """
   0     errors
   0     envs               errors
   0     event_buffer
+  0     foreign_parameters
   0     list_checks        errors
   0     setting
   0     setting_text
@@ -28,7 +29,8 @@ _TABLE = """
   0     version
 
   1     hub
-  1     structured_outputs_params
+  1     python_schema
+  1     structured_outputs_params  python_schema
   1     sampling_params    structured_outputs_params
   1     config             hub sampling_params
   1     interface          sampling_params config structured_outputs_params

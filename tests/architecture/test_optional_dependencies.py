@@ -22,7 +22,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "tqdm": ("entrypoints/",),
     "fastapi": _APIS,
     "starlette": (*_APIS, "entrypoints/serve/"),
-    "pydantic": _APIS,
+    "pydantic": (*_APIS, "python_schema.py"),
     "uvicorn": ("entrypoints/serve/",),
     "httptools": ("entrypoints/serve/",),
     "uvloop": ("entrypoints/serve/",),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inflight.setting import check_values, setting, settings_of, unknown_name
+from inflight.setting import check_values, names_unknown, read_texts, setting, settings_of, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,3 +70,31 @@ def test_a_name_that_there_is_not() -> None:
     assert unknown_name(Example, ["count", "plain"]) == ""
     assert unknown_name(Example, ["count", "colour"]) == "'colour'; did you mean 'color'?"
     assert unknown_name(Example, ["zzz"]).startswith("'zzz'; known are count, share, ")
+
+
+def _parse_number(text: str) -> int:
+    return int(text, 16)
+
+
+@dataclass(kw_only=True)
+class Sizes:
+    size: int = setting(1, "How large.", parse=_parse_number)
+    name: str = setting("a", "What it is called.")
+
+
+def test_texts_are_read_as_on_the_command_line() -> None:
+    assert read_texts(Sizes, {"size": "ff", "name": "ff"}) == ({"size": 255}, {})
+    assert read_texts(Sizes, {"size": 5}) == ({}, {})
+    found, problems = read_texts(Sizes, {"size": "zz"})
+    assert found == {} and list(problems) == ["size"]
+
+
+def test_a_class_that_names_unknown_keywords() -> None:
+    kind = names_unknown(KeyError, {"length": "give size"})(Sizes)
+    assert kind(size=3) == replace(kind(size=1), size=3)
+    assert kind(length=None, size=2).size == 2  # type: ignore[call-arg]
+    for given, words in (({"length": 3}, "give size"), ({"sise": 3}, "did you mean 'size'"), ({"sise": None}, "sise")):
+        with pytest.raises(KeyError, match=words):
+            kind(**given)  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match="by name, as in size="):
+        kind(3)  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """The forms in which a caller gives a prompt: text, token ids, or a dictionary with one of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NotRequired, TypedDict, cast
 
 import numpy as np
@@ -53,20 +53,41 @@ def _open_dict(prompt: Mapping[str, object]) -> object:
     return prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
 
 
+def as_list(given: object) -> list[object] | None:
+    """Returns the entries of a list, a tuple, a generator, or a column of another library (a Series, an array, a tensor) as
+    plain Python values. Returns None if `given` is something else, or if its entries have no order or are not its values.
+
+    A text, bytes and a dictionary are not lists. Nor is a set, which has no order. Nor is a table, such as a DataFrame, whose
+    iterator returns the names of its columns.
+    """
+    if isinstance(given, list | tuple | range):
+        return list(given)
+    if isinstance(given, str | bytes | bytearray | memoryview | Mapping | set | frozenset | type):
+        return None
+    if hasattr(type(given), "columns"):
+        return None
+    for name in ("tolist", "to_list", "to_pylist"):  # numpy, torch and pandas; polars; pyarrow
+        if callable(convert := getattr(given, name, None)):
+            values = convert()
+            return values if isinstance(values, list) else None  # an array without dimensions returns its value
+    return list(given) if isinstance(given, Iterable) else None
+
+
 def as_token_ids(given: object) -> Sequence[int]:
     """Returns `given` if it is a non-empty sequence or array. Its elements are not checked yet.
 
     Raises:
         InvalidRequestError: `given` is something else, or empty.
     """
-    if isinstance(given, (bytes, bytearray)) or not isinstance(given, (Sequence, np.ndarray)):
+    token_ids = given if isinstance(given, list | np.ndarray) else as_list(given)
+    if token_ids is None:
         raise InvalidRequestError(
             f"a prompt must be text, a list of token ids, {{'prompt': ...}} or {{'prompt_token_ids': ...}}; "
             f"this one is a {type(given).__name__}"
         )
-    if len(given) == 0:
+    if len(token_ids) == 0:
         raise InvalidRequestError("the prompt is empty; give at least one token")
-    return cast("Sequence[int]", given)
+    return cast("Sequence[int]", token_ids)
 
 
 def token_array(token_ids: Sequence[int], vocab_size: int) -> Int32Array:

@@ -162,15 +162,19 @@ REFUSED = {
 }
 
 
-class _Flag(NamedTuple):
+# Refused flags -> the values with which they ask for nothing that Inflight does not do.
+HARMLESS_VALUES = {"--task": ("generate", "auto"), "--runner": ("generate", "auto"), "--convert": ("none", "auto")}
+
+
+class ForeignFlag(NamedTuple):
     reason: str
     arity: str  # "" for no value, "=" for one value, "+" for one or more values
     is_refused: bool
 
 
-def _read(table: dict[str, str], is_refused: bool) -> dict[str, _Flag]:
+def _read(table: dict[str, str], is_refused: bool) -> dict[str, ForeignFlag]:
     return {
-        flag.rstrip("=+"): _Flag(reason, flag[len(flag.rstrip("=+")) :], is_refused)
+        flag.rstrip("=+"): ForeignFlag(reason, flag[len(flag.rstrip("=+")) :], is_refused)
         for reason, flags in table.items()
         for flag in flags.split()
     }
@@ -225,6 +229,8 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
                 found += [flag, SAME_VALUES.get(f"{flag} {text}", text)]
             found += [] if values else [flag]
             has_model |= flag in ("-m", "--model")
+        elif flag in HARMLESS_VALUES and (value or next(iter(rest), "")) in HARMLESS_VALUES[flag]:
+            del rest[: 0 if equals else 1]
         elif (foreign := _foreign(flag, own)) is not None:
             notes.append(f"{flag} has no effect here: {foreign.reason}")
             if foreign.arity == "=" and not equals and rest and not rest[0].startswith("--"):
@@ -250,7 +256,7 @@ def _translate(flag: str, own: Collection[str]) -> str:
     return flag
 
 
-def _foreign(flag: str, own: Collection[str]) -> _Flag | None:
+def _foreign(flag: str, own: Collection[str]) -> ForeignFlag | None:
     """Returns the table's entry for a flag that has no effect here. None if no table has the flag.
 
     Raises:
@@ -259,15 +265,16 @@ def _foreign(flag: str, own: Collection[str]) -> _Flag | None:
     name = flag.partition(".")[0]  # --compilation-config.mode is a field of --compilation-config
     if name in own and name != flag:
         raise ConfigError(f"{flag} is not supported: give {name} one JSON object with all fields")
-    foreign = _find(name)
-    if foreign is None and (switch := _find(name.replace("--no-", "--", 1))) is not None and not switch.arity:
+    foreign = find_flag(name)
+    if foreign is None and (switch := find_flag(name.replace("--no-", "--", 1))) is not None and not switch.arity:
         return switch  # the flag switches off a feature that does not exist here
     if foreign is not None and foreign.is_refused:
         raise ConfigError(f"{flag} is not supported: {foreign.reason}")
     return foreign
 
 
-def _find(name: str) -> _Flag | None:
+def find_flag(name: str) -> ForeignFlag | None:
+    """Returns the entry of the tables for a flag of another engine."""
     return next((flag for pattern, flag in _FOREIGN.items() if fnmatch.fnmatchcase(name, pattern)), None)
 
 

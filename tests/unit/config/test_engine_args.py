@@ -18,6 +18,29 @@ def test_known_names_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("kv_cache_memory_bytes", "200M", 200 * 2**20),
+        ("kv_cache_memory_bytes", "1.5GiB", 3 * 2**29),
+        ("max_model_len", "32k", 32000),
+        ("max_num_batched_tokens", "2K", 2048),
+        ("target_inter_token_latency", "50", 50.0),
+        ("max_step_time", "none", "none"),
+    ],
+)
+def test_sizes_may_be_texts_as_on_the_command_line(name: str, text: str, value: object) -> None:
+    assert getattr(EngineArgs(**{name: text}), name) == value  # type: ignore[arg-type]
+    assert EngineArgs.from_kwargs({name: text}) == EngineArgs(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["kv_cache_memory_bytes", "max_model_len", "max_num_batched_tokens", "max_step_time"])
+@pytest.mark.parametrize("text", ["", "much", "-5", "0", "12 apples", "9999999999T"])
+def test_a_wrong_size_is_one_error_with_its_name(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}"):
+        EngineArgs(**{name: text})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("arguments", "routes"),
     [
         ({"data_parallel_size": 2}, True),

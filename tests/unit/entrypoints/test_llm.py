@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
-from tqdm import tqdm
+import torch
+from tqdm.auto import tqdm
 
 from benchmarks.shared.mock_executor import mock_tokens
 from inflight import LLM, SamplingParams
@@ -18,7 +23,7 @@ from inflight.engine.core.step_figures import step_figures
 from inflight.entrypoints.llm import _Call
 from inflight.entrypoints.llm_engine import OfflineEngine
 from inflight.errors import EngineClosedError, InvalidRequestError
-from inflight.outputs import RequestOutput
+from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.user_tokenizer import UserTokenizer
 from tests.unit.entrypoints.mock_llm import mock_arguments
 
@@ -88,16 +93,176 @@ def test_parameters_of_all_prompts_or_of_each(llm: LLM) -> None:
     for params in ([FIVE], [FIVE] * 3):
         with pytest.raises(InvalidRequestError, match=rf"there are {len(params)} sampling_params for 2 prompts"):
             lengths(params)
-    for wrong in ([FIVE, 5], "ab", 5):
-        with pytest.raises(InvalidRequestError, match="no SamplingParams"):
+    for wrong, place in (([FIVE, 5], r"sampling_params\[1\]"), ("ab", "sampling_params "), (5, "sampling_params ")):
+        with pytest.raises(InvalidRequestError, match=place):
             lengths(wrong)
 
 
 def test_prompts_of_a_wrong_type(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="not a int"):
         run(llm, 5)
-    with pytest.raises(InvalidRequestError, match="not a generator"):
-        run(llm, (each for each in "ab"))
+    for given in ({"b", "a"}, 5.0, b"bytes", object(), str):
+        with pytest.raises(InvalidRequestError, match=r"^prompts must be"):
+            run(llm, given)
+
+
+class Table:
+    """As a DataFrame: its iterator returns the names of the columns."""
+
+    columns = ("question",)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+class Column:
+    """As a Series of another library, whose entries are not Python's own values."""
+
+    def __init__(self, values: list[Any], method: str) -> None:
+        setattr(self, method, lambda: values)
+
+    def __iter__(self) -> Iterator[object]:
+        return iter((object(),))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tuple,
+        iter,
+        lambda texts: (text for text in texts),
+        lambda texts: dict.fromkeys(texts).keys(),
+        lambda texts: dict(enumerate(texts)).values(),
+        np.array,
+        lambda texts: np.array(texts, dtype=object),
+        lambda texts: Column(texts, "tolist"),
+        lambda texts: Column(texts, "to_list"),
+        lambda texts: Column(texts, "to_pylist"),
+        deque,
+    ],
+)
+@pytest.mark.parametrize("call", [run, chat])
+def test_prompts_of_any_list(llm: LLM, make: Any, call: Any) -> None:
+    given = ["one", "two", "three"]
+    if call is run:
+        assert texts(llm, run(llm, make(given))) == texts(llm, run(llm, given))
+        return
+    conversations = [({"role": "user", "content": text},) for text in given]
+    with suppress(TypeError):  # a dictionary is no key
+        assert texts(llm, chat(llm, make(conversations))) == texts(llm, chat(llm, conversations))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([5, 6, 7]),
+        np.array([5, 6, 7], dtype=np.uint8),
+        (5, 6, 7),
+        range(5, 8),
+        deque([5, 6, 7]),
+        Column([5, 6, 7], "tolist"),
+        torch.tensor([5, 6, 7]),
+    ],
+)
+def test_token_ids_of_any_list_are_one_prompt(llm: LLM, ids: Any) -> None:
+    for prompts in (ids, [ids], {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}]):
+        assert [output.prompt_token_ids for output in run(llm, prompts)] == [[5, 6, 7]]
+    assert [output.prompt_token_ids for output in run(llm, [ids, "a", ids])][::2] == [[5, 6, 7]] * 2
+
+
+def test_token_ids_in_two_dimensions_are_several_prompts(llm: LLM) -> None:
+    for rows in (np.array([[5, 6], [7, 8]]), torch.tensor([[5, 6], [7, 8]]), [np.array([5, 6]), (7, 8)]):
+        assert [output.prompt_token_ids for output in run(llm, rows)] == [[5, 6], [7, 8]]
+
+
+def test_a_table_is_no_list_of_prompts(llm: LLM) -> None:
+    """It would complete the names of the columns."""
+    for call in (run, chat):
+        with pytest.raises(InvalidRequestError, match="give one of its columns"):
+            call(llm, Table())
+
+
+WRONG_PROMPTS: list[Any] = [
+    "x" * 300_000,
+    [5] * 100_000,
+    "",
+    [],
+    None,
+    float("nan"),
+    7.5,
+    b"bytes",
+    [10**6],
+    [-1],
+    [5, "a"],
+    [True],
+    "\ud800",
+    {"prompt": 5},
+    {"text": "x"},
+    {"prompt": "a", "prompt_token_ids": [5]},
+    {"prompt": "a", "cache_salt": 5},
+    {"prompt_token_ids": "a"},
+    {1, 2},
+    object(),
+]
+
+
+@pytest.mark.parametrize("index", [0, 3, 6])
+def test_an_error_names_the_wrong_one_of_many_prompts(llm: LLM, index: int) -> None:
+    for wrong in WRONG_PROMPTS:
+        prompts: list[Any] = ["a"] * 7
+        prompts[index] = wrong
+        with pytest.raises(InvalidRequestError) as alone:
+            run(llm, [wrong])
+        with pytest.raises(InvalidRequestError) as found:
+            run(llm, prompts)
+        assert str(found.value) == f"prompts[{index}]: {alone.value}"
+        assert type(found.value) is type(alone.value)
+        assert getattr(found.value, "num_tokens", 0) == getattr(alone.value, "num_tokens", 0)
+    for params in (SamplingParams(allowed_token_ids=[10**8]), SamplingParams(logit_bias={10**8: 1})):
+        with pytest.raises(InvalidRequestError, match=rf"^prompts\[{index}\]: "):
+            run(llm, ["a"] * 7, [params if i == index else FIVE for i in range(7)])
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        [{"content": "no role"}],
+        [{"role": "user", "content": 5}],
+        ["text"],
+        [5],
+        "text",
+        5,
+        None,
+        [{"role": "user", "content": "x" * 300_000}],
+    ],
+)
+def test_an_error_names_the_wrong_one_of_many_conversations(llm: LLM, wrong: Any) -> None:
+    for index in (1, 4):
+        conversations: list[Any] = [HELLO] * 5
+        conversations[index] = wrong
+        with pytest.raises(InvalidRequestError, match=rf"^messages\[{index}\]"):
+            chat(llm, conversations)
+
+
+@pytest.mark.parametrize("wrong", ["hello", HELLO[0], 5, None, {1}, b"x", ["hello", "you"]])
+def test_a_text_is_no_conversation(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^messages.*(list of|give) messages"):
+        chat(llm, wrong)
+
+
+def test_a_chat_model_that_says_nothing_to_a_raw_text(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    def output(text: str, finish_reason: str = "stop") -> Any:
+        completion = CompletionOutput(index=0, text=text, token_ids=[1], finish_reason=finish_reason)
+        return RequestOutput(request_id="1", prompt="What is 2 + 3?", prompt_token_ids=[5], outputs=[completion])
+
+    llm._hint_at_chat([output("5"), output("", "length"), output("", "error")])
+    assert not caplog.records
+    for _ in range(2):
+        llm._hint_at_chat([output("5"), output(" ")])
+    assert len(caplog.records) == 1
+    assert "llm.chat(" in caplog.text and "What is 2 + 3?" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
@@ -112,7 +277,14 @@ def test_priorities_are_those_of_the_prompts(llm: LLM, kind: Any, call: Any) -> 
 
     assert set(begun(kind(range(12, 0, -1)))[:4]) == {8, 9, 10, 11}
     assert set(begun(range(12))[:4]) == set(begun(None)[:4]) == {0, 1, 2, 3}
-    for wrong, words in (([1], "1 numbers for 12 prompts"), (5, "not a list"), ({1: 2}, "not a list")):
+    assert set(begun(np.arange(12, 0, -1))[:4]) == {8, 9, 10, 11}
+    for wrong, words in (
+        ([1], "1 numbers for 12 prompts"),
+        (5, "not a list"),
+        ({1: 2}, "not a list"),
+        ([0] * 5 + ["a"] + [0] * 6, r"priority\[5\]='a'"),
+        ([0] * 11 + [1.5], r"priority\[11\]=1.5"),
+    ):
         with pytest.raises(InvalidRequestError, match=words):
             call(llm, prompts, priority=wrong)
 
@@ -120,8 +292,10 @@ def test_priorities_are_those_of_the_prompts(llm: LLM, kind: Any, call: Any) -> 
 @pytest.mark.parametrize(("call", "given"), [(run, "a"), (chat, HELLO)])
 def test_arguments_of_other_libraries(llm: LLM, call: Any, given: Any) -> None:
     assert len(call(llm, given, lora_request=None)) == 1
-    with pytest.raises(InvalidRequestError, match=r"has no argument 'lora_request' \(given: 5\); it has sampl"):
+    with pytest.raises(InvalidRequestError, match=r"has no argument 'lora_request' \(given: 5\); LoRA"):
         call(llm, given, lora_request=5)
+    with pytest.raises(InvalidRequestError, match="did you mean 'use_tqdm'"):
+        call(llm, given, use_tqmd=True)
     for name in ("tools", "chat_template_kwargs"):
         if call is run:
             with pytest.raises(InvalidRequestError, match=rf"generate has no argument '{name}'"):
@@ -185,9 +359,11 @@ def test_strict_tools_constrain_a_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch
 def test_the_bar_counts_requests(llm: LLM, capsys: pytest.CaptureFixture[str], shows: bool, is_chat: bool) -> None:
     given: Any = [HELLO] * 3 if is_chat else ["a", "b", "c"]
     (llm.chat if is_chat else llm.generate)(given, FIVE, use_tqdm=shows)
-    assert ("3/3" in capsys.readouterr().err) is shows
-    for shown in (llm.generate("a", FIVE), llm.chat(HELLO, FIVE)):
-        assert len(shown) == 1
+    shown = capsys.readouterr().err
+    assert ("3/3" in shown) is shows
+    assert bool(re.search(r"in \d+, out \d+ tokens/s", shown)) is shows
+    for outputs in (llm.generate("a", FIVE), llm.chat(HELLO, FIVE)):
+        assert len(outputs) == 1
     assert capsys.readouterr().err.count("1/1") >= 2
 
 
@@ -333,7 +509,7 @@ def test_an_interrupt_is_noticed_after_each_request_and_each_step(last: int, num
     call.run()
     assert isinstance(call.outputs.exception(0), KeyboardInterrupt)
     assert (len(engine.added), engine.num_steps, engine.aborted) == (num_added, num_steps, list("abcd"))
-    assert call.progress.get_nowait() == 0
+    assert call.progress.get_nowait() == []
 
 
 def test_only_the_last_output_of_a_request_counts() -> None:
@@ -346,4 +522,4 @@ def test_only_the_last_output_of_a_request_counts() -> None:
     engine.call = call = _Call(cast(OfflineEngine, engine), threading.Lock(), [("a", "a", None, {})])
     call.run()
     assert [output.number for output in cast("list[Any]", call.outputs.result())] == [3]
-    assert (call.progress.get_nowait(), call.progress.get_nowait()) == (1, 0)
+    assert (len(call.progress.get_nowait()), call.progress.get_nowait()) == (1, [])
