@@ -63,7 +63,7 @@ def custom_requests(path: Path, count: int, max_tokens: int) -> list[BenchReques
         ConfigError: the file cannot be read or has no prompts, or the form of a line is wrong.
     """
     rows = []
-    for number, line in enumerate(_read(path).splitlines(), 1):
+    for number, line in enumerate(_read(path).split("\n"), 1):  # `splitlines` would cut JSON at U+2028
         if line.strip():
             rows.append(_custom_request(_json(line, f"{path}, line {number},"), f"{path}, line {number},", max_tokens))
     return _cycle(rows, count, path)

@@ -7,6 +7,7 @@ Markup is the text around a call or around the reasoning, such as `<tool_call>`.
 2. Text that may be markup of a call is held (`hold`) until this is certain. If the text was markup, `accept` drops it. If not,
    `reject` makes it content, so no text is lost. At most `MAX_HELD` characters and one tag are held.
 3. Calls after the first `max_tool_calls` calls are left out.
+4. A lone surrogate in the arguments of a call becomes U+FFFD (surrogates.py).
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from inflight.interface.events import (
     ToolCallStart,
     join_deltas,
 )
+from inflight.parsers.surrogates import SurrogateFilter
 from inflight.tokenizer.stop_strings import StopSearch
 
 MAX_HELD = 2**18  # characters: as many as the arguments of a call in a request may have
@@ -100,6 +102,7 @@ class EventWriter:
         self._is_thought = False  # whether content is still reasoning, because the closing tag is missing
         self._is_left_out = False  # whether the current call is left out
         self._is_call_open = False  # a call has begun, and its closing markup has not come yet
+        self._surrogates = SurrogateFilter()  # of the arguments of the current call
 
     def take_events(self) -> list[Event]:
         events, self._events = join_deltas(self._events), []
@@ -162,6 +165,7 @@ class EventWriter:
     def end_call(self) -> None:
         """Drop the held text, because it was the closing markup of the current call."""
         self.accept()
+        self._end_arguments()
         self._is_call_open = False
 
     def cut(self) -> None:
@@ -179,6 +183,7 @@ class EventWriter:
     def start_call(self, name: str) -> None:
         """Start a call. The held text was its opening markup and is dropped."""
         self.accept()
+        self._end_arguments()
         self._reasoning.drop()
         self.is_reasoning = self._is_thought = False
         self._release_content()
@@ -192,11 +197,18 @@ class EventWriter:
 
     def arguments(self, text: str) -> None:
         """Write more of the arguments of the current call."""
+        self._write_arguments(self._surrogates.write(text))
+
+    def _end_arguments(self) -> None:
+        self._write_arguments(self._surrogates.finish())
+
+    def _write_arguments(self, text: str) -> None:
         if text and not self._is_left_out and not self._is_stopped:
             self._events.append(ToolArgumentsDelta(self.num_tool_calls - 1, text))
 
     def finish(self) -> None:
         """The text has ended. Text that is still held becomes content."""
+        self._end_arguments()
         self.reject()
         if not self._is_behind_call:
             self._emit(ContentDelta, self._content.release())

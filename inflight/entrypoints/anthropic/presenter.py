@@ -7,9 +7,8 @@ message_delta with the stop reason and the usage; message_stop. A ping may come 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pydantic_core import to_json
-
 from inflight.entrypoints.anthropic.answers import AnsweredBlock, Message, MessageUsage, StopReason
+from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.messages import read_arguments
 from inflight.entrypoints.openai.presenter import AnswerTo, Presenter, events_of

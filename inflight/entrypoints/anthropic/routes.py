@@ -8,12 +8,12 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
-from pydantic_core import to_json
 
 from inflight.entrypoints.anthropic.answers import AnthropicErrorBody, Message, TokenCount
 from inflight.entrypoints.anthropic.presenter import MessagesPresenter
 from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from inflight.entrypoints.anthropic.translation import to_chat
+from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.errors import ApiError, FieldError
 from inflight.entrypoints.openai.generation_routes import add_post, error_responses, in_time, respond

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from inflight.entrypoints.cli.command import Verbose, command, start_engine
 from inflight.entrypoints.cli.result_file import ResultFile
 from inflight.entrypoints.cli.rows import STANDARD_STREAM, InputRow, count_rows, open_input, read_rows
 from inflight.entrypoints.cli.terminal import CompletionPrinter, InterruptFlag
+from inflight.entrypoints.json_lines import row_to_json
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
 
@@ -128,7 +128,7 @@ def _run_prompts(
         if not as_json:
             printer.update(row.number - 1, output)
         elif output.finished:
-            print(json.dumps(to_json(row, output, with_token_ids=with_token_ids), ensure_ascii=False), flush=True)
+            print(row_to_json(to_json(row, output, with_token_ids=with_token_ids)).decode("utf-8"), flush=True)
 
     def on_error(row: InputRow, message: str) -> None:
         raise InvalidRequestError(message if len(rows) == 1 else f"prompt {row.number}: {message}")

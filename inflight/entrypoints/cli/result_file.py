@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from inflight.entrypoints.cli.rows import STANDARD_STREAM, InputRow, RowId
+from inflight.entrypoints.json_lines import row_to_json
 from inflight.errors import ConfigError
 
 
@@ -42,7 +43,7 @@ class ResultFile:
 
     def write(self, result: dict[str, Any]) -> None:  # Any: JSON
         """Append one row, and hand it to the operating system at once."""
-        self._file.write(json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+        self._file.write(row_to_json(result) + b"\n")
         self._file.flush()
 
     def __enter__(self) -> Self:

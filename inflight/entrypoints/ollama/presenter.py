@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
-
+from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.messages import read_arguments
 from inflight.entrypoints.openai.presenter import AnswerTo, Presenter, events_of

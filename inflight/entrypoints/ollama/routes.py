@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from pydantic_core import to_json
 
+from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.ollama import answers
 from inflight.entrypoints.ollama.presenter import (
     OllamaChatPresenter,

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo,
 from pydantic_core import PydanticCustomError, from_json
 
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
+from inflight.parsers.surrogates import without_lone_surrogates
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
@@ -180,10 +181,9 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
 
 # Any: JSON
 def _parse_object(text: str, allow_partial: Literal[False, "trailing-strings"] = False) -> dict[str, Any] | None:
-    """The JSON object in `text`, or None if `text` is not a JSON object. NaN, infinite numbers and lone surrogates are not
-    JSON."""
+    """The JSON object in `text`, or None if `text` is not a JSON object. NaN and infinite numbers are not JSON."""
     try:
-        value = from_json(text, allow_partial=allow_partial)
+        value = from_json(without_lone_surrogates(text), allow_partial=allow_partial)
         json.dumps(value, allow_nan=False)  # raises ValueError for NaN and for an infinite number, such as 1e999
     except ValueError:
         return None

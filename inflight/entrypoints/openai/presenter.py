@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from pydantic_core import to_json
-
+from inflight.entrypoints.json_lines import escape_line_breaks, to_json
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.responses import Answer, ChatChunkChoice, CompletionChoice, FinishReason, Usage
 from inflight.entrypoints.openai.sse import COMMENT, EVENTS
@@ -154,7 +153,7 @@ class ChunkPresenter(Presenter):
 def to_json_in_slices(value: object) -> bytes:
     """The JSON of a value with log-probabilities, which may be large. pydantic's encoder would hold the GIL until all of it is
     encoded. This encoder is written in Python, so other threads can run in between."""
-    return "".join(_SLOW_ENCODER.iterencode(value)).encode("utf-8")
+    return escape_line_breaks("".join(_SLOW_ENCODER.iterencode(value)).encode("utf-8"))
 
 
 def events_of(choice: CompletionOutput) -> Sequence[Event]:

@@ -1,4 +1,9 @@
-"""`JsonRoute`: reads bodies as strict JSON. It refuses NaN, repeated keys, deep nesting and all encodings but UTF-8."""
+"""`JsonRoute`: reads bodies as strict JSON. It refuses NaN, repeated keys, deep nesting and all encodings but UTF-8.
+
+A lone surrogate, which is half of a character, becomes U+FFFD. A client that cuts texts in UTF-16 leaves one in the history, so
+all later requests of the conversation contain it. In the fields of `_EXACT` it is refused, because another character would
+have another meaning there.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +20,20 @@ from starlette.types import Scope
 
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.server import within_deadline
+from inflight.parsers.surrogates import without_lone_surrogates
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that other requests need not wait
 # The GIL is held while a body is parsed and while pydantic checks it. The next two limits bound this time.
 MAX_VALUES = 2**18  # per body
 MAX_KEYS = 4096  # per object
 _SLICE = 2**18  # bytes that one call of `count` searches
+# Fields whose text must be exact: what ends or constrains the answer, and what separates the prefix caches of users. They are
+# in the body itself or in one of its objects `_WITH_EXACT`.
+_EXACT = (
+    "stop stop_sequences bad_words choice regex pattern grammar ebnf guided_choice guided_regex guided_grammar triggers "
+    "whitespace_pattern guided_whitespace_pattern cache_salt"
+).split()
+_WITH_EXACT = ("options", "structured_outputs", "response_format")
 # A JSON string. A string without an end is matched up to the end of the body, so that the search takes linear time.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
@@ -84,14 +97,14 @@ def parse_json(body: bytes) -> Any:
     """
     _check_size(body)
     try:
-        value = json.loads(
-            body.removeprefix(BOM_UTF8).decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant
-        )
-        if b"\\ud" in body or b"\\uD" in body:  # half of a surrogate pair is not valid text, and cannot be encoded
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        text = body.removeprefix(BOM_UTF8).decode("utf-8")
+        value = _parse(text)
+        if "\\ud" in text or "\\uD" in text:
+            if not _has_lone_surrogate(value):
+                return value
+            _check_exact(value)
+            value = _parse(without_lone_surrogates(text))
         return value
-    except UnicodeEncodeError as error:
-        raise _bad_json("it has a lone surrogate, which is half of a character") from error
     except UnicodeDecodeError as error:
         raise _bad_json(f"byte {error.start} is not UTF-8") from error
     except json.JSONDecodeError as error:
@@ -100,6 +113,35 @@ def parse_json(body: bytes) -> Any:
         raise _bad_json("it is nested too deeply") from error
     except ValueError as error:  # an integer of thousands of digits
         raise _bad_json("a number in it is too long") from error
+
+
+def _parse(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+
+
+def _has_lone_surrogate(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _check_exact(body: object) -> None:
+    """
+    Raises:
+        ApiError: a field of `_EXACT` has a lone surrogate.
+    """
+    given = _members(body)
+    inner = {f"{name}.{key}": value for name in _WITH_EXACT for key, value in _members(given.get(name)).items()}
+    for name, value in {**given, **inner}.items():
+        if name.rpartition(".")[2] in _EXACT and _has_lone_surrogate(value):
+            message = f"{name} has a lone surrogate, which is half of a character and in no text: leave it out"
+            raise ApiError(400, message, param=name)
+
+
+def _members(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _check_size(body: bytes) -> None:

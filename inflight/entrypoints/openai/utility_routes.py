@@ -6,9 +6,9 @@ import asyncio
 from datetime import UTC, datetime
 
 from fastapi import FastAPI, Request, Response
-from pydantic_core import to_json
 
 import inflight
+from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.openai.errors import ApiError, FieldError
 from inflight.entrypoints.openai.generation_routes import ERRORS, add_post, in_time
 from inflight.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
+from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.logprobs import PositionLogprobs, chat_logprobs
 from inflight.entrypoints.openai.messages import read_arguments

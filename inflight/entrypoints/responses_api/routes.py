@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
-from pydantic_core import to_json
 
+from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.openai.generation_routes import add_post, in_time, respond, streamed_or_not
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.responses_api import bodies

@@ -154,7 +154,7 @@ JSON: Sequence[Case] = [
     called("openai", "<|channel|>commentary to=functions.f<|message|><|call|>", "{}"),
     called("openai", "commentary to=functions.f <|constrain|>json<|message|>{}<|call|>", "{}"),
     called("openai", "<|channel|>commentary to=f <|constrain|>json<|message|>{}<|call|>", "{}"),
-    called("mistral", r'[TOOL_CALLS] [{"name": "f", "arguments": "{\"a\": \"\ud800\"}"}]', r'{"a": "\ud800"}'),
+    called("mistral", r'[TOOL_CALLS] [{"name": "f", "arguments": "{\"a\": \"\ud800\"}"}]', r'{"a": "\ufffd"}'),
     Case("openai", "analysis<|message|>a<|end|>assistant<|channel|>final<|message|>b", [*thought("a"), *content("b")]),
     *(Case("openai", text, content(text)) for text in ("final", "final <", "analysis of a<|end", "assistants")),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from codecs import BOM_UTF8
 from typing import Any
 
@@ -17,10 +18,12 @@ from inflight.entrypoints.openai.strict_json import MAX_KEYS, MAX_VALUES, parse_
         (b'{"a": [1, -0.5, "\xc3\xa9", null]}', {"a": [1, -0.5, "é", None]}),
         (BOM_UTF8 + b'{"a": 1}', {"a": 1}),
         (b'{"a": "\\ud83d\\ude42", "b": "\\uD83D\\uDE42"}', {"a": "🙂", "b": "🙂"}),  # both halves
+        (b'["a\\ud800", "\\uD800\\\\ud800"]', ["a\ufffd", "\ufffd\\ud800"]),
+        (b'{"\\udfff": {"x": "\\ud83d\\ude42\\ud83d"}}', {"\ufffd": {"x": "🙂\ufffd"}}),
         (b'"' + b",[{" * MAX_VALUES + b'"', ",[{" * MAX_VALUES),  # no values, but text
         (b"[" + b"1," * (MAX_VALUES - 1) + b"1]", [1] * MAX_VALUES),
     ],
-    ids=["values", "byte-order mark", "surrogate pairs", "a long text", "as many values as are allowed"],
+    ids="values BOM pairs lone-surrogates lone-in-a-key long-text as-many-values-as-are-allowed".split(),
 )
 def test_json_is_parsed(body: bytes, value: Any) -> None:
     assert parse_json(body) == value
@@ -34,9 +37,7 @@ def test_json_is_parsed(body: bytes, value: Any) -> None:
         (BOM_UTF8 * 2 + b"1", "not valid JSON"),
         (b"NaN", "NaN is not a JSON number"),
         (b"[-Infinity]", "-Infinity is not a JSON number"),
-        (b'["\\ud800"]', "a lone surrogate"),
-        (b'["\\uD800"]', "a lone surrogate"),
-        (b'{"\\udfff": 1}', "a lone surrogate"),
+        (b'{"\\ud800": 1, "\\udfff": 1}', "the key '\ufffd' twice"),
         (b'{"b": {"a": 1, "c": 1, "a": 1}}', "the key 'a' twice"),
         (b"[" * 20_000, "nested too deeply"),
         (b"9" * 5_000, "a number in it is too long"),
@@ -60,6 +61,21 @@ def test_what_is_no_json_is_refused(body: bytes, why: str) -> None:
 def test_too_many_values_are_refused(body: bytes, why: str) -> None:
     with pytest.raises(ApiError, match=why):
         parse_json(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"stop": ["a", "\ud800"]}, "stop"),
+        ({"options": {"stop": "\ud800"}}, "options.stop"),
+        ({"structured_outputs": {"choice": ["\udc00"]}}, "structured_outputs.choice"),
+        ({"messages": ["\ud800"], "cache_salt": "\ud800"}, "cache_salt"),
+    ],
+)
+def test_an_exact_text_has_no_lone_surrogate(body: Any, param: str) -> None:
+    with pytest.raises(ApiError) as error:
+        parse_json(json.dumps(body).encode())
+    assert (error.value.status_code, error.value.param) == (400, param)
 
 
 def test_an_object_may_have_as_many_keys_as_are_allowed() -> None:
