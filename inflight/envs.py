@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from inflight.errors import ConfigError
 
-# Variables that hold API keys. The front end reads them, and does not pass them on to the processes that it starts.
-API_KEY_VARIABLES = ("INFLIGHT_API_KEY", "INFLIGHT_SERVE_API_KEY")
+# Variables that hold API keys: the first one with a value is read. They are not passed on to the processes that the server
+# starts.
+API_KEY_VARIABLES = ("INFLIGHT_SERVE_API_KEY", "INFLIGHT_API_KEY", "VLLM_API_KEY")
 
 # All variables except the options of `inflight serve`, whose names begin with INFLIGHT_SERVE_.
 NAMES = frozenset(

@@ -8,6 +8,7 @@ interrupted, its thread ends the requests of this call after the present step.
 import itertools
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, NoReturn, Self, Unpack, cast
 
 from tqdm.auto import tqdm
 
+from inflight import foreign_variables
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.core.chrome_trace import chrome_trace
 from inflight.engine.core.step_figures import StepFigures, step_figures
@@ -66,6 +68,8 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **engine_args: Any) -> None:  # Any: EngineArgs checks every value
+        for note in foreign_variables.engine_notes(os.environ):
+            logger.warning("%s", note)
         self._request_ids = itertools.count()
         self._has_hinted = False
         self._turn = threading.Lock()  # held by the call that uses the engine

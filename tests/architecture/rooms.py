@@ -21,6 +21,7 @@ _TABLE = """
   0     envs               errors
   0     event_buffer
   0     foreign_parameters
+  0     foreign_variables  envs
   0     list_checks        errors
   0     setting
   0     setting_text

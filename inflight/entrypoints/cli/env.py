@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import inflight
+from inflight import foreign_variables
 from inflight.config.control_groups import cpu_quota
 from inflight.config.cuda_driver import CudaFacts, read_cuda_facts, to_version
 from inflight.config.machine import detect_machine
@@ -33,8 +34,13 @@ CPU_FLAGS = """
     avx_vnni amx_tile amx_bf16 amx_int8 asimd bf16 i8mm sve
 """.split()
 GLANCE_SECONDS = 0.05  # so long it is measured whether other programs use the cores
-_VARIABLES = ("INFLIGHT_", "VLLM_EXECUTE_MODEL_TIMEOUT", "OMP_", "MKL_", "KMP_", "HF_", "CUDA_VISIBLE_DEVICES")
-_SECRETS = ("TOKEN", "API_KEY")  # if the name of a variable contains one of these, its value is not shown
+_VARIABLES = (*foreign_variables.PREFIXES, "OMP_", "MKL_", "KMP_", "HF_", "CUDA_VISIBLE_DEVICES")
+_SECRETS = (
+    "TOKEN",
+    "KEY",
+    "SECRET",
+    "PASSWORD",
+)  # if the name of a variable contains one of these, its value is not shown
 
 Report = dict[str, dict[str, Any]]  # section -> fact -> JSON value
 

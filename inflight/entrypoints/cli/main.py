@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import inflight
-from inflight import envs
+from inflight import envs, foreign_variables
 from inflight.entrypoints.cli import bench, chat, env, generate, serve, trace, worker
 from inflight.entrypoints.cli.command import (
     HELP_SETTINGS,
@@ -84,6 +84,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 @command
 def inflight_options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
@@ -93,6 +94,10 @@ def inflight_options(
     others = {name: value for name, value in os.environ.items() if not name.startswith(f"{serve.ENVIRONMENT_PREFIX}_")}
     for warning in envs.unknown_variables(others, envs.NAMES):
         typer.echo(f"warning: {warning}", err=True)
+    if context.invoked_subcommand in ("serve", "env"):  # `serve` knows more, and names them itself
+        return
+    for note in foreign_variables.engine_notes(os.environ):
+        typer.echo(f"warning: {note}", err=True)
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
 """`inflight serve`: starts a server with the HTTP API of OpenAI, or only checks its options (--check)."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from inflight import envs
+from inflight import envs, foreign_variables
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.command import Verbose, command, problems_of, set_log_level
 from inflight.entrypoints.cli.layered import checked, source_of
@@ -53,6 +54,10 @@ def serve(
     """Serve a model over HTTP, with OpenAI's API."""
     set_log_level("DEBUG" if verbose else envs.log_level("INFO"))
     problems = problems_of(context)
+    given = {**server, **engine}
+    problems += foreign_variables.refusals(os.environ, given)
+    for note in foreign_variables.server_notes(os.environ, given):
+        typer.echo(f"warning: {note}", err=True)
     if server["api_key_file"] is not None:
         try:
             read_key_file(Path(server["api_key_file"]).expanduser())

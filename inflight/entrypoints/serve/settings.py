@@ -69,7 +69,7 @@ class ServerSettings:
         "--api-key-file instead.",
         option="api_key",
         metavar="KEY",
-        variables=tuple(reversed(envs.API_KEY_VARIABLES)),
+        variables=envs.API_KEY_VARIABLES,
         is_secret=True,
     )
     api_key_file: str | None = _access(

@@ -71,3 +71,25 @@ def test_a_check_starts_nothing(started: list[tuple[Any, ...]], monkeypatch: pyt
     assert (done.exit_code, done.output) == (0, "no problem found; weights have not been read\n")
     done = invoke(["serve", "--check", "--port", "70000", "--max-num-seqs", "0"])
     assert done.exit_code == 2 and done.output.count("error: ") == 2
+
+
+def test_the_key_of_vllm_is_a_key(started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "key-of-vllm")
+    assert invoke(["serve"]).exit_code == 0
+    assert invoke(["serve", "--api-key", "key-of-flag"]).exit_code == 0, "as in vLLM, the flag goes before the variable"
+    assert [settings.api_keys for settings, _ in started] == [("key-of-vllm",), ("key-of-flag",)]
+
+
+def test_variables_of_other_engines_are_named_or_refused(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    done = invoke(["serve"])
+    assert done.exit_code == 0 and len(started) == 1
+    assert done.output.count("VLLM_LOGGING_LEVEL") == 1 and "INFLIGHT_LOG_LEVEL" in done.output
+    monkeypatch.setenv("LLAMA_API_KEY", "key-of-llama")
+    for line in (["serve"], ["serve", "--check"]):
+        done = invoke(line)
+        assert done.exit_code == 2 and len(started) == 1
+        assert "LLAMA_API_KEY is set, but" in done.output
+    assert invoke(["serve", "--api-key", "key-of-flag"]).exit_code == 0
