@@ -49,7 +49,12 @@ class ArgumentSchema:
 
     def names(self) -> set[str]:
         """The names of the arguments that the schema declares."""
-        return {name for part in self._parts(self.node) for name in _mapping(part.get("properties"))}
+        return set(self.ordered_names())
+
+    def ordered_names(self) -> list[str]:
+        """The names of the arguments that the schema declares, in its order."""
+        names = (name for part in self._parts(self.node) for name in _mapping(part.get("properties")))
+        return list(dict.fromkeys(names))
 
     def argument(self, name: str) -> ArgumentSchema:
         found: list[Any] = []

@@ -57,11 +57,14 @@ class ToolMarkup:
         """A call as the model writes it. A list of calls is not closed."""
         written = json.dumps(arguments)
         if (tags := self.arguments) is not None:
-            values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+            values = {
+                key: value if isinstance(value, str) and not tags.is_json else json.dumps(value)
+                for key, value in arguments.items()
+            }
             pairs = [
                 f"{tags.before_key}{key}{tags.after_key}{value}{tags.after_value}" for key, value in values.items()
             ]
-            written = "".join(pairs)
+            written = tags.between.join(pairs)
         return f"{self.begin(name)}{written}{self.end}"
 
     @property
@@ -70,6 +73,7 @@ class ToolMarkup:
         return self.before_name.partition("[{")[0]
 
 
+_NAMED_ARGUMENTS = ArgumentTags("", "=", "", between=", ", is_json=True)  # as in Python
 MARKUPS = (
     ToolMarkup(
         "hermes", "<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n"
@@ -151,6 +155,12 @@ MARKUPS = (
         "",
         only_forced=True,
     ),
+    ToolMarkup(
+        "lfm2", "<|tool_call_start|>", "<|tool_call_start|>[", "(", ")]<|tool_call_end|>", arguments=_NAMED_ARGUMENTS
+    ),
+    ToolMarkup("olmo3", "<function_calls>", "<function_calls>", "(", ")</function_calls>", arguments=_NAMED_ARGUMENTS),
+    ToolMarkup("pythonic", "[", "[", "(", ")]", whole_message=True, arguments=_NAMED_ARGUMENTS),
+    ToolMarkup("llama4_pythonic", "[", "[", "(", ")]", whole_message=True, arguments=_NAMED_ARGUMENTS),
 )
 # parser name -> pattern. If no markup above fits, but a rendered call matches, the parser can read the model's calls.
 _SIGNS = {
@@ -164,12 +174,16 @@ _SIGNS = {
     "deepseek_v31": re.compile(f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>"),
     "hermes": re.compile(rf'<tool_call>\s*\{{\s*"(name": "{_NAME}"|arguments": )'),
     "mistral": re.compile(rf"\[TOOL_CALLS\]\s*(\[\{{|{_NAME})"),
+    "lfm2": re.compile(rf"<\|tool_call_start\|>\s*\[?\s*{_NAME}\("),
+    "olmo3": re.compile(rf"<function_calls>\s*\[?\s*{_NAME}\("),
+    "llama4_pythonic": re.compile(rf"<\|python_start\|>\s*\[\s*{_NAME}\("),
 }
 
 
 # Signs in the text that tells the model how to write calls, of templates that write no calls themselves.
 _INSTRUCTIONS = {
-    "hermes": re.compile(r"<tool_call>\s*\{\s*[\"']name[\"']:.{1,80}[\"']arguments[\"']:.{1,80}\s*</tool_call>")
+    "hermes": re.compile(r"<tool_call>\s*\{\s*[\"']name[\"']:.{1,80}[\"']arguments[\"']:.{1,80}\s*</tool_call>"),
+    "lfm2": re.compile(r"<\|tool_list_start\|>|List of tools: \[\{"),
 }
 
 

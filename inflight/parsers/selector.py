@@ -18,6 +18,7 @@ from inflight.parsers.json_tool_parsers import (
 )
 from inflight.parsers.markup import ToolMarkup, default_markup, find_tool_markup, render_or_nothing
 from inflight.parsers.output_parser import OutputParser
+from inflight.parsers.pythonic_tool_parsers import Lfm2ToolParser, Olmo3ToolParser, PythonicToolParser
 from inflight.parsers.reasoning import Opening, ReasoningMarkup
 from inflight.parsers.tagged_tool_parsers import (
     Glm45ToolParser,
@@ -38,10 +39,14 @@ _TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "gemma4": Gemma4ToolParser,
     "glm45": Glm45ToolParser,
     "hermes": HermesToolParser,
+    "lfm2": Lfm2ToolParser,
     "llama3_json": Llama3JsonToolParser,
+    "llama4_pythonic": PythonicToolParser,
     "minimax_m2": MiniMaxM2ToolParser,
     "mistral": MistralToolParser,
+    "olmo3": Olmo3ToolParser,
     "openai": HarmonyParser,
+    "pythonic": PythonicToolParser,
     "qwen3_coder": Qwen3CoderToolParser,
     "seed_oss": SeedOssToolParser,
 }

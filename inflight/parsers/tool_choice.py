@@ -170,7 +170,7 @@ def _structural_tag(
         calls = {"type": "array", "items": {"anyOf": schemas}, "minItems": 1}
         calls |= {"maxItems": 1} if is_single else {}
         structures = [{"begin": markup.list_begin, "schema": calls, "end": "", "parts": parts}]
-    elif markup.whole_message and otherwise is not None:
+    elif markup.whole_message and markup.arguments is None and otherwise is not None:
         # Calls and the JSON of `otherwise` both begin with a brace, so a trigger cannot tell which of them follows.
         schemas, parts = _call_schemas(arguments, "parameters", "#/anyOf")
         structures = [{"begin": "", "schema": {"anyOf": schemas}, "end": "", "parts": parts}]

@@ -86,10 +86,15 @@ class ArgumentTags:
     """The text around each property of an object that is not written as JSON: `before_key`, the name, `after_key`, the value,
     `after_value`. A value that may be a string is written as plain text, without quotes; any other value is JSON.
 
-    `not_in_value`: texts that a string must not contain, because they end it.
+    Attributes:
+        not_in_value: texts that a string must not contain, because they end it.
+        between: the text between two properties.
+        is_json: whether every value is JSON, also a string.
     """
 
     before_key: str
     after_key: str
     after_value: str
-    not_in_value: tuple[str, ...]
+    not_in_value: tuple[str, ...] = ()
+    between: str = ""
+    is_json: bool = False

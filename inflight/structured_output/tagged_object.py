@@ -1,4 +1,5 @@
-"""`TaggedObject`: writes the grammar of an object whose properties stand between tags, in llguidance's notation.
+"""`TaggedObject`: writes the grammar of an object whose properties stand between tags, in llguidance's notation. The named
+arguments of Python, as in `f(city="Oslo")`, are such properties, too.
 
     <parameter=city>
     Paris
@@ -64,22 +65,37 @@ class TaggedObject:
         Raises:
             InvalidRequestError: the object is strict, and has a keyword that this form cannot enforce.
         """
-        any_text, tagged = f"{self._text}_ANY", f"{self._text}_TAGGED"
-        never = " | ".join(map(json.dumps, self._tags.not_in_value))
-        self.rules += [
-            f"{any_text}: /(.|\\n)*/",
-            f"{tagged}: {any_text} ({never}) {any_text}",
-            f"{self._text}: {any_text} & ~{tagged}",
-        ]
+        if not self._tags.is_json:
+            any_text, tagged = f"{self._text}_ANY", f"{self._text}_TAGGED"
+            never = " | ".join(map(json.dumps, self._tags.not_in_value))
+            self.rules += [
+                f"{any_text}: /(.|\\n)*/",
+                f"{tagged}: {any_text} ({never}) {any_text}",
+                f"{self._text}: {any_text} & ~{tagged}",
+            ]
         properties, required = self._properties(self._root, 0)
-        sequence = []
+        written: list[tuple[str, bool]] = []  # a property, and whether it must be there
         for key, schema in {**properties, **{name: properties.get(name, True) for name in required}}.items():
             if schema is False:
                 continue
             opening = self._write_text(f"{self._tags.before_key}{key}{self._tags.after_key}")
-            whole = f"({opening} ({self._value(key, schema)}))"
-            sequence.append(whole if key in required else f"{whole}?")
-        return " ".join(sequence)
+            written.append((f"({opening} ({self._value(key, schema)}))", key in required))
+        if self._tags.between:
+            return self._joined(written)
+        return " ".join(whole if is_required else f"{whole}?" for whole, is_required in written)
+
+    def _joined(self, written: Sequence[tuple[str, bool]]) -> str:
+        """Properties with a text between them. A rule for each property says what may come from there on: one rule if none has
+        come before, and one if the text between two must come first."""
+        between = self._write_text(self._tags.between)
+        number = len(self.rules)
+        for i, (whole, is_required) in enumerate(written):
+            for kind, before in (("first", ""), ("next", between)):
+                rest = f"{self._name}_{number}_next_{i + 1}"
+                skipped = "" if is_required else f" | {self._name}_{number}_{kind}_{i + 1}"
+                self.rules.append(f"{self._name}_{number}_{kind}_{i}: {before} {whole} {rest}{skipped}")
+        self.rules += [f'{self._name}_{number}_{kind}_{len(written)}: ""' for kind in ("first", "next")]
+        return f"{self._name}_{number}_first_0"
 
     def _properties(self, node: Schema, depth: int) -> tuple[dict[str, Any], list[str]]:
         """The properties of the object and the names of those that it must have."""
@@ -97,6 +113,8 @@ class TaggedObject:
     def _value(self, key: str, schema: Any) -> str:
         """The value of a property and its closing tag. If the value may be a string, only strings are allowed, because the
         parser would read JSON as a string, too."""
+        if self._tags.is_json:
+            return f"{self._json(schema if isinstance(schema, Mapping) else {})} {self._write_text(self._tags.after_value)}"
         strings, others = self._choices(schema, f"#/properties/{key}", 0)
         return " | ".join(dict.fromkeys(strings or others))
 
@@ -121,9 +139,13 @@ class TaggedObject:
         if types == "string" or (isinstance(types, list) and "string" in types):
             self._refuse(node, _NOT_IN_STRING, where)
             return [self._string(self._limited_text(node))], []
-        json_schema = moved(node, f"#/$defs/{_ROOT}")
-        json_schema |= {"$defs": {_ROOT: moved(self._root, f"#/$defs/{_ROOT}")}, "x-guidance": self._json_options}
-        return [], [f"%json {json.dumps(json_schema)} {end}"]
+        return [], [f"{self._json(node)} {end}"]
+
+    def _json(self, node: Schema) -> str:
+        """A value that is JSON. Its references lead into the whole schema, which becomes a definition."""
+        schema = moved(node, f"#/$defs/{_ROOT}")
+        schema |= {"$defs": {_ROOT: moved(self._root, f"#/$defs/{_ROOT}")}, "x-guidance": self._json_options}
+        return f"%json {json.dumps(schema)}"
 
     def _whole(self, node: Schema) -> dict[str, Any]:
         """The schema with what its "$ref" and "allOf" add."""

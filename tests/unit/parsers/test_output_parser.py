@@ -25,6 +25,7 @@ from inflight.parsers.event_writer import MAX_HELD
 from inflight.parsers.held_value import as_json
 from inflight.parsers.reasoning import Opening
 from inflight.parsers.selector import _REASONING, _TOOL_PARSERS, create_output_parser
+from tests.unit.parsers.family_cases import FAMILIES, PYTHON
 from tests.unit.parsers.habit_cases import HABITS
 from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse, with_ids
 
@@ -43,7 +44,11 @@ def test_every_two_way_split_and_every_character_alone(case: Case) -> None:
     assert parse(case.parser(), list(case.text)) == case.expected
 
 
-@pytest.mark.parametrize("case", HABITS, ids=[f"{case.tool}-{case.text[-40:]!r}" for case in HABITS])
+IN_PYTHON = (*PYTHON, "llama4_pythonic")
+ENDED = [*HABITS, *FAMILIES]
+
+
+@pytest.mark.parametrize("case", ENDED, ids=[f"{case.tool}-{case.text[-40:]!r}" for case in ENDED])
 def test_calls_beside_the_format_are_read_the_same_in_every_split(case: Case) -> None:
     assert parse(case.parser(), [case.text], is_cut=False) == case.expected
     for i in range(1, len(case.text)):
@@ -53,8 +58,8 @@ def test_calls_beside_the_format_are_read_the_same_in_every_split(case: Case) ->
 
 @pytest.mark.parametrize("tool", _TOOL_PARSERS)
 def test_a_call_that_breaks_off_anywhere_has_arguments_that_are_json(tool: str) -> None:
-    """Unless a limit has cut it."""
-    for case in (case for case in [*CASES, *HABITS] if case.tool == tool):
+    """Unless a limit has cut it, or the family writes calls as in Python: `test_python_reader.py` is about these."""
+    for case in (case for case in [*CASES, *ENDED] if case.tool == tool and tool not in IN_PYTHON):
         for end in range(len(case.text)):
             broken = replace(case, text=case.text[:end])
             check_arguments(parse(broken.parser(), [broken.text], is_cut=False))
