@@ -54,7 +54,7 @@ class StructuredOutputsParams:
             such a part is refused, except for `uniqueItems` and unknown formats.
     """
 
-    json: Mapping[str, Any] | str | type | None = None  # Any: JSON
+    json: Any = None  # a JSON object, its text, or a Python type; Any, because the codec decodes no union with `type`
     json_object: bool | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
