@@ -169,6 +169,32 @@ class LLM:
         ]
         return self._run("messages", prompts, params, options, use_tqdm)
 
+    def assistant_message(
+        self,
+        output: RequestOutput,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,  # Any: JSON
+        index: int = 0,
+    ) -> dict[str, Any]:  # Any: JSON
+        """Read the answer of a chat as the server does: returns the message that the assistant has written.
+
+            {"role": "assistant", "content": "...", "reasoning": "...", "tool_calls": [
+                {"id": "...", "type": "function", "function": {"name": "...", "arguments": "<JSON text>"}}]}
+
+        "reasoning" and "tool_calls" are there only if the model has written some. The message can be put behind the messages of
+        the chat, with {"role": "tool", "tool_call_id": ..., "content": result} behind it for each call. How the model writes
+        calls and reasoning is found in its chat template.
+
+        Args:
+            output: an output of `chat`.
+            tools: the tools that the chat had. Without tools, no text is read as a call.
+            index: which of the `n` completions.
+
+        Raises:
+            InvalidRequestError: there is no such completion, or the engine has no tokenizer.
+        """
+        return self._engine.assistant_message(output, tools, index)
+
     def get_tokenizer(self) -> UserTokenizer | None:
         """The tokenizer. It is None if skip_tokenizer_init is set."""
         tokenizer = self._engine.tokenizer

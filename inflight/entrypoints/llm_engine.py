@@ -20,7 +20,8 @@ from inflight.engine.request.prompt import Prompt
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.start.make_core import make_core
 from inflight.engine.start.model_files import make_grammars, resolve_config
-from inflight.errors import ConfigError, EngineClosedError
+from inflight.entrypoints.assistant_message import assistant_message
+from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError
 from inflight.executor.executor import Executor
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
@@ -62,6 +63,18 @@ class OfflineEngine(ABC):
     ) -> SamplingParams | None:
         """See `InputProcessor.with_strict_tools`."""
         return self._input_processor.with_strict_tools(params, tools)
+
+    def assistant_message(
+        self, output: RequestOutput, tools: Sequence[Mapping[str, Any]] | None, index: int
+    ) -> dict[str, Any]:  # Any: JSON
+        """See `LLM.assistant_message`."""
+        if self.tokenizer is None:
+            raise InvalidRequestError("a message needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
+        completion = next((each for each in output.outputs if each.index == index), None)
+        if completion is None:
+            raise InvalidRequestError(f"index={index}: the output has {len(output.outputs)} completions, from index 0")
+        parsers = self._input_processor.parsers
+        return assistant_message(completion, output.prompt_token_ids, self.tokenizer, parsers, tools)
 
     def _log_unenforced(self, places: Iterable[str]) -> None:
         """Log each place only once, because the requests of a batch usually have the same schema."""

@@ -204,7 +204,7 @@ def test_changed_parameters_and_unknown_arguments(llm: LLM) -> None:
         generate([PROMPT], priority=1)
     with pytest.raises(InvalidRequestError, match="generate has no argument 'lora_request'"):
         generate([PROMPT], lora_request=object())
-    with pytest.raises(InvalidRequestError, match=r"chat has no argument 'mm_processor_kwargs'.* it has .*tools"):
+    with pytest.raises(InvalidRequestError, match=r"chat has no argument 'mm_processor_kwargs'"):
         chat(message, mm_processor_kwargs={})
 
 

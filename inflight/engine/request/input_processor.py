@@ -22,7 +22,7 @@ from inflight.kv_cache.block_hash import BlockHasher
 from inflight.parsers.markup import ToolMarkup
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import answer_frame, find_opening
-from inflight.parsers.selector import detect_parsers, reasoning_with_end
+from inflight.parsers.selector import DetectedParsers, detect_parsers, reasoning_with_end
 from inflight.parsers.tool_choice import constrain_tools
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_num_logprobs, check_sampling
@@ -237,9 +237,14 @@ class InputProcessor:
         return params if constrained is given else constrained
 
     @cached_property
+    def parsers(self) -> DetectedParsers:
+        """The parsers of tool calls and reasoning, found in the chat template."""
+        return detect_parsers(self.chat_template)
+
+    @property
     def tool_markup(self) -> ToolMarkup | None:
         """The format in which the model writes tool calls, found in its chat template. None if it was not found."""
-        return detect_parsers(self.chat_template).markup
+        return self.parsers.markup
 
     # -- parameters ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,68 @@
+"""Makes the assistant's message from a completion of `LLM.chat`: content, reasoning and tool calls, in OpenAI's form."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
+from inflight.outputs import CompletionOutput
+from inflight.parsers.reasoning import Opening, find_opening
+from inflight.parsers.selector import DetectedParsers, create_output_parser, reasoning_markup
+from inflight.tokenizer.tokenizer import Tokenizer
+
+_PROMPT_END = 16  # tokens at the end of the prompt: the template may open or close the reasoning there
+
+
+def assistant_message(
+    completion: CompletionOutput,
+    prompt_token_ids: Sequence[int],
+    tokenizer: Tokenizer,
+    parsers: DetectedParsers,
+    tools: Sequence[Mapping[str, Any]] | None,  # Any: JSON
+) -> dict[str, Any]:  # Any: JSON
+    """Returns {"role": "assistant", "content": ...}, with "reasoning" and "tool_calls" if the text has some. The message can be
+    put behind the messages of the chat as it is.
+
+    Args:
+        prompt_token_ids: the prompt of the completion.
+        parsers: the parsers of the model.
+        tools: the tools of the chat. Without tools, no text is a call.
+    """
+    markup, opening = reasoning_markup(parsers.reasoning), Opening.NONE
+    if markup is not None:
+        end = list(prompt_token_ids[-_PROMPT_END:])
+        opening = find_opening(markup, tokenizer.decode(end, skip_special_tokens=False))
+    parser = create_output_parser(parsers.tool, parsers.reasoning, tools=tools, opening=opening)
+    text = _text_with_markup(completion, tokenizer) if parser.needs_special_tokens else completion.text
+    events = parser.push(text) + parser.finish(is_cut=completion.finish_reason != "stop")
+    return _message(events)
+
+
+def _text_with_markup(completion: CompletionOutput, tokenizer: Tokenizer) -> str:
+    """The text with its special tokens, which the markup may consist of. The text ends where the completion's text ends."""
+    token_ids, stop = completion.token_ids, completion.stop_reason
+    if completion.finish_reason == "stop" and not isinstance(stop, str):
+        token_ids = token_ids[:-1]  # the end token
+    text = tokenizer.decode(token_ids, skip_special_tokens=False)
+    if isinstance(stop, str) and (start := text.rfind(stop)) >= 0:
+        return text[: start + len(stop) * completion.text.endswith(stop)]
+    return text
+
+
+def _message(events: Sequence[Event]) -> dict[str, Any]:  # Any: JSON
+    content, reasoning = "", ""
+    calls: list[dict[str, Any]] = []  # Any: JSON
+    for event in events:
+        if isinstance(event, ContentDelta):
+            content += event.text
+        elif isinstance(event, ReasoningDelta):
+            reasoning += event.text
+        elif isinstance(event, ToolCallStart):
+            calls.append({"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}})
+        else:
+            calls[event.index]["function"]["arguments"] += event.text
+    message: dict[str, Any] = {"role": "assistant", "content": content}  # Any: JSON
+    if reasoning:
+        message["reasoning"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
