@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.errors import ConfigError, ModelNotFoundError
+from inflight.model_advice import models_below, near_models
 
 EMBEDDED_MODEL = Path(__file__).parent / "demo" / "model"
 
@@ -60,11 +61,12 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
         return gguf_files[0]
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
+            base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
             raise ModelNotFoundError(
                 f"{what} is an adapter (LoRA), not a whole model: {folder} has adapter_config.json and no config.json; merge "
-                "it into its base model, or give the base model"
+                f"it into its base model, or give the base model{f', {base!r}' if isinstance(base, str) else ''}"
             )
-        more = f" (looked in {folder})"
+        more = f" (looked in {folder}){models_below(folder)}"
         if model is not None and not Path(model).expanduser().exists():
             gguf_names, _ = _gguf_files_of_hub(model, revision)
             more += (
@@ -95,11 +97,13 @@ def _resolve(name: str, revision: str | None, patterns: list[str]) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise ModelNotFoundError(f"{name!r} is a file; give the folder that holds it, or a *.gguf file")
+        raise ModelNotFoundError(
+            f"{name!r} is a file; give the folder that holds it, {str(Path(name).parent)!r}, or a *.gguf file"
+        )
     if not _is_hub_id(name):
         raise ModelNotFoundError(
-            f"there is no folder {name!r}; give an existing one, a hub id like 'org/name' (with ':FILE.gguf' for one of its "
-            "GGUF files), or leave model out for the embedded model"
+            f"there is no folder {name!r}{near_models(name)}; give one that exists, a hub id like 'org/name' ("
+            "with ':FILE.gguf' for one of its GGUF files), or leave model out for the embedded model"
         )
     return _download(name, revision, patterns, ignored=_OTHER_CONFIGS)
 
@@ -148,6 +152,17 @@ def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str]
     return sorted(name for name in names if name.endswith(GGUF_SUFFIX)), where
 
 
+def can_download(model: str, revision: str | None) -> bool:
+    """Whether the hub can be reached, and has the model."""
+    from huggingface_hub import model_info  # optional at run time
+
+    try:
+        model_info(model, revision=revision, timeout=LIST_SECONDS)
+    except Exception:  # no network, offline mode, no such model, no permission: nothing can be downloaded
+        return False
+    return True
+
+
 def _weight_files(folder: Path) -> list[str]:
     """Patterns for the files of weights: those that the index names, or all safetensors if there is no index."""
     listed = read_json(folder / _INDEX).get("weight_map") if (folder / _INDEX).is_file() else None
@@ -177,12 +192,12 @@ def _download(model: str, revision: str | None, patterns: list[str], *, ignored:
         raise ModelNotFoundError(f"the hub has no {which}: check the branch, tag or commit") from None
     except RepositoryNotFoundError:
         raise ModelNotFoundError(
-            f"there is no folder {model!r}, and the hub has no such model (or it is private: set HF_TOKEN)"
+            f"there is no folder {model!r}, and the hub has no such model (or it is private: set HF_TOKEN){near_models(model)}"
         ) from None
     except LocalEntryNotFoundError:
         raise ModelNotFoundError(
             f"there is no folder {model!r}, it is not in the hub's cache, and the hub cannot be reached (no network, or "
-            "HF_HUB_OFFLINE is set): download it first, or give a local folder"
+            f"HF_HUB_OFFLINE is set): download it first, or give a local folder{near_models(model)}"
         ) from None
     except OSError as error:  # connection errors and a full disk are OSErrors too
         raise ModelNotFoundError(f"{which} could not be downloaded from the hub: {error}") from None

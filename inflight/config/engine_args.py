@@ -8,6 +8,7 @@ from typing import Any
 
 from inflight.config.weight_format import STORED_QUANTIZATIONS
 from inflight.errors import ConfigError, UnknownArgumentError
+from inflight.model_name import read_model_name
 from inflight.setting import check_values, names_unknown, read_texts, setting, unknown_name
 from inflight.setting_text import parse_bytes, parse_count
 
@@ -58,7 +59,8 @@ class EngineArgs:
 
     model: str | None = _model(
         None,
-        "Folder in the Hugging Face layout, GGUF file, hub id, or a GGUF file of the hub: ORG/NAME:FILE.gguf, ORG/NAME:Q4_K_M. "
+        "Folder in the Hugging Face layout, GGUF file, hub id or its address, or a GGUF file of the hub: ORG/NAME:FILE.gguf, "
+        "ORG/NAME:Q4_K_M. "
         "Without it: the small embedded model.",
         short="-m",
     )
@@ -355,6 +357,7 @@ class EngineArgs:
         read, unreadable = read_texts(EngineArgs, vars(self))
         for name, value in read.items():
             object.__setattr__(self, name, value)
+        self._read_model_name()
         times = (
             _time_problem("target_inter_token_latency", self.target_inter_token_latency, ("auto", "none")),
             _time_problem("max_step_time", self.max_step_time, ("none",)),
@@ -363,6 +366,15 @@ class EngineArgs:
         # Combinations are checked only if each value by itself is right.
         if problems := [f"{problem}; give one, or leave it out" for problem in wrong] or list(self._conflicts()):
             raise ConfigError("; ".join(problems))
+
+    def _read_model_name(self) -> None:
+        """Replace the address of a page of the hub by the hub id, and "embedded" by None."""
+        if not isinstance(self.model, str):
+            return
+        model, revision = read_model_name(self.model)
+        object.__setattr__(self, "model", model)
+        if self.revision is None:
+            object.__setattr__(self, "revision", revision)
 
     def _conflicts(self) -> Iterator[str]:
         backend = self.distributed_executor_backend

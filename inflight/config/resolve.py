@@ -36,6 +36,7 @@ from inflight.config.unknown_family import native_refusal
 from inflight.config.weight_format import GGUF
 from inflight.errors import ConfigError
 from inflight.hub import GGUF_SUFFIX
+from inflight.model_name import EMBEDDED
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -101,7 +102,7 @@ def resolve(
     return EngineConfig(
         model=ModelConfig(
             folder=folder,
-            name=args.model or "embedded",
+            name=args.model or EMBEDDED,
             architecture=architecture,
             dtype=dtype,
             max_model_len=max_model_len,

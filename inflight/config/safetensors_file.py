@@ -7,10 +7,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.errors import CheckpointError
+from inflight.model_advice import unfinished_download
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -48,10 +50,29 @@ def find_files(folder: Path) -> tuple[list[Path], dict[str, str]]:
         return [folder / name for name in sorted(set(weight_map.values()))], weight_map
     files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
     if not files:
-        raise CheckpointError(
-            f"{folder} has no *.safetensors, and no GGUF file; other formats are not read: save the weights as safetensors"
-        )
+        problem = unfinished_download(folder) or "; other formats are not read: save the weights as safetensors"
+        raise CheckpointError(f"{folder} has no *.safetensors, and no GGUF file{problem}")
     return files, {}
+
+
+def check_files_exist(folder: Path, *, all_of_index: bool = False) -> None:
+    """
+    Args:
+        all_of_index: also look for the files of the index if `model.safetensors` exists, which is then the only file that is
+            read.
+
+    Raises:
+        CheckpointError: there are no weights, or a file is missing that the index names.
+    """
+    files, _ = find_files(folder)
+    if all_of_index and (folder / INDEX_FILE).is_file():
+        with suppress(CheckpointError):  # an index that cannot be read does not matter beside `model.safetensors`
+            files = [folder / name for name in sorted(set(_read_index(folder / INDEX_FILE).values()))]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise CheckpointError(
+            f"{folder}: {len(missing)} of the {len(files)} weight files that {INDEX_FILE} names are missing, for example "
+            f"{missing[0]}{unfinished_download(folder) or ': download them again'}"
+        )
 
 
 def digests(files: Sequence[Path]) -> dict[str, str]:

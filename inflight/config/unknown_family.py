@@ -78,8 +78,8 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
     )
     if find_spec("transformers") is None:
         raise UnsupportedModelError(
-            f"config.json: {name} is not one of Inflight's own families ({', '.join(SUPPORTED_ARCHITECTURES)}); transformers "
-            "may know it: run pip install 'inflight-llm[transformers]'"
+            f"config.json: {name} is none of Inflight's own families; transformers may know it: run pip install "
+            f"'inflight-llm[transformers]'. Inflight's own are {', '.join(SUPPORTED_ARCHITECTURES)}"
         )
     if config.get("is_encoder_decoder") is True:
         raise UnsupportedModelError(

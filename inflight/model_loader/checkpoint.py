@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from inflight.config.safetensors_file import INDEX_FILE, find_files, model_name
+from inflight.config.safetensors_file import INDEX_FILE, check_files_exist, find_files, model_name
 from inflight.errors import CheckpointError
 from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
 
@@ -46,6 +46,7 @@ class Checkpoint(WeightSource):
         self.tensors: dict[str, StoredTensor] = {}
         self._stored_names: dict[str, str] = {}  # of tensors that got other names
         self._keeps_names, self._renames = keeps_names, renames
+        check_files_exist(folder)
         files, weight_map = find_files(folder)
         for file in files:
             self._add_file(file)
@@ -72,8 +73,6 @@ class Checkpoint(WeightSource):
             yield read
 
     def _add_file(self, file: Path) -> None:
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing, but {INDEX_FILE} names it; download it again")
         with open_file(file) as opened:
             names: list[str] = opened.keys()
             for stored_name in names:

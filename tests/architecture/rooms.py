@@ -23,6 +23,8 @@ _TABLE = """
   0     foreign_parameters
   0     foreign_variables  envs
   0     list_checks        errors
+  0     model_advice
+  0     model_name         errors
   0     setting
   0     setting_text
   0     sockets

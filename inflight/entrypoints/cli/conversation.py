@@ -4,6 +4,7 @@ import http.client
 import itertools
 import json
 import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from contextlib import closing
@@ -106,7 +107,8 @@ class ServedConversation(Conversation):
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(API_KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
-        path = f"{self._url.path.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
+        base = self._url.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1")
+        path = f"{base}/v1/chat/completions"
         answer = ""
         with closing(connection):
             try:
@@ -120,6 +122,13 @@ class ServedConversation(Conversation):
                     if data != b"[DONE]":
                         answer += _content(json.loads(data))
                         yield answer
+            except ConnectionRefusedError as error:
+                raise EngineError(
+                    f"no server listens at {self._url.geturl()}: start one with `inflight serve`, or leave --url out; a server "
+                    "that has just been started needs some seconds"
+                ) from error
+            except socket.gaierror as error:
+                raise EngineError(f"there is no machine {self._url.hostname!r}: check the address of --url") from error
             except (OSError, http.client.HTTPException) as error:
                 raise EngineError(f"{self._url.geturl()} does not answer: {error}") from error
 

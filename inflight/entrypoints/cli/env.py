@@ -2,7 +2,7 @@
 its own code. For bug reports.
 
 Most facts come from /proc, /sys, the GPU's driver and torch. If the machine does not report a fact, its value is None, and the
-text shows "unknown". Facts are never guessed.
+text shows "unknown". Facts are never guessed. A package that is absent is "not installed".
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import inflight
-from inflight import foreign_variables
+from inflight import envs, foreign_variables
 from inflight.config.control_groups import cpu_quota
 from inflight.config.cuda_driver import CudaFacts, read_cuda_facts, to_version
 from inflight.config.machine import detect_machine
@@ -59,6 +59,7 @@ def make_report() -> Report:
         "system": {"platform": platform.platform(), "python": platform.python_version()},
         "packages": {name: _version(name) for name in PACKAGES},
         "cpu": _cpu(_read(Path("/proc/cpuinfo"))),
+        "C++ kernels": kernel_facts(envs.cpu_kernels),
         "memory": _memory(_read(Path("/proc/meminfo"))),
         "gpu": gpu_facts(read_cuda_facts),
         "torch": _torch(),
@@ -94,11 +95,30 @@ def _show(value: object) -> str:
     return "unknown" if value is None else str(value)
 
 
-def _version(package: str) -> str | None:
+def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return None
+        return "not installed"
+
+
+def kernel_facts(read_wanted: Callable[[], str]) -> dict[str, Any]:
+    """Which C++ kernels there are, which of them an engine on the CPU uses ("none" if it computes in plain torch), and why.
+
+    Args:
+        read_wanted: returns the value of INFLIGHT_CPU_KERNELS.
+    """
+    from inflight.kernels.cpu.library import INSTRUCTION_SETS, KernelsUnavailableError, open_kernels  # loads torch
+
+    folder = Path(inflight.__file__).parent / "kernels" / "cpu"
+    facts: dict[str, Any] = {"built": [name for name in INSTRUCTION_SETS if (folder / f"_{name}.so").is_file()]}
+    try:
+        wanted = read_wanted()
+        if wanted == "off":
+            return {**facts, "used": "none", "obstacle": "INFLIGHT_CPU_KERNELS=off"}
+        return {**facts, "used": open_kernels(wanted).instruction_set, "obstacle": "none"}
+    except (ConfigError, KernelsUnavailableError) as error:
+        return {**facts, "used": "none", "obstacle": f"{error}: plain torch is used, which is slower"}
 
 
 def _cpu(cpuinfo: str) -> dict[str, Any]:

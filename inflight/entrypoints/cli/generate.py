@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -29,6 +29,7 @@ EPILOG = """\b
 Examples:
   inflight generate -p "What is 2 + 3?" -p "Name a colour." --temperature 0
   inflight generate -m ./my-model --raw -p "Once upon a time" --max-tokens 64
+  echo "What is 2 + 3?" | inflight generate
   inflight generate -m ./my-model -i questions.jsonl -o answers.jsonl --max-tokens 512
   echo '{"messages": [{"role": "user", "content": "Hi"}]}' | inflight generate -i - | jq .outputs[0].text
 """
@@ -39,7 +40,13 @@ def generate(
     context: typer.Context,
     prompt: Annotated[
         list[str] | None,
-        typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt. May be repeated; all prompts run in one batch."),
+        typer.Option(
+            "--prompt",
+            "-p",
+            metavar="TEXT",
+            help="A prompt. May be repeated; all prompts run in one batch. Without --prompt and --input, standard input is the "
+            "prompt, if it is a pipe or a file.",
+        ),
     ] = None,
     input: Annotated[
         Path | None,
@@ -79,6 +86,8 @@ def generate(
     the rows that have a result, so an interrupted run can be continued. To find the result of a row, its id is used, or its
     line number if it has no id. The exit code is 2 if no row could be run.
     """
+    if not prompt and input is None:
+        prompt = _read_prompt(sys.stdin)
     _check_usage(prompt, input, output, overwrite, as_json, sampling)
     check_sampling(sampling)
     running = start_engine(context, engine, verbose)
@@ -93,6 +102,17 @@ def generate(
         running.close()
 
 
+def _read_prompt(source: TextIO) -> list[str]:
+    """The text of a pipe or a file as one prompt, without the line break at its end. None if it is empty, or a terminal."""
+    if source.isatty():
+        return []
+    try:
+        text = source.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"standard input is not valid UTF-8: {error}") from error
+    return [text] if text.strip() else []
+
+
 def _check_usage(
     prompt: list[str] | None,
     input: Path | None,
@@ -103,7 +123,9 @@ def _check_usage(
 ) -> None:
     """Refuse options that contradict each other, before the model is loaded."""
     if bool(prompt) == (input is not None):
-        raise typer.BadParameter("give either --prompt, which may be repeated, or --input")
+        raise typer.BadParameter(
+            "give either --prompt, which may be repeated, or --input, or write a prompt to standard input"
+        )
     if input is None and (output is not None or overwrite):
         raise typer.BadParameter(
             "--output and --overwrite need --input; to get results of --prompt as JSON, give --json"

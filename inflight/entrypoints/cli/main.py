@@ -4,6 +4,7 @@ import os
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import inflight
 from inflight import envs, foreign_variables
@@ -31,6 +32,28 @@ Examples:
 Without --model the commands run the small model that is part of the installation. Exit codes: 1 the engine or the machine
 failed, 2 an option or the input is wrong, 130 interrupted.
 """
+
+
+def print_version() -> None:
+    """Print the version, as `inflight --version`."""
+    typer.echo(f"inflight {inflight.__version__}")
+
+
+def print_help(
+    context: typer.Context,
+    command_names: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]", help="A command.")] = None,
+) -> None:
+    """Show the help of a command, as `inflight COMMAND --help`."""
+    found = context.find_root()
+    for name in command_names or ():
+        group: Any = found.command  # Any: typer's copy of click has no types
+        if not isinstance(group, TyperGroup):
+            break
+        _, child, _ = group.resolve_command(found, [name])
+        assert child is not None  # an unknown name has raised an error
+        found = child.context_class(child, info_name=name, parent=found)
+    typer.echo(found.get_help())
+
 
 app = typer.Typer(
     name="inflight",
@@ -71,13 +94,15 @@ app.command(
 app.command("trace", cls=ModelCommand, epilog=trace.EPILOG)(trace.trace)
 app.command("worker", cls=ModelCommand, epilog=worker.EPILOG)(worker.worker)
 app.command("env", cls=GroupedHelp)(env.env)
+app.command("version", cls=GroupedHelp, hidden=True)(print_version)
+app.command("help", hidden=True)(print_help)
 app.add_typer(bench_app, name="bench", help="Measure the speed of a model on this machine, or of a server under load.")
 bench_app.command("offline", cls=ModelCommand, epilog=bench.EPILOG)(bench.offline)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"inflight {inflight.__version__}")
+        print_version()
         raise typer.Exit
 
 

@@ -96,7 +96,7 @@ def _report(problems: list[str], settings: ServerSettings | None, args: EngineAr
 
     problems += [] if settings is None else server_problems(settings)
     problems += [] if args is None else model_problems(args)
-    for problem in problems:
+    for problem in dict.fromkeys(problems):  # a damaged file may be a problem of several checks
         typer.echo(f"error: {problem}", err=True)
     if not problems:
         typer.echo("no problem found; weights have not been read")

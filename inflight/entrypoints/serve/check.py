@@ -9,17 +9,22 @@ from inflight.config.gguf_config import read_model_config
 from inflight.config.machine import detect_machine
 from inflight.config.overrides import merge_overrides
 from inflight.config.resolve import find_conflicts
+from inflight.config.safetensors_file import check_files_exist
 from inflight.config.unknown_family import describe_model
 from inflight.engine.start.generation_defaults import default_sampling_params, eos_token_ids
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.tls import make_ssl_context
-from inflight.errors import ConfigError
-from inflight.hub import read_config, read_generation_config, read_json, resolve_model_folder, resolve_tokenizer_folder
+from inflight.errors import CheckpointError, ConfigError
+from inflight.hub import (
+    can_download,
+    read_config,
+    read_generation_config,
+    resolve_model_folder,
+    resolve_tokenizer_folder,
+)
 from inflight.parsers.selector import NONE, resolve_parsers
 from inflight.tokenizer.source import read_chat_template, read_tokenizer
-
-_INDEX = "model.safetensors.index.json"
 
 
 def server_problems(settings: ServerSettings) -> list[str]:
@@ -74,21 +79,17 @@ def _check_generation_config(args: EngineArgs, source: Path) -> None:
 
 
 def _check_weight_files(args: EngineArgs, source: Path) -> None:
-    """Raises ConfigError if a weight file is missing. Does not read the files, so it does not notice a damaged file."""
-    if args.load_format == "dummy" or source.is_file() or (args.model is not None and not Path(args.model).exists()):
+    """Raises ConfigError if a weight file is missing. Does not read the files, so it does not notice a damaged file. Files of a
+    hub id may be missing if the hub can be reached: the start downloads them."""
+    if args.load_format == "dummy" or source.is_file():
         return
-    files = {path.name for path in source.glob("*.safetensors")}
-    if not files:
-        raise ConfigError(
-            f"{source} has no *.safetensors file; add the weights, or give load_format='dummy' for random ones"
-        )
-    if (index := source / _INDEX).is_file():
-        weight_map = read_json(index).get("weight_map")
-        wanted = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
-        if missing := sorted(wanted - files):
-            raise ConfigError(
-                f"{source}: {len(missing)} of the weight files that {_INDEX} lists are missing, for example {missing[0]!r}"
-            )
+    try:
+        check_files_exist(source, all_of_index=True)
+    except CheckpointError as error:
+        if args.model is None or Path(args.model).expanduser().exists():
+            raise CheckpointError(f"{error}; load_format='dummy' makes random ones") from error
+        if not can_download(args.model, args.revision):
+            raise CheckpointError(f"{error}; and the hub cannot be reached") from error
 
 
 def _tokenizer_problems(args: EngineArgs, source: Path) -> list[str]:

@@ -20,6 +20,7 @@ from inflight.metrics.log_lines import RequestLog, StatsLog
 from inflight.metrics.observer import EngineObserver
 from inflight.metrics.serving import ServingMetrics
 from inflight.metrics.tracing import RequestTracing
+from inflight.model_name import EMBEDDED
 from inflight.parsers.selector import resolve_parsers
 
 
@@ -62,7 +63,7 @@ async def start(
         ConfigError, EngineError: the start failed. Nothing is left running.
     """
     resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # an unknown name is an error at once
-    name = settings.served_model_names[0] if settings.served_model_names else args.model or "embedded"
+    name = settings.served_model_names[0] if settings.served_model_names else args.model or EMBEDDED
     engines = args.served_replicas if args.data_parallel_size > 1 else None
     metrics = ServingMetrics(name, records_engine=records_engine, engines=engines)
     request_log = RequestLog() if settings.log_requests else None

@@ -216,7 +216,7 @@ def test_a_tensor_that_is_no_float(folder: Path, dtype: torch.dtype) -> None:
 
 def test_a_missing_shard(sharded: Path) -> None:
     (sharded / "model-00002-of-00002.safetensors").unlink()
-    assert "model-00002-of-00002.safetensors is missing" in refusal(sharded)
+    assert "missing, for example model-00002-of-00002.safetensors" in refusal(sharded)
 
 
 def test_an_index_that_names_the_wrong_file(sharded: Path) -> None:

@@ -23,7 +23,7 @@ from typer.testing import Result
 import inflight
 from inflight.config.cuda_driver import CudaFacts
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.cli.env import environment, gpu_facts
+from inflight.entrypoints.cli.env import environment, gpu_facts, kernel_facts
 from inflight.entrypoints.cli.terminal import CompletionPrinter
 from inflight.errors import ConfigError, StepError
 from inflight.outputs import CompletionOutput, RequestOutput
@@ -87,6 +87,41 @@ def test_options_are_grouped() -> None:
 
 def test_version() -> None:
     assert run("--version").output == f"inflight {inflight.__version__}\n"
+
+
+def test_version_and_help_are_commands_too() -> None:
+    assert run("version").output == run("--version").output
+    assert run("help").output == run("--help").output
+    for name in ("serve", "generate", "bench", "bench offline", "env"):
+        assert run("help", *name.split()).output == run(*name.split(), "--help").output
+    assert run("help", "serve", "more").output == run("help", "serve").output
+    wrong = run("help", "generat")
+    assert wrong.exit_code == 2 and "did you mean 'generate'" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("What is 2 + 3?", "What is 2 + 3?"),
+        ("one\n", "one"),
+        ("one\n\n", "one\n"),
+        ("one\ntwo\n", "one\ntwo"),
+        ("  grüße ", "  grüße "),
+    ],
+)
+def test_a_prompt_comes_from_standard_input(text: str, prompt: str) -> None:
+    engine = FakeEngine()
+    done = run("generate", "--json", engine=engine, input=text)
+    assert done.exit_code == 0, done.stderr
+    other = FakeEngine()
+    assert run("generate", "--json", "-p", prompt, engine=other, input="something else").exit_code == 0
+    assert list(engine.prompts.values()) == list(other.prompts.values())
+
+
+@pytest.mark.parametrize("text", ["", "\n", "  \n"])
+def test_an_empty_standard_input_is_no_prompt(text: str) -> None:
+    done = run("generate", input=text)
+    assert done.exit_code == 2 and "--prompt" in done.stderr and "standard input" in done.stderr
 
 
 def test_engine_options_are_engine_args() -> None:
@@ -356,7 +391,10 @@ def test_a_chat_with_a_running_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_chat_with_a_server_that_is_not_there() -> None:
     done = run("chat", "--url", "http://127.0.0.1:1", input="a\n")
-    assert done.exit_code == 1 and "http://127.0.0.1:1 does not answer" in done.stderr
+    assert done.exit_code == 1 and "no server listens at http://127.0.0.1:1" in done.stderr
+    assert "inflight serve" in done.stderr
+    done = run("chat", "--url", "http://name.invalid", input="a\n")
+    assert done.exit_code == 1 and "there is no machine 'name.invalid'" in done.stderr
     assert "none of a server" in run("chat", "--url", "ftp://x", input="a\n").stderr
     assert "option of an engine" in run("chat", "--url", "x", "--dtype", "float32", input="a\n").stderr
 
@@ -406,3 +444,12 @@ def test_env_says_why_gpus_are_not_used() -> None:
 def test_secrets_are_not_shown() -> None:
     variables = {"HF_TOKEN": "hf_secret", "OMP_NUM_THREADS": "2", "HOME": "/home/me"}
     assert environment(variables.items()) == {"HF_TOKEN": "(set)", "OMP_NUM_THREADS": "2"}
+
+
+def test_env_says_which_kernels_are_used() -> None:
+    built = kernel_facts(lambda: "auto")
+    assert built["used"] in built["built"] and built["obstacle"] == "none"
+    off = kernel_facts(lambda: "off")
+    assert (off["built"], off["used"], off["obstacle"]) == (built["built"], "none", "INFLIGHT_CPU_KERNELS=off")
+    other = kernel_facts(lambda: "neon")
+    assert other["used"] == "none" and "'neon' cannot be used" in other["obstacle"]

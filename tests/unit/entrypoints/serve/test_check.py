@@ -93,7 +93,7 @@ def test_a_missing_weight_file_is_reported(folder: Path) -> None:
     weights = {"a": "model.safetensors", "b": "z.safetensors", "c": "y.safetensors", "d": "y.safetensors"}
     (folder / INDEX).write_text(json.dumps({"weight_map": weights}))
     (problem,) = problems(folder)
-    assert f"2 of the weight files that {INDEX} lists are missing, for example 'y.safetensors'" in problem
+    assert f"2 of the 3 weight files that {INDEX} names are missing, for example y.safetensors" in problem
     assert problems(folder, load_format="dummy") == []
     (folder / INDEX).write_text(json.dumps({"weight_map": ["z.safetensors"]}))
     assert problems(folder) == [], "the loader tells it"
@@ -102,8 +102,34 @@ def test_a_missing_weight_file_is_reported(folder: Path) -> None:
 def test_a_model_without_weights_is_told(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (problem,) = problems(folder)
-    assert "has no *.safetensors file" in problem and "load_format='dummy'" in problem
+    assert "has no *.safetensors" in problem and "load_format='dummy'" in problem
     assert problems(folder, load_format="dummy") == []
+
+
+def test_a_missing_shard_is_told_wherever_the_folder_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict(zip("ab", names, strict=True))}))
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.chdir(folder.parent)
+    for name in (folder, "model", "./model", "model/", "~/model"):
+        (problem,) = model_problems(EngineArgs(model=str(name), skip_tokenizer_init=True, device="cpu"))
+        assert "1 of the 2 weight files" in problem and names[1] in problem
+    (folder / ".cache/huggingface/download").mkdir(parents=True)
+    (folder / ".cache/huggingface/download/x.incomplete").touch()
+    (problem,) = problems(folder)
+    assert "download is unfinished" in problem
+
+
+@pytest.mark.parametrize("can_download", [False, True])
+def test_weights_of_a_hub_id_may_be_missing_if_the_hub_has_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, can_download: bool
+) -> None:
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr(check, "resolve_tokenizer_folder", lambda *_: folder)
+    monkeypatch.setattr(check, "can_download", lambda *_: can_download)
+    found = model_problems(EngineArgs(model="org/name", skip_tokenizer_init=True, device="cpu"))
+    assert ["the hub cannot be reached" in problem for problem in found] == ([] if can_download else [True])
 
 
 def test_all_problems_of_a_model_are_told_at_once(folder: Path) -> None:
@@ -165,6 +191,7 @@ def test_a_hub_id_downloads_no_weights(folder: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(check, "resolve_tokenizer_folder", resolve_tokenizer_folder)
     monkeypatch.setattr(check, "resolve_model_folder", resolve_model_folder)
+    monkeypatch.setattr(check, "can_download", lambda *_: True)
     (folder / "model.safetensors").unlink()
     args: dict[str, Any] = {"skip_tokenizer_init": True, "device": "cpu", "revision": "r"}
     assert model_problems(EngineArgs(model="org/name", **args)) == [], "weights are not there yet"
