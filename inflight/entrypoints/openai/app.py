@@ -6,6 +6,7 @@ import inflight
 from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.entrypoints.anthropic.routes import add_messages_routes
 from inflight.entrypoints.ollama.routes import add_description_routes, add_ollama_routes
+from inflight.entrypoints.openai.api_page import add_api_page
 from inflight.entrypoints.openai.errors import add_error_handlers
 from inflight.entrypoints.openai.generation_routes import add_generation_routes
 from inflight.entrypoints.openai.server import ApiServer
@@ -30,7 +31,7 @@ def build_app(
         version=inflight.__version__,
         root_path=settings.root_path,
         openapi_url=None if settings.disable_fastapi_docs else "/openapi.json",
-        swagger_ui_oauth2_redirect_url=None,
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -46,4 +47,6 @@ def build_app(
     add_model_routes(app, server)
     add_token_routes(app, server)
     add_operation_routes(app, server)
+    if not settings.disable_fastapi_docs:
+        add_api_page(app)
     return app

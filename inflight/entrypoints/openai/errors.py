@@ -60,6 +60,12 @@ _INSTEAD_OF_TYPES = {
     ),
 }
 _ONLY_TEXT = ": this server only generates text (/v1/chat/completions, /v1/completions)"
+# the beginning of paths -> some of them
+_BEGINNINGS = {
+    "/v1": "/v1/chat/completions, /v1/models",
+    "/v1/chat": "/v1/chat/completions",
+    "/api": "/api/chat, /api/tags",
+}
 # the beginning of a path of another API, without /v1 -> what to use instead
 _INSTEAD = {
     "/responses": ": POST the whole conversation to /v1/responses, because no responses are stored",  # OpenAI
@@ -219,7 +225,12 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
     """Returns the answer for an error of the router: the server has no such path, or the path does not support the method."""
     if error.status_code == 404:
         path = request.url.path
-        message = f"there is no {path} here{_instead_of(path)}; the API is under /v1, its description at /docs"
+        if (examples := _BEGINNINGS.get(path.rstrip("/"))) is not None:
+            message = (
+                f"there is no page at {path}: this is how paths begin, such as {examples}; browsers find a page at /"
+            )
+        else:
+            message = f"there is no {path} here{_instead_of(path)}; the API is under /v1, its description at /docs"
         return ApiError(404, message, code="not_found")
     if error.status_code == 405:
         message = f"{request.url.path} does not support the method {request.method}"

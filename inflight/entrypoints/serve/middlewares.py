@@ -36,6 +36,7 @@ from inflight.entrypoints.serve.asgi import (
     header_of,
     send_error,
 )
+from inflight.entrypoints.serve.browser_page import BrowserPage
 from inflight.entrypoints.serve.settings import REQUEST_ID_PATTERN, ServerSettings, is_loopback
 from inflight.entrypoints.serve.size_limits import SizeLimits
 
@@ -57,6 +58,7 @@ def wrap(
     access log, even if the settings ask for an access log. If `keys` is None, the keys of the settings are used."""
     keys = keys or ApiKeys(settings.api_keys, settings.api_key_file)
     app = Authentication(app, keys, metrics_public=settings.metrics_public)
+    app = BrowserPage(app, settings.url, settings.root_path, has_docs=not settings.disable_fastapi_docs)
     if settings.allowed_origins:
         from starlette.middleware.cors import CORSMiddleware  # the import delays the first answer
 

@@ -31,6 +31,10 @@ def api() -> Iterator[Api]:
     ("path", "words"),
     [
         ("/v1/nothing", "there is no /v1/nothing here; the API is under /v1, its description at /docs"),
+        ("/v1", "there is no page at /v1: this is how paths begin, such as /v1/chat/completions"),
+        ("/v1/", "there is no page at /v1: this is how paths begin"),
+        ("/v1/chat", "such as /v1/chat/completions"),
+        ("/api", "such as /api/chat"),
         ("/v1/responses/resp_1/cancel", "POST the whole conversation to /v1/responses"),
         ("/v1/messages/batches", "use /v1/messages"),
         ("/v1/v1/chat/completions", "/v1 comes twice"),
