@@ -16,7 +16,7 @@ API_KEY_VARIABLES = ("INFLIGHT_SERVE_API_KEY", "INFLIGHT_API_KEY", "VLLM_API_KEY
 NAMES = frozenset(
     """
     INFLIGHT_API_KEY INFLIGHT_CLUSTER_TOKEN INFLIGHT_CPU_KERNELS INFLIGHT_CPU_THREADS_BIND
-    INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS INFLIGHT_LOG_LEVEL INFLIGHT_REQUIRE_KERNELS
+    INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS INFLIGHT_LOG_FORMAT INFLIGHT_LOG_LEVEL INFLIGHT_REQUIRE_KERNELS
     """.split()
 )
 _PREFIX = "INFLIGHT_"
@@ -137,6 +137,14 @@ def log_level(default: str = "WARNING") -> str:
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ConfigError(f"INFLIGHT_LOG_LEVEL={level!r} is not one of DEBUG, INFO, WARNING, ERROR")
     return level
+
+
+def log_format() -> str:
+    """`INFLIGHT_LOG_FORMAT`: "text" (the default), or "json" for a JSON object on each line of the log."""
+    name = os.environ.get("INFLIGHT_LOG_FORMAT") or "text"
+    if name not in ("text", "json"):
+        raise ConfigError(f"INFLIGHT_LOG_FORMAT={name!r} is not one of text, json")
+    return name
 
 
 def cpu_kernels() -> str:

@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from inflight import envs
+from inflight import envs, logs
 from inflight.config.openmp import without_placement
 from inflight.processes.working_folder import working_folder
 
@@ -35,8 +35,7 @@ _PR_SET_NAME = 15
 def name_process(title: str, short_name: str | None = None) -> None:
     """Name this process. Call it when a program begins, and when a spare process is used. Log lines show `title`, and `top`
     shows `short_name`."""
-    prefix = f"%(levelname)s [{title.removeprefix('inflight: ')}]"
-    logging.basicConfig(format=f"{prefix} %(name)s: %(message)s", force=True)  # `force`: a spare gets another name
+    logs.configure(title.removeprefix("inflight: "), replaces_all=True)
     logging.getLogger("inflight").setLevel(envs.log_level())
     name = short_name or title.replace(": ", "-").replace(" ", "-")
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
@@ -213,8 +212,8 @@ def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> N
 def child_environment(
     environment: Mapping[str, str], import_path: Iterable[str], *, keeps_secrets: bool = False
 ) -> dict[str, str]:
-    """Returns the environment of the child: with the import path and the log level of this process, without API keys, and
-    without the variables with which OpenMP places threads. `keeps_secrets`: as in `ChildProcess`."""
+    """Returns the environment of the child: with the import path, and the level and format of the log, of this process. Without
+    API keys, and without the variables with which OpenMP places threads. `keeps_secrets`: as in `ChildProcess`."""
     path = os.pathsep.join(entry or working_folder() for entry in import_path)
     result = {**without_placement(environment), "PYTHONPATH": path}
     for name in (*envs.API_KEY_VARIABLES, *(() if keeps_secrets else ("INFLIGHT_CLUSTER_TOKEN",))):
@@ -223,6 +222,10 @@ def child_environment(
     if level != logging.NOTSET:  # `-v`, or the program that uses Inflight, has set it
         known = [name for name in ("DEBUG", "INFO", "WARNING", "ERROR") if getattr(logging, name) <= max(level, 10)]
         result["INFLIGHT_LOG_LEVEL"] = known[-1]
+    if logs.is_json():
+        result["INFLIGHT_LOG_FORMAT"] = "json"
+    elif logs.is_configured():  # --log-format goes before the variable
+        result.pop("INFLIGHT_LOG_FORMAT", None)
     return result
 
 

@@ -23,6 +23,7 @@ _TABLE = """
   0     foreign_parameters
   0     foreign_variables  envs
   0     list_checks        errors
+  0     logs               envs
   0     model_advice
   0     model_name         errors
   0     setting

@@ -219,9 +219,12 @@ class EngineClient:
             InflightError: the engine was given up. The error says why the last process could not start, if it has told it.
         """
         failure: InflightError | None = None
+        tell: Callable[[], None] | None = (
+            None  # logs the failure, which nobody else does while there are further processes
+        )
         while True:
             try:
-                engine_socket = await self._sockets.get()
+                engine_socket = await self._sockets.get(tell)
             except EngineDeadError as error:
                 raise failure or error from None
             self.has_seen_process = True
@@ -235,10 +238,10 @@ class EngineClient:
                 if not client.closed.done():
                     return client
             except EngineDeadError:  # the owner of the process tells the reason
-                failure = None
+                failure = tell = None
             except InflightError as error:
-                logger.warning("engine %d could not start: %s", self.number, error)
                 failure = error
+                tell = partial(logger.warning, "engine %d could not start: %s", self.number, error)
             except BaseException:
                 client.close()
                 raise

@@ -13,6 +13,7 @@ Exit codes: 0 done, 1 the engine or the machine failed, 2 the user's mistake, 13
 from __future__ import annotations
 
 import difflib
+import enum
 import functools
 import gc
 import inspect
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from inflight import logs
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.foreign_flags import sort_out
 from inflight.entrypoints.cli.options import Options
@@ -55,6 +57,19 @@ _INSTEAD = {
 Command = Callable[..., None]  # its parameters are read by typer
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Log what happens, and show tracebacks. Also: INFLIGHT_LOG_LEVEL=DEBUG.")
+]
+
+
+class LogFormatName(enum.StrEnum):
+    text = "text"
+    json = "json"
+
+
+LogFormat = Annotated[
+    LogFormatName | None,
+    typer.Option(
+        "--log-format", help="How the log on stderr is written. Also: INFLIGHT_LOG_FORMAT.", show_default=False
+    ),
 ]
 
 
@@ -162,7 +177,7 @@ class GroupedHelp(TyperCommand):
         except ConfigError as error:
             ctx.fail(str(error))
         for note in notes:
-            typer.echo(f"note: {note}", err=True)
+            tell("note", note)
         return arguments
 
     def read_line(self, ctx: Any, arguments: list[str]) -> tuple[dict[str, Any], list[str]]:  # Any: as above
@@ -218,18 +233,36 @@ def wrong_value(where: str, value: object, error: typer.BadParameter) -> str:
     return f"{where}: {value!r} should be {allowed}" if allowed else f"{where}: {value!r}: {message}"
 
 
+def tell(kind: str, text: str) -> None:
+    """Write a line of the command itself to stderr: "warning: ...", or an entry of the log if the log is JSON.
+
+    Args:
+        kind: "note", "warning" or "error".
+    """
+    if logs.is_json():
+        level = {"note": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}[kind]
+        record = logging.LogRecord("inflight", level, __file__, 0, text, None, None)
+        logging.getLogger().handle(record)  # also a note of a command whose log level is WARNING
+    else:
+        typer.echo(f"{kind}: {text}", err=True)
+
+
 def report(error: InflightError | OSError) -> int:
     """Print the first line of the error, and return the exit code for it. At log level DEBUG the traceback comes first."""
     if logging.getLogger("inflight").isEnabledFor(logging.DEBUG):
         traceback.print_exception(error)
     first_line, _, rest = str(error).partition("\n")
-    typer.echo(f"error: {first_line}{' (-v shows all of it)' if rest else ''}", err=True)
+    tell("error", f"{first_line}{' (-v shows all of it)' if rest else ''}")
     return 1 if isinstance(error, (EngineError, OSError)) else 2
 
 
-def set_log_level(level: str) -> None:
-    """Write Inflight's log messages of `level` and above to stderr."""
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+def set_log_level(level: str, log_format: str | None = None) -> None:
+    """Write Inflight's log messages of `level` and above to stderr.
+
+    Args:
+        log_format: "text" or "json"; by default INFLIGHT_LOG_FORMAT.
+    """
+    logs.configure("", log_format)
     logging.getLogger("inflight").setLevel(level)
 
 

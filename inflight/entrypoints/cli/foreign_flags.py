@@ -52,7 +52,7 @@ NO_EFFECT = {
         --aggregate-engine-logging --enable-logging-iteration-details --enable-server-load-tracking
         --show-hidden-metrics-for-version= --kv-cache-metrics --kv-cache-metrics-sample= --cudagraph-metrics
         --enable-mfu-metrics --custom-histogram-buckets= --per-request-spec-decode-metrics=""",
-    "INFLIGHT_LOG_LEVEL sets the level of the log": """
+    "INFLIGHT_LOG_LEVEL sets the level of the log, --log-format its format": """
         --uvicorn-log-level= --log-level= --log-config-file= --logging-config= --log-error-stack""",
     "`inflight trace` shows what each step does": """
         --enable-layerwise-nvtx-tracing --collect-detailed-traces+ --ray-workers-use-nsight""",

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import typer
 
 from inflight import envs
-from inflight.entrypoints.cli.command import GroupedHelp, problems_of
+from inflight.entrypoints.cli.command import GroupedHelp, problems_of, tell
 from inflight.entrypoints.serve.config_file import OptionValue, read_config_file
 from inflight.errors import ConfigError
 from inflight.setting import check_values
@@ -72,10 +72,10 @@ class LayeredCommand(GroupedHelp):
         for name in envs.kubernetes_variables(os.environ, prefix):
             note = f"{name}={os.environ.pop(name)!r} was set by Kubernetes for a Service of this name; it is ignored"
             if name == f"{prefix}PORT":
-                typer.echo(f"note: {note}", err=True)
+                tell("note", note)
         known = {f"{prefix}{each.name.upper()}" for each in self.params if getattr(each, "allow_from_autoenv", False)}
         for warning in envs.unknown_variables(os.environ, known | set(envs.API_KEY_VARIABLES), prefix):
-            typer.echo(f"warning: {warning}", err=True)
+            tell("warning", warning)
 
 
 def _where(context: Any, name: str) -> str:  # Any: as above

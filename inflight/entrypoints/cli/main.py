@@ -18,6 +18,7 @@ from inflight.entrypoints.cli.command import (
     Verbose,
     command,
     set_log_level,
+    tell,
 )
 from inflight.entrypoints.cli.layered import LayeredCommand
 from inflight.entrypoints.cli.terminal import open_standard_streams
@@ -118,11 +119,11 @@ def inflight_options(
     set_log_level("DEBUG" if verbose else envs.log_level())
     others = {name: value for name, value in os.environ.items() if not name.startswith(f"{serve.ENVIRONMENT_PREFIX}_")}
     for warning in envs.unknown_variables(others, envs.NAMES):
-        typer.echo(f"warning: {warning}", err=True)
+        tell("warning", warning)
     if context.invoked_subcommand in ("serve", "env"):  # `serve` knows more, and names them itself
         return
     for note in foreign_variables.engine_notes(os.environ):
-        typer.echo(f"warning: {note}", err=True)
+        tell("warning", note)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import typer
 
 from inflight import envs, foreign_variables
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.cli.command import Verbose, command, problems_of, set_log_level
+from inflight.entrypoints.cli.command import Verbose, command, problems_of, set_log_level, tell
 from inflight.entrypoints.cli.layered import checked, source_of
 from inflight.entrypoints.cli.options import Options
 from inflight.entrypoints.serve.api_keys import read_key_file
@@ -52,12 +52,12 @@ def serve(
     server: Annotated[dict[str, Any], Options(ServerSettings)],
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
-    set_log_level("DEBUG" if verbose else envs.log_level("INFO"))
+    set_log_level("DEBUG" if verbose else envs.log_level("INFO"), server["log_format"])
     problems = problems_of(context)
     given = {**server, **engine}
     problems += foreign_variables.refusals(os.environ, given)
     for note in foreign_variables.server_notes(os.environ, given):
-        typer.echo(f"warning: {note}", err=True)
+        tell("warning", note)
     if server["api_key_file"] is not None:
         try:
             read_key_file(Path(server["api_key_file"]).expanduser())
@@ -71,8 +71,8 @@ def serve(
     args = checked(context, EngineArgs, engine)
     if settings is not None and args is not None and settings.headless:
         for option in Options(ServerSettings).names().values():
-            if option != "headless" and source_of(context, option) == "COMMANDLINE":
-                typer.echo(f"note: --{option.replace('_', '-')} has no effect with --headless", err=True)
+            if option not in ("headless", "log_format") and source_of(context, option) == "COMMANDLINE":
+                tell("note", f"--{option.replace('_', '-')} has no effect with --headless")
         if args.served_replicas == args.replicas:
             which = "data_parallel_address, data_parallel_size, data_parallel_size_local and data_parallel_start_rank"
             problems.append(f"headless=True: give {which}, but neither data_parallel_hybrid_lb nor data_parallel_rank")
@@ -97,7 +97,7 @@ def _report(problems: list[str], settings: ServerSettings | None, args: EngineAr
     problems += [] if settings is None else server_problems(settings)
     problems += [] if args is None else model_problems(args)
     for problem in dict.fromkeys(problems):  # a damaged file may be a problem of several checks
-        typer.echo(f"error: {problem}", err=True)
+        tell("error", problem)
     if not problems:
         typer.echo("no problem found; weights have not been read")
     raise typer.Exit(2 if problems else 0)

@@ -5,8 +5,9 @@ Node 0 runs the engine and its own ranks, for example with `inflight generate`. 
 
 from typing import Annotated, Any
 
+from inflight import envs
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.cli.command import command
+from inflight.entrypoints.cli.command import LogFormat, command, set_log_level
 from inflight.entrypoints.cli.options import Options
 
 _SIZES = ("nnodes", "node_rank", "master_addr", "master_port", "tensor_parallel_size", "pipeline_parallel_size")
@@ -21,8 +22,14 @@ The model must be in the same folder on all nodes. Node 0 sends all other settin
 
 
 @command
-def worker(*, sizes: Annotated[dict[str, Any], Options(EngineArgs, only=_SIZES, required=_SIZES[:3])]) -> None:
+def worker(
+    log_format: LogFormat = None,
+    *,
+    sizes: Annotated[dict[str, Any], Options(EngineArgs, only=_SIZES, required=_SIZES[:3])],
+) -> None:
     """Run this node's ranks of an engine that is split over several machines."""
+    if log_format is not None:
+        set_log_level(envs.log_level(), log_format.value)
     # `EngineArgs` raises if a size is out of bounds. It accepts only node_rank=0; `run_node` checks the real `node_rank`.
     EngineArgs(**{**sizes, "node_rank": 0})
     from inflight.executor.node import NodeArgs, run_node  # loads numpy, which `--help` does not need

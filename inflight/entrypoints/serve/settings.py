@@ -55,6 +55,12 @@ class ServerSettings:
         "How long an idle connection stays open. A load balancer must close its idle connections earlier.",
         **_SECONDS,
     )
+    log_format: str = _server(
+        "text",
+        "How the log on stderr is written, by all processes. Also: INFLIGHT_LOG_FORMAT.",
+        choices=("text", "json"),
+        variables=("INFLIGHT_SERVE_LOG_FORMAT", "INFLIGHT_LOG_FORMAT"),
+    )
     access_log: str = _server("text", "A line on stdout for every request.", choices=("text", "json", "off"))
     log_stats_interval: float = _server(
         10.0, "Time between two log lines about the engine while it has requests; 0 for none.", **_SECONDS_OR_0

@@ -66,7 +66,7 @@ def test_a_process_is_killed_when_it_was_found_stopped_often_enough_in_a_row() -
 def test_the_name_that_top_shows(
     monkeypatch: pytest.MonkeyPatch, title: str, short_name: str | None, shown: str
 ) -> None:
-    monkeypatch.setattr(logging, "basicConfig", lambda **changes: None)
+    monkeypatch.setattr("inflight.logs.configure", lambda process, **how: None)
     seen: list[str] = []
 
     def name() -> None:  # the name is that of a thread

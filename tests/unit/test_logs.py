@@ -1,0 +1,152 @@
+"""Log lines: their time, their JSON, and that nothing quoted in one can look like another."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from inflight import envs, logs
+from inflight.entrypoints.cli.command import tell
+from inflight.errors import ConfigError
+from inflight.logs import JsonFormatter, TextFormatter
+from inflight.processes.child_process import child_environment
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
+
+
+def record(message: object, *args: object, error: BaseException | None = None) -> logging.LogRecord:
+    info = None if error is None else (type(error), error, error.__traceback__)
+    return logging.LogRecord("inflight.engine", logging.WARNING, __file__, 1, message, args, info)
+
+
+def failed(text: str) -> BaseException:
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        return error
+
+
+@contextlib.contextmanager
+def bare_root() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+    """The root logger without the handlers of pytest, which come back, and what is written to stderr."""
+    root = logging.getLogger()
+    kept, stderr = list(root.handlers), io.StringIO()
+    root.handlers.clear()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            yield root, stderr
+    finally:
+        root.handlers[:] = kept
+        logging.captureWarnings(False)
+
+
+def test_a_line_of_text() -> None:
+    line = TextFormatter("engine").format(record("%d requests", 3))
+    assert re.fullmatch(f"{TIME} WARNING \\[engine\\] inflight.engine: 3 requests", line)
+    assert TextFormatter(has_time=False).format(record("x")) == "WARNING inflight.engine: x"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_what_an_entry_quotes_is_no_other_entry(end: str) -> None:
+    text = f"a{end}2026-11-28T00:00:00.000+00:00 ERROR inflight: all is lost"
+    for line in (
+        TextFormatter().format(record("%s", text)),
+        TextFormatter().format(record("failed", error=failed(text))),
+    ):
+        first, *others = line.splitlines()
+        assert re.match(TIME, first) and all(other.startswith("    ") for other in others)
+    (line,) = JsonFormatter("engine").format(record("%s", text)).splitlines()
+    assert json.loads(line)["message"] == text
+
+
+def test_a_terminal_is_not_controlled() -> None:
+    assert (
+        TextFormatter(has_time=False).format(record("\x1b[2J\x07\x9b31m\tü")).endswith(r": \x1b[2J\x07\x9b31m" + "\tü")
+    )
+
+
+def test_a_line_of_json() -> None:
+    entry = json.loads(JsonFormatter("front end 0").format(record("failed: %s", "ä", error=failed("why"))))
+    assert re.fullmatch(TIME, entry.pop("time"))
+    assert entry.pop("exception").endswith("ValueError: why")
+    assert entry == {
+        "level": "WARNING", "process": "front end 0", "logger": "inflight.engine", "message": "failed: ä",
+    }  # fmt: skip
+    assert "exception" not in json.loads(JsonFormatter("x").format(record("fine")))
+
+
+@pytest.mark.parametrize("name", ["text", "json"])
+def test_a_process_writes_its_messages_and_those_of_libraries(name: str) -> None:
+    with bare_root() as (root, stderr):
+        logs.configure("engine", "text")
+        logs.configure("spare", name)
+        assert len(root.handlers) == 1, "a later call replaces an earlier one"
+        assert logs.is_json() == (name == "json")
+        for logger in ("inflight.x", "some_library", "py.warnings"):
+            logging.getLogger(logger).error("one")
+    lines = stderr.getvalue().splitlines()
+    assert len(lines) == 3 and all("spare" in line for line in lines)
+    if name == "json":
+        assert [json.loads(line)["logger"] for line in lines] == ["inflight.x", "some_library", "py.warnings"]
+
+
+def test_handlers_of_the_users_program_stay() -> None:
+    theirs = logging.NullHandler()
+    with bare_root() as (root, _):
+        root.addHandler(theirs)
+        logs.configure("", "json")
+        assert root.handlers == [theirs] and not logs.is_json()
+        logs.configure("engine", "json", replaces_all=True)
+        assert theirs not in root.handlers and logs.is_json()
+
+
+def test_the_journal_adds_the_time_itself() -> None:
+    read, write = os.pipe()
+    try:
+        status = os.fstat(write)
+        journal = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        assert logs.is_journal(journal, write)
+        assert not logs.is_journal({}, write)
+        assert not logs.is_journal({"JOURNAL_STREAM": "1:2"}, write), "stderr was redirected to a file"
+    finally:
+        os.close(read)
+        os.close(write)
+    assert not logs.is_journal(journal, write), "a closed descriptor"
+
+
+def test_the_format_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, is_json in (("json", True), ("", False), ("text", False)):
+        monkeypatch.setenv("INFLIGHT_LOG_FORMAT", value)
+        with bare_root():
+            logs.configure("engine")
+            assert logs.is_json() == is_json
+    monkeypatch.setenv("INFLIGHT_LOG_FORMAT", "xml")
+    with pytest.raises(ConfigError, match="INFLIGHT_LOG_FORMAT='xml' is not one of text, json"):
+        envs.log_format()
+
+
+def test_processes_that_this_one_starts_write_in_the_same_format() -> None:
+    for log_format, expected in (("json", "json"), ("text", None)):
+        with bare_root():
+            logs.configure("", log_format)
+            assert child_environment({}, []).get("INFLIGHT_LOG_FORMAT") == expected
+
+
+def test_lines_of_the_command_itself_are_entries_of_a_log_in_json() -> None:
+    with bare_root() as (_, stderr):
+        tell("warning", "a")
+        logs.configure("", "json")
+        for kind in ("note", "warning", "error"):
+            tell(kind, "b")
+    first, *others = stderr.getvalue().splitlines()
+    assert first == "warning: a"
+    assert [(json.loads(line)["level"], json.loads(line)["message"]) for line in others] == [
+        ("INFO", "b"), ("WARNING", "b"), ("ERROR", "b"),
+    ]  # fmt: skip
