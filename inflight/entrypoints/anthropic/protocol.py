@@ -5,11 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopString
+from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopList
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ToolName
 from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
-from inflight.sampling_params import MAX_STOP_STRINGS
 
 MAX_MODEL_NAME = 256  # characters
 _MEDIA = ("image", "document", "container_upload")
@@ -154,6 +153,6 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
 
     max_tokens: int | None = optional("The most tokens of an answer, cut to the room in the context.", ge=1, le=MAX_INT)
     stream: bool | None = optional("Server-sent events.")
-    stop_sequences: list[StopString] | None = optional("Strings that end the text.", max_length=MAX_STOP_STRINGS)
+    stop_sequences: StopList | None = optional("Strings that end the text. Empty ones are ignored.")
     metadata: dict[str, Any] | None = no_effect("Data of the caller; nothing is stored.")
     service_tier: str | None = no_effect("There is only one tier.")

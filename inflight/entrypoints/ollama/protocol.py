@@ -5,11 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopString, sampling_field
+from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopStrings, sampling_field
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, CalledFunction, Role, Tool, ToolCall, ToolName
 from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
-from inflight.sampling_params import MAX_STOP_STRINGS
 
 
 def _check_images(images: object) -> object:
@@ -27,9 +26,7 @@ class Options(SamplingFields):
     num_predict: int | None = optional(
         "The most tokens of an answer; 0, -1 and -2 allow the whole context.", ge=-2, le=MAX_INT
     )
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = optional(
-        "Strings that end the text."
-    )
+    stop: StopStrings = optional("Strings that end the text. Empty ones are ignored.")
     repeat_penalty: float | None = sampling_field(
         "repetition_penalty", "Lowers the logits of tokens that are in the prompt or the output."
     )

@@ -79,14 +79,15 @@ def _constrain(
 
 
 def _sampling_params(server: ApiServer, body: ChatCompletionRequest) -> SamplingParams:
-    most, older = body.max_completion_tokens, body.max_tokens
-    if most is not None and older is not None and most != older:
-        raise FieldError("max_tokens", f"max_tokens={older} and max_completion_tokens={most} differ; give one of them")
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    most: int | None = getattr(body, name)
+    if most == 0:
+        raise FieldError(name, f"{name}=0 leaves no answer: give at least 1, or -1 for the whole context")
     if body.top_logprobs and not body.logprobs:
         raise FieldError("top_logprobs", "top_logprobs needs logprobs: set logprobs to true")
     return body.sampling_params(
         server.engine.default_params,
-        max_tokens=older if most is None else most,
+        max_tokens=server.engine.model.max_model_len if most == -1 else most,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )

@@ -122,6 +122,8 @@ async def _encode_suffix(engine: AsyncLLM, suffix: str) -> list[int]:
 
 def _sampling_params(server: ApiServer, body: CompletionRequest) -> SamplingParams:
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens == -1:
+        max_tokens = server.engine.model.max_model_len  # the engine cuts it to the room in the context
     echoed = body.logprobs if body.echo else None
     return body.sampling_params(
         server.engine.default_params,

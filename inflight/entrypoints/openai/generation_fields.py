@@ -4,10 +4,11 @@ The fields have the bounds of `SamplingParams`, so that the OpenAPI document sho
 checks the limits that depend on the model.
 """
 
+import re
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
@@ -29,7 +30,19 @@ MAX_PRIORITY = 2**31 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_LENGTH)]
+
+
+def _without_empty(stop: object) -> object:
+    """Leave empty strings out. They end no text, but a program sends one if its user has left a field empty."""
+    if isinstance(stop, list):
+        return [each for each in stop if each != ""]
+    return None if stop == "" else stop
+
+
+StopList = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_without_empty)]
+StopStrings = Annotated[StopString | StopList | None, BeforeValidator(_without_empty)]
 GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_LENGTH)]
+_TOKEN_ID = re.compile(r"[0-9]{1,10}(\.0)?")  # a key of logit_bias
 Schema = dict[str, Any]  # Any: a JSON schema, checked where it is compiled
 
 
@@ -80,7 +93,7 @@ class KVTransferParams(StrictModel):
 
 
 class JsonSchemaFormat(StrictModel):
-    name: str = no_effect("A name for the schema.", default=..., min_length=1, max_length=64)
+    name: str | None = no_effect("A name for the schema.", max_length=64)
     description: str | None = no_effect("What the schema is for. The model does not see it.")
     schema_: Schema | None = optional("The JSON schema that the text satisfies.", alias="schema")
     strict: bool | None = optional("Refuse a schema if a part of it cannot be enforced.")
@@ -213,9 +226,7 @@ class GenerationFields(SamplingFields):
         "Only these tokens are drawn.", min_length=1
     )
     # where the answer ends
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = optional(
-        "Strings that end the text."
-    )
+    stop: StopStrings = optional("Strings that end the text. Empty ones are ignored.")
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = optional(
         "Tokens that end the text.", max_length=MAX_STOP_TOKEN_IDS
     )
@@ -330,9 +341,9 @@ class GenerationFields(SamplingFields):
         if self.logit_bias is None:
             return None
         for key in self.logit_bias:
-            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            if not _TOKEN_ID.fullmatch(key):
                 raise FieldError("logit_bias", f"logit_bias has the key {key!r}; keys are token ids in decimal")
-        biases = {int(key): value for key, value in self.logit_bias.items()}
+        biases = {int(key.partition(".")[0]): value for key, value in self.logit_bias.items()}
         if len(biases) < len(self.logit_bias):
             raise FieldError("logit_bias", "logit_bias has two keys for one token id, such as '1' and '01'; give one")
         return biases

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
@@ -81,8 +81,20 @@ class ToolCall(StrictModel):
     index: int | None = no_effect("Clients that join the chunks of a stream may leave it in a call.")
 
 
+def result_text(content: object) -> object:
+    """The content of a tool's result. If it is JSON of another form than text and parts, it becomes text."""
+    if content is None or isinstance(content, str) or (isinstance(content, list) and all(map(_is_part, content))):
+        return content
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, StrictModel) or (isinstance(value, dict) and isinstance(value.get("type"), str))
+
+
 class ChatMessage(StrictModel):
-    """One message of a chat. A message from this server's answers may be sent back unchanged."""
+    """One message of a chat. A message from this server's answers may be sent back unchanged. The result of a tool may be any
+    JSON."""
 
     role: Role = Field(
         description="developer has the same meaning as system. Names of other roles are passed to the chat template."
@@ -101,6 +113,13 @@ class ChatMessage(StrictModel):
     refusal: str | None = no_effect("From other models; templates do not see it.")
     audio: dict[str, Any] | None = no_effect("From other models; its text is in content.")
     annotations: list[Any] | None = no_effect("From other models; templates do not see them.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_result(cls, message: Any) -> Any:  # Any: JSON, not checked yet
+        if isinstance(message, dict) and message.get("role") in ("tool", "function"):
+            return {**message, "content": result_text(message.get("content"))}
+        return message
 
     @field_validator("content")
     @classmethod

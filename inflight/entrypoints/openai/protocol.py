@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from inflight.entrypoints.openai.generation_fields import MAX_INT, GenerationFields, TokenId, sampling_field
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool, ToolChoice
@@ -44,8 +44,12 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     """POST /v1/chat/completions"""
 
     messages: Messages = Field(description="The conversation.")
-    max_completion_tokens: int | None = optional("The most tokens of an answer.", ge=1, le=MAX_INT)
-    max_tokens: int | None = optional("Older name of max_completion_tokens.", ge=1, le=MAX_INT)
+    max_completion_tokens: int | None = optional(
+        "The most tokens of an answer; -1 allows the whole context.", ge=-1, le=MAX_INT
+    )
+    max_tokens: int | None = optional(
+        "Older name of max_completion_tokens, which comes first if the request has both.", ge=-1, le=MAX_INT
+    )
     logprobs: bool | None = optional("The log-probability of each token.")
     top_logprobs: int | None = sampling_field(
         "logprobs", "Log-probabilities of this number of the most probable tokens at each place; needs logprobs."
@@ -59,7 +63,7 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     audio: None = neutral("Text only.")
     store: bool | None = no_effect("Nothing is stored.")
     prediction: dict[str, Any] | None = no_effect("The engine makes its own drafts (speculative_config).")
-    functions: None = neutral("Use tools.")
+    functions: Annotated[None, BeforeValidator(lambda given: None if given == [] else given)] = neutral("Use tools.")
     function_call: Literal["none", "auto"] | None = neutral("Use tool_choice.")
     web_search_options: None = neutral("The server fetches nothing.")
     verbosity: Literal["low", "medium", "high"] | None = no_effect("Ask for short or long answers in the messages.")
@@ -75,7 +79,9 @@ class CompletionRequest(GenerationFields):
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     ) = Field(description="Text or token ids, or a list of them.")
     max_tokens: int | None = optional(
-        "The most tokens of a completion; 16 if left out. 0 only with echo.", ge=0, le=MAX_INT
+        "The most tokens of a completion; 16 if left out, -1 allows the whole context. 0 only with echo.",
+        ge=-1,
+        le=MAX_INT,
     )
     logprobs: int | None = sampling_field(
         "logprobs", "Log-probabilities of each token and of this number of the most probable ones."

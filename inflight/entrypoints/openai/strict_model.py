@@ -13,10 +13,12 @@ docs/server-api.md and a test of all fields use these marks.
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from inflight.entrypoints.openai.errors import FieldError
 
@@ -31,11 +33,52 @@ _INDEX = re.compile(r"\[\d+\]")
 _PLAIN = " !#$&'()*+-./:;=?@[]^_`{|}~<>"  # characters that a header holds unchanged; all others are percent-encoded
 
 
+def _read_integers(names: frozenset[str], value: Any) -> Any:  # Any: JSON, not checked yet
+    """The object `value` with integers in its members `names`."""
+    if not isinstance(value, dict):
+        return value
+    read = {name: as_integers(value[name]) for name in names.intersection(value)}
+    return {**value, **read} if read else value
+
+
+def as_integers(value: object) -> object:
+    """12 for 12.0, also in lists. Other values are returned as they are."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list) and not {float, list}.isdisjoint(map(type, value)):
+        return [as_integers(item) for item in value]
+    return value
+
+
+def _is_integer(annotation: object) -> bool:
+    """Whether a field takes an integer or a list of integers, and no other numbers."""
+    kinds = set(_kinds(annotation))
+    return int in kinds and float not in kinds
+
+
+def _kinds(annotation: object) -> Iterator[object]:
+    yield annotation
+    for part in get_args(annotation):
+        yield from _kinds(part)
+
+
 class StrictModel(BaseModel):
     """Values are not converted to the declared type: a bool is not accepted as an integer, and "5" is not accepted as a number.
-    NaN and infinity are not accepted either. If a field is None, the request has left it out, or has given null."""
+    NaN and infinity are not accepted either. If a field is None, the request has left it out, or has given null.
+
+    The only exception: where an integer is expected, 12.0 and 1e3 are integers, too, as in JSON Schema. Many programs have one
+    type for all numbers, and write 12.0."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # Any: pydantic's
+        """Only a model with integers has a function that reads them: there may be thousands of messages without one."""
+        schema = handler(source)
+        fields = cls.model_fields.items()
+        names = frozenset(field.alias or name for name, field in fields if _is_integer(field.annotation))
+        read = partial(_read_integers, names)
+        return core_schema.no_info_before_validator_function(read, schema) if names else schema
 
 
 def optional(description: str, *, default: Any = None, **bounds: Any) -> Any:  # Any: as pydantic's own `Field`

@@ -19,7 +19,7 @@ class PlainFormat(StrictModel):
 
 class SchemaFormat(StrictModel):
     type: Literal["json_schema"]
-    name: str = no_effect("A name for the schema.", default=..., min_length=1, max_length=64)
+    name: str | None = no_effect("A name for the schema.", max_length=64)
     schema_: Schema = Field(alias="schema", description="The JSON schema that the text satisfies.")
     description: str | None = no_effect("What the schema is for. The model does not see it.")
     strict: bool | None = optional("Refuse a schema if a part of it cannot be enforced.")

@@ -42,6 +42,7 @@ from inflight.entrypoints.serve.size_limits import SizeLimits
 
 REQUEST_ID_HEADER = b"x-request-id"
 _ACCEPTED_ID = re.compile(REQUEST_ID_PATTERN.encode())
+_SLASHES = re.compile(r"/{2,}")
 _WITHOUT_VERSION = re.compile(r"/(chat/completions|completions|models|responses|messages)(/|$)")
 _MAX_SHOWN = 100  # characters of a refused name
 _HOW_TO_SEND = "send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
@@ -79,9 +80,9 @@ def wrap(
 
 
 class Spellings:
-    """Removes a last slash and the prefix `root_path` from paths, adds the /v1 that is missing in the base URL of some clients,
-    and shows HEAD to the app as GET. uvicorn keeps the original scope, in which the method is HEAD, so it does not send the
-    body of the app's response.
+    """Removes repeated slashes, a last slash and the prefix `root_path` from paths, adds the /v1 that is missing in the base
+    URL of some clients, and shows HEAD to the app as GET. uvicorn keeps the original scope, in which the method is HEAD, so it
+    does not send the body of the app's response.
 
     Only uvicorn's ProxyHeaders comes before this middleware, so all other middlewares see the same path and method as the app.
     """
@@ -91,7 +92,7 @@ class Spellings:
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, method = scope["path"], scope["method"]
+        path, method = _single_slashes(scope["path"]), scope["method"]
         if self._root_path and path.startswith(f"{self._root_path}/"):
             path = path.removeprefix(self._root_path)
         if len(path) > 1 and path.endswith("/"):
@@ -103,6 +104,15 @@ class Spellings:
         if method == "HEAD":
             scope = {**scope, "method": "GET", "state": {**scope.get("state", {}), SENT_METHOD: method}}
         await self._app(scope, receive, send)
+
+
+def _single_slashes(path: str) -> str:
+    """The path with one slash where there are several: a base URL that ends in a slash makes /v1//models. The name of a model
+    behind /models/ may have several."""
+    if "//" not in path:
+        return path
+    before, models, name = path.partition("/models/")
+    return _SLASHES.sub("/", before + models) + (name.strip("/") and name)
 
 
 class RequestIds:

@@ -130,7 +130,7 @@ def test_the_path_names_the_fields_and_no_branches(model: type[BaseModel], body:
     [
         ({"messages": ["a"]}, "messages[0]: input should be a JSON object"),
         ({"messages": HELLO, "tool_choice": 5}, None),
-        ({"messages": HELLO, "functions": []}, "functions: this is not served: leave it out, or give null"),
+        ({"messages": HELLO, "functions": [1]}, "functions: this is not served: leave it out, or give null"),
         ({"messages": []}, "messages: list should have at least 1 item, not 0"),
         (
             {"messages": HELLO, "response_format": {"type": "jsn"}},

@@ -61,7 +61,7 @@ def wrapped(**settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/metrics", "/", "/openapi.json", "/healthy", "/health/x", "/unknown", "//health"]
+    "path", ["/v1/models", "/metrics", "/", "/openapi.json", "/healthy", "/health/x", "/unknown", "//v1//models"]
 )
 @pytest.mark.parametrize("shown", [None, "", "Bearer", "Bearer wrong", "Basic first-key-1", "Bearer first-key-1 x"])
 @pytest.mark.parametrize("method", ["GET", "OPTIONS"])
@@ -372,6 +372,11 @@ def test_a_slash_at_the_end_and_head_are_other_spellings() -> None:
     app = wrap(show_scope, ServerSettings())
     assert call(app, "/v1/models/")[2] == {"path": "/v1/models", "method": "GET"}
     assert call(app, "/")[2]["path"] == "/"
+    for path in ("/v1//models", "//v1/models", "//models", "/v1/models//", "///v1///models///"):
+        assert call(app, path)[2]["path"].rstrip("/") == "/v1/models", path
+    for path in ("/v1/models//data/model", "/v1/models/s3://a/b", "/v1/models/a//b"):
+        assert call(app, path)[2]["path"] == path
+    assert call(app, "//v1//models/s3://a")[2]["path"] == "/v1/models/s3://a"
     assert call(app, "/health", method="HEAD")[2] == {"path": "/health", "method": "GET"}
     assert call(app, "/v1/completions", method="DELETE")[2]["method"] == "DELETE"
 
