@@ -6,7 +6,7 @@ size of its output and of repeated values is limited. See https://huggingface.co
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -45,9 +46,11 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
         self._forms: dict[str, TemplateForm] = {}
+        self._tool_names: dict[str, str] = {}  # the name of the variable with the tools
         for name, source in sources.items():
             try:
                 parsed = environment.parse(source)
+                self._tool_names[name] = _name_of_tools(parsed)
                 self._forms[name] = TemplateForm(partial(self._probe, name), loops=_loops_over_content(parsed))
                 self._compiled[name] = environment.from_string(parsed)
             except Exception as error:  # too deep nesting is a SyntaxError, a RecursionError or a MemoryError
@@ -96,22 +99,33 @@ class ChatTemplate:
         name = self._select(has_tools=bool(tools))
         conversation = check_messages(messages)
         has_content = bool(conversation[-1].get("content")) or isinstance(conversation[-1].get("content"), str)
-        self._forms[name].prepare(conversation)
+        conversation = self._forms[name].prepare(conversation, continues=continue_final_message)
         final_text = _tag_final_message(conversation, has_content=has_content) if continue_final_message else ""
         variables: dict[str, Any] = {
             **self._special_tokens,
             **check_template_kwargs(chat_template_kwargs),
             "messages": conversation,
-            "tools": check_objects(tools, "tools", TOOL) or None,
+            self._tool_names[name]: self._forms[name].prepare_tools(check_objects(tools, "tools", TOOL)),
             "documents": check_objects(documents, "documents", "a dict like {'title': ..., 'text': ...}") or None,
             "add_generation_prompt": add_generation_prompt,
         }
         rendered = _render(self._compiled[name], variables)
         return _cut_at_tag(rendered, final_text) if continue_final_message else rendered
 
-    def _probe(self, name: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        variables = {**self._special_tokens, "messages": messages, "tools": tools, "add_generation_prompt": False}
-        return _render(self._compiled[name], variables)
+    def _probe(
+        self,
+        name: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        given = {
+            "messages": messages,
+            self._tool_names[name]: tools or None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return _render(self._compiled[name], {**self._special_tokens, **given})
 
     def _select(self, *, has_tools: bool) -> str:
         if not self._compiled:
@@ -182,6 +196,12 @@ def _of_config(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         raise TokenizerError(
             f"chat_template in {folder / 'tokenizer_config.json'} is neither text nor a list of name and template"
         ) from error
+
+
+def _name_of_tools(template: nodes.Template) -> str:
+    """The variable from which the template reads the tools. SmolLM3's has another name for it."""
+    names = jinja2.meta.find_undeclared_variables(template)
+    return "xml_tools" if "xml_tools" in names and "tools" not in names else "tools"
 
 
 def _loops_over_content(template: nodes.Template) -> bool:
@@ -272,7 +292,9 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson`. jinja2's own filter of this name escapes HTML."""
+    """The filter `tojson`. jinja2's own filter of this name escapes HTML. What `map` and `select` return becomes a list."""
+    if isinstance(value, Iterator):
+        value = list(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

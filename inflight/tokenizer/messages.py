@@ -1,5 +1,6 @@
 """Checks the input of a chat template (messages, tools, variables), and copies it into plain JSON data."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from inflight.tokenizer.content_parts import THINKING
 _MAX_DEPTH = 64
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 TOOL = "a JSON schema of a function"  # what each tool must be, for error messages
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -45,12 +46,23 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
     if checked.get("tool_calls") == []:
         del checked["tool_calls"]
     if content is not None:
-        checked["content"] = _check_content(checked["content"], f"{where}['content']", role)
+        content = _result_text(checked["content"]) if role == "tool" else checked["content"]
+        checked["content"] = _check_content(content, f"{where}['content']", role)
     # as in transformers, the first of these fields counts
-    reasoning = next((checked[name] for name in _REASONING_FIELDS if name in checked), None)
+    reasoning = next((checked[name] for name in REASONING_FIELDS if name in checked), None)
     if reasoning is not None:
         set_reasoning(checked, reasoning)
     return checked
+
+
+def _result_text(content: Any) -> Any:
+    """What a tool returns may be any JSON value. A value that is no text, and no list of parts, becomes text in JSON."""
+    if isinstance(content, str) or (
+        isinstance(content, list)
+        and all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content)
+    ):
+        return content
+    return json.dumps(content, ensure_ascii=False)
 
 
 def _check_content(content: Any, where: str, role: str) -> str | list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inflight.errors import ConfigError, InvalidRequestError
+from inflight.errors import ConfigError
 from inflight.interface.events import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.markup import MARKUPS, default_markup
 from inflight.parsers.reasoning import ReasoningMarkup
@@ -247,10 +247,9 @@ def test_a_templates_own_rendering_of_calls_parses_back(name: str) -> None:
         ]
         turn = {"role": "assistant", "content": "" if name == "llama" else "Wait.", "tool_calls": calls}
         turn |= {"reasoning_content": "I think\nso."} if found.reasoning else {}
-        try:
-            text = rendered(template, turn)
-        except InvalidRequestError:  # Llama's takes one call in a turn
-            assert (name, len(calls)) == ("llama", 3)
+        text = rendered(template, turn)
+        if name == "llama" and len(calls) > 1:  # it takes one call in a turn, so each is a turn of its own
+            assert text.count('{"name": "f", "parameters": ') == len(calls)
             continue
         parser = with_ids(create_output_parser(found.tool, found.reasoning, tools=TOOLS), counted_ids())
         events = parse(parser, list(text))

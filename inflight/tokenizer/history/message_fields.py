@@ -1,0 +1,80 @@
+"""`MessageFields`: each message has the fields that the template reads, in the form in which it reads them."""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+
+from inflight.tokenizer.call_arguments import called_with_objects, need_text
+from inflight.tokenizer.content_parts import joined, takes_parts
+from inflight.tokenizer.history.absent_content import AbsentContent
+from inflight.tokenizer.history.calls import calls_of, has_calls, has_function
+from inflight.tokenizer.history.ids_and_names import IdsAndNames
+from inflight.tokenizer.history.thoughts import Thoughts
+from inflight.tokenizer.probes import Conversation, Message, TemplateProbe
+
+
+class MessageFields:
+    def __init__(self, probe: TemplateProbe, *, loops: bool) -> None:
+        """`loops`: whether the template has a loop over a message's content. It counts where nothing else is found out."""
+        self._probe = probe
+        self._loops = loops
+        self._takes_parts: dict[str, bool] = {}  # by role
+        self._thoughts = Thoughts(probe)
+        self._absent_content = AbsentContent(probe)
+        self._ids_and_names = IdsAndNames(probe)
+
+    def complete(self, conversation: Sequence[Message]) -> Conversation:
+        found = []
+        for given in conversation:
+            message = self._thoughts.complete({**given})
+            content = message.get("content")
+            if isinstance(content, list) and not self.takes_parts(message["role"]) and not _has_thought(content):
+                message["content"] = joined(content)
+            if calls_of(message):
+                message["tool_calls"] = [
+                    {**call, "function": {**call["function"]}} if has_function(call) else call
+                    for call in message["tool_calls"]
+                ]
+            found.append(self._absent_content.complete(message))
+        if has_calls(found):
+            self._ids_and_names.complete(found)
+            self._complete_arguments(found)
+        return found
+
+    def takes_parts(self, role: str) -> bool:
+        """Whether the template writes the parts of a list in messages of this role."""
+        if role not in self._takes_parts:
+            written = takes_parts(self._probe.render, role)
+            self._takes_parts[role] = self._loops if written is None else written
+        return self._takes_parts[role]
+
+    @cached_property
+    def needs_argument_text(self) -> bool:
+        """Whether the arguments of calls must be text."""
+        return need_text(self._probe.render)
+
+    def _complete_arguments(self, conversation: Conversation) -> None:
+        for message in conversation:
+            for call in calls_of(message):
+                function = call["function"]
+                function["arguments"] = _read(function.get("arguments"))
+        if self.needs_argument_text and (functions := called_with_objects(conversation)):
+            for function in functions:
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+
+
+def _has_thought(parts: Sequence[Message]) -> bool:
+    return any(part["type"] != "text" for part in parts)
+
+
+def _read(arguments: object) -> object:
+    """An object where it is absent, or the text of one. Other texts stay: a template may write them as they are."""
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments)
+        except ValueError:
+            return arguments
+        return value if isinstance(value, dict) else arguments
+    return arguments

@@ -1,0 +1,54 @@
+"""System messages: some templates refuse them, leave them out or move them, be it the first one or those that come later."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from inflight.tokenizer.history.joining import join
+from inflight.tokenizer.probes import Conversation, Message, TemplateProbe
+
+
+class SystemMessages:
+    """What a template does not write at its place becomes a part of the user's turn there, so the prompt before it does not
+    change."""
+
+    def __init__(self, probe: TemplateProbe) -> None:
+        self._probe = probe
+
+    @cached_property
+    def takes_first(self) -> bool:
+        """Whether the template writes a system message before the first question, also while tools are called. Some write it
+        into the last question; then it is lost when a tool's result comes last."""
+        return self._probe.takes("suau") and (self._probe.takes("sucr") or not self._probe.takes("ucr"))
+
+    @cached_property
+    def takes_several(self) -> bool:
+        return self.takes_late and self._probe.takes("ssuau")
+
+    @cached_property
+    def takes_late(self) -> bool:
+        """Whether the template writes system messages at their places behind a question, an answer and a result."""
+        first = "s" if self.takes_first else ""
+        places = ["usau", "uasu", *(["ucrsau"] if self._probe.takes("ucrau") else [])]
+        return all(self._probe.takes(first + place) for place in places)
+
+    def arrange(self, conversation: Conversation) -> Conversation:
+        """A system message that the template does not take becomes one message with the user's messages beside it, because some
+        templates refuse two in a row. Two that the client has sent stay two."""
+        if not any(message["role"] == "system" for message in conversation):
+            return conversation
+        found: Conversation = []
+        is_behind_system = False  # the last message was the system's, and is now the user's
+        for message in conversation:
+            becomes_user = message["role"] == "system" and not self._stays(found)
+            role = "user" if becomes_user else message["role"]
+            joins = becomes_user or (is_behind_system and role == "user")
+            if found and found[-1]["role"] == role and (joins or (role == "system" and not self.takes_several)):
+                found[-1] = join(found[-1], message)
+            else:
+                found.append({**message, "role": role})
+            is_behind_system = becomes_user
+        return found
+
+    def _stays(self, before: Sequence[Message]) -> bool:
+        is_late = any(message["role"] != "system" for message in before)
+        return self.takes_late if is_late else self.takes_first
