@@ -91,6 +91,12 @@ class SamplingParams:
         metavar="JSON",
         parse=lambda text: StructuredOutputsParams.from_json(parse_json_object(text)),
     )
+    thinking_token_budget: int | None = _sampling(
+        None,
+        "Largest number of tokens of the reasoning, which is then closed (docs/reasoning.md); -1: no limit. Default: the "
+        "engine's reasoning_budget.",
+        bounds=(-1, 2**31 - 1),
+    )
     include_stop_str_in_output: bool = _sampling(
         False, "Leave the stop text in the output.", flags=("--include-stop/--cut-stop",)
     )

@@ -207,6 +207,9 @@ class EngineConfig:
 
     A request's grammar applies to the text after the reasoning, which ends with `reasoning_end`. If `reasoning_end` is "", the
     grammar applies to the whole output.
+
+    The reasoning of a chat that sets no limit of its own has at most `reasoning_budget` tokens (-1: no limit). At a limit,
+    `reasoning_budget_message` and the end tag are written.
     """
 
     model: ModelConfig
@@ -215,6 +218,8 @@ class EngineConfig:
     parallel: ParallelConfig
     device: DeviceConfig
     reasoning_end: str
+    reasoning_budget: int
+    reasoning_budget_message: str
     speculative: SpeculativeConfig | None
     execute_model_timeout_seconds: float
     fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)

@@ -232,6 +232,14 @@ class EngineArgs:
     reasoning_end: str = _engine(
         "", "Text that ends a model's thinking, such as </think>. Grammars do not apply to it."
     )
+    reasoning_budget: int = _engine(
+        -1,
+        "Largest number of tokens of the reasoning, if a chat does not set its own (thinking_token_budget); -1: no limit.",
+        bounds=(-1, 2**31 - 1),
+    )
+    reasoning_budget_message: str = _engine(
+        "", "Text that is written before the end tag if the reasoning reaches its limit.", metavar="TEXT"
+    )
     tensor_parallel_size: int = _parallel(1, "Ranks that share each layer.", short="-tp", **_COUNT)
     pipeline_parallel_size: int = _parallel(1, "Stages that share the layers.", short="-pp", **_COUNT)
     data_parallel_size: int = _parallel(

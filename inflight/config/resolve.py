@@ -122,6 +122,8 @@ def resolve(
             args, parallel.places[0].num_local_ranks, machine, max_num_batched_tokens=scheduler.max_num_batched_tokens
         ),
         reasoning_end=args.reasoning_end,
+        reasoning_budget=args.reasoning_budget,
+        reasoning_budget_message=args.reasoning_budget_message,
         speculative=speculative,
         execute_model_timeout_seconds=timeout_seconds,
         fault_tolerance=resolve_fault_tolerance(args.enable_fault_tolerance, args.fault_tolerance_config),

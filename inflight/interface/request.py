@@ -41,6 +41,9 @@ class AnswerFrame:
         next_message: in such a family, the text between two messages.
         calls: texts with which a call begins. A call may come instead of the constrained text.
         not_in_reasoning: texts that must not be in the reasoning, because they begin another message.
+        max_reasoning_tokens: how many tokens the reasoning may have, in all its parts together; None for any number. After
+            them `closing_token_ids` are forced. Without a grammar the rest of the text is free.
+        closing_token_ids: a text that ends with `end`.
     """
 
     begin: str
@@ -50,6 +53,8 @@ class AnswerFrame:
     next_message: str = ""
     calls: tuple[str, ...] = ()
     not_in_reasoning: tuple[str, ...] = ()
+    max_reasoning_tokens: int | None = None
+    closing_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +69,8 @@ class ResolvedSampling:
         stop_token_ids: tokens that end the request: the `eos_token_ids` and the user's stop tokens. They cannot be drawn before
             `min_tokens` tokens are emitted.
         eos_token_ids: the model's end tokens (none with ignore_eos). If one ends the request, `stop_reason` is None.
-        answer_frame: what may be around the text that `params.structured_outputs` constrains; None if nothing may.
+        answer_frame: what may be around the text that `params.structured_outputs` constrains, and how long the reasoning may
+            be; None if nothing may.
         bad_words_token_ids: sequences of tokens that must not be emitted. If all tokens of a sequence but the last have been
             emitted, the last one cannot be drawn.
     """
@@ -76,6 +82,13 @@ class ResolvedSampling:
     eos_token_ids: frozenset[int] = frozenset()
     answer_frame: AnswerFrame | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether masks restrict some of its draws: those of a grammar, or those that end the reasoning."""
+        frame = self.answer_frame
+        has_budget = frame is not None and frame.max_reasoning_tokens is not None
+        return has_budget or self.params.structured_outputs is not None
 
 
 # A sequence has made progress after a fault if it has got so many new tokens (see scheduler/suspects.py).

@@ -65,17 +65,23 @@ def answer_frame(
     calls: tuple[str, ...] = (),
     *,
     only_calls: bool = False,
+    is_constrained: bool = True,
 ) -> AnswerFrame | None:
-    """What the model may write around a constrained text; None if nothing.
+    """What the model may write around a constrained text; None if nothing. For a text without a constraint: where its reasoning
+    is; None if it has none.
 
     Args:
         markup: None for a model without reasoning.
         calls: texts with which a call begins, if a call may come instead of the constrained text.
         only_calls: whether the constrained text itself is a call, so that it has no header of an answer.
+        is_constrained: whether a grammar constrains the text. Without a grammar, the text may begin with reasoning even if
+            the prompt has closed one.
     """
-    if markup is None or opening is Opening.CLOSED:
+    is_closed = opening is Opening.CLOSED and (is_constrained or not markup or not markup.begin)
+    if markup is None or is_closed:
         return AnswerFrame(begin="", end="", calls=calls) if calls else None
-    is_open = opening is Opening.OPEN or not markup.begin
+    starts_inside = opening is Opening.NONE and markup.starts_inside and not is_constrained
+    is_open = opening is Opening.OPEN or not markup.begin or starts_inside
     form = markup.frame or AnswerFrame(begin=markup.begin, end=markup.end)
     return AnswerFrame(
         begin=form.begin,

@@ -95,17 +95,27 @@ def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, s
         stats.num_sampled_tokens += 1
         if reason is not None:
             break
-    if reason is None and request.has_grammar and request.sampling.params.logprobs is None:
-        most = min(MAX_FORCED_TOKENS, request.max_num_tokens - request.num_tokens)
-        for token in grammars.manager.forced_tokens(request.request_id, most):
-            request.has_untold_tokens = True
-            reason, error = _append(request, token, grammars, added)
-            stats.num_forced_tokens += 1
-            if reason is not None:
-                break
+    if reason is None and request.has_grammar:
+        if request.sampling.params.logprobs is None:
+            reason, error = _append_forced(request, grammars, added, stats)
+        request.first_masked = request.num_tokens + grammars.manager.num_free(request.request_id)
     if request.num_planned_tokens < request.num_tokens:
         request.num_planned_tokens = request.num_tokens
     return AddedTokens(tuple(added), reason, error, kind)
+
+
+def _append_forced(
+    request: Request, grammars: RequestGrammars, added: list[int], stats: StepCounts
+) -> tuple[FinishReason | None, str]:
+    """Append the tokens that the grammar forces. Returns the same as `_append`."""
+    most = min(MAX_FORCED_TOKENS, request.max_num_tokens - request.num_tokens)
+    for token in grammars.manager.forced_tokens(request.request_id, most):
+        request.has_untold_tokens = True
+        stats.num_forced_tokens += 1
+        reason, error = _append(request, token, grammars, added)
+        if reason is not None:
+            return reason, error
+    return None, ""
 
 
 def _append(

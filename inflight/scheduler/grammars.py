@@ -48,7 +48,6 @@ class RequestGrammars:
     def add(self, request: Request) -> str:
         """Begin to compile the request's grammar. Returns "", or why that is not possible now."""
         params = request.sampling.params.structured_outputs
-        assert params is not None
         request.defers_grammar = False
         frame, emitted = request.sampling.answer_frame, request.core.emitted_token_ids
         try:

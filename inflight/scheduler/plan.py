@@ -22,6 +22,11 @@ class PlannedRow(NamedTuple):
     num_drafts: int = NO_DRAFTS
 
 
+def _needs_mask(row: PlannedRow) -> bool:
+    """Whether one of the tokens that the row draws may need a mask. The last of them is drawn after all drafts."""
+    return row.request.num_planned_tokens + max(row.num_drafts, 0) >= row.request.first_masked
+
+
 def make_plan(step_id: int, rows: Sequence[PlannedRow], num_groups: int) -> SchedulerOutput:
     requests = [row.request for row in rows]
     computed = np.array([request.num_computed_tokens for request in requests], dtype=np.int32)
@@ -29,7 +34,9 @@ def make_plan(step_id: int, rows: Sequence[PlannedRow], num_groups: int) -> Sche
     planned = np.array([request.num_planned_tokens for request in requests], dtype=np.int32)
     drafts = np.array([row.num_drafts for row in rows], dtype=np.int32)
     samples = computed + scheduled == planned + np.maximum(drafts, 0)
-    grammar_rows = [i for i, request in enumerate(requests) if request.has_grammar and samples[i]]
+    grammar_rows = [
+        i for i, request in enumerate(requests) if request.has_grammar and samples[i] and _needs_mask(rows[i])
+    ]
     return SchedulerOutput(
         step_id=step_id,
         new_requests=tuple(_full(row.request) for row in rows if row.is_new),

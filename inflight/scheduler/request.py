@@ -44,6 +44,7 @@ class Request:
         num_faults: during how many faults it was in flight, without progress between them (`Suspects`).
         num_tokens_at_fault: `num_tokens` at the last of these faults.
         defers_grammar: its grammar is not compiled yet, because there are suspects (`Suspects`).
+        first_masked: a token that is drawn at this position or later needs a mask, if the request has a grammar.
         has_untold_tokens: a grammar has forced the last tokens, and the workers do not know them yet. The next plan contains
             them.
     """
@@ -74,7 +75,8 @@ class Request:
         self.num_prompt_logprobs_done = core.num_prompt_logprobs_done
         self.arrival_time = time.monotonic()  # at this engine; the front end's clock may be another machine's
         self.queue_seconds = 0.0  # from then to the first admission
-        self.has_grammar = core.sampling.params.structured_outputs is not None
+        self.has_grammar = core.sampling.has_grammar
+        self.first_masked = 0
         self.draft_token_ids: list[int] = []
         self.num_drawn_tokens = 0
         self.num_faults = core.num_losses

@@ -4,7 +4,7 @@ A text has these sections, one after another:
 
     ANSWER      what the constraint describes. It may be preceded by a literal of the frame, or by blanks after the reasoning.
     REASONING   free text up to `end`; then ANSWER again, or with `next_message` the literals of the next message
-    CALL        a call, instead of the answer: everything is free
+    FREE        a call instead of the answer, or an answer without a constraint: every token is admitted, up to the end
 
 At the beginning of ANSWER it is open which of the literals follows, or whether the constrained text begins. Both are followed
 until a token decides. A literal that is complete wins.
@@ -12,6 +12,8 @@ until a token decides. A literal that is complete wins.
 Which section a token belongs to depends only on the tokens before it.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
@@ -21,11 +23,14 @@ from inflight.structured_output.backend import ALL_ALLOWED, GrammarMatcher, Mask
 from inflight.structured_output.spec import MAX_WHITESPACE
 from inflight.structured_output.token_texts import BLANKS, TokenTexts
 
+MAX_CHARACTER_BYTES = 4  # of UTF-8
+UNLIMITED = 2**62  # more tokens than a text has
+
 
 class Section(Enum):
     ANSWER = auto()
     REASONING = auto()
-    CALL = auto()
+    FREE = auto()
 
 
 class Position(NamedTuple):
@@ -36,6 +41,9 @@ class Position(NamedTuple):
         seen: in ANSWER the bytes of a literal so far, in REASONING the last bytes.
         num_blanks: the bytes of white space between the reasoning and the answer; -1 if none is allowed.
         is_answer: in ANSWER, whether the constraint admits the tokens since the beginning of the section.
+        num_thoughts, num_closing: counted by `ThinkingBudget` only: the tokens of reasoning so far, and how many tokens of the
+            forced closing text stand at the end of the text.
+        may_think: whether reasoning may begin in ANSWER.
     """
 
     section: Section
@@ -43,6 +51,9 @@ class Position(NamedTuple):
     seen: bytes = b""
     num_blanks: int = -1
     is_answer: bool = True
+    num_thoughts: int = 0
+    num_closing: int = 0
+    may_think: bool = True
 
     @property
     def is_inside_answer(self) -> bool:
@@ -58,7 +69,38 @@ class _Cached:
     reasoning: dict[bytes, MaskRow]
 
 
-class AnswerFrameReader:
+class FrameReader(ABC):
+    """Reads texts of one kind of frame. A reader has no state: any number of texts may be read with it.
+
+    Attributes:
+        start: the position of an empty text.
+    """
+
+    start: Position
+
+    @abstractmethod
+    def advance(self, position: Position, token_id: int, matcher: GrammarMatcher) -> Position | None:
+        """Returns the position after one more token, or None if the token is not admitted. `matcher` follows the constrained
+        text. If a literal comes instead of this text, the matcher is rolled back to its beginning."""
+
+    @abstractmethod
+    def fill(self, position: Position, matcher: GrammarMatcher, row: MaskRow) -> None:
+        """Write the mask of the next token."""
+
+    @abstractmethod
+    def without_thoughts(self, position: Position) -> Position:
+        """Returns a position in ANSWER that differs from the given one in this: no reasoning may begin."""
+
+    def forced(self, position: Position) -> Sequence[int]:
+        """The tokens that the frame itself forces next, if it does."""
+        return ()
+
+    def num_free(self, position: Position) -> int:
+        """A number of next tokens that certainly need no mask, because every token is admitted."""
+        return UNLIMITED if position.section is Section.FREE else 0
+
+
+class AnswerFrameReader(FrameReader):
     """One for a frame and a vocabulary; any number of texts may be read with it, by one thread.
 
     Args:
@@ -71,12 +113,12 @@ class AnswerFrameReader:
         self._end = frame.end.encode()
         self._inner = [literal.encode() for literal in frame.not_in_reasoning]
         self._is_exact = keeps_blanks or bool(frame.next_message)
-        # a longer text cannot be the beginning of one of them
-        self._num_kept = max(map(len, [self._end, *self._inner])) - 1
+        # a longer text cannot be the beginning of one of them, or of a character
+        self._num_kept = max(MAX_CHARACTER_BYTES, *map(len, [self._end, *self._inner])) - 1
         literals = [
             (frame.begin, Section.REASONING),
             (frame.answer, Section.ANSWER),
-            *((call, Section.CALL) for call in frame.calls),
+            *((call, Section.FREE) for call in frame.calls),
         ]
         first = [(text.encode(), section) for text, section in literals if text]
         later = [(frame.next_message.encode() + text, section) for text, section in first]
@@ -84,7 +126,7 @@ class AnswerFrameReader:
             later = [(frame.next_message.encode(), Section.ANSWER)]
         self._needs_literal = bool(frame.next_message)  # after the reasoning
         self._after_reasoning = tuple(
-            later if self._needs_literal else [each for each in first if each[1] is Section.CALL]
+            later if self._needs_literal else [each for each in first if each[1] is Section.FREE]
         )
         self.start = Position(Section.REASONING) if frame.is_open else Position(Section.ANSWER, tuple(first))
         self._cached = _Cached({}, {})
@@ -94,10 +136,8 @@ class AnswerFrameReader:
         self._always_forbidden += [token_id for literal in self._inner for token_id, _ in texts.containing(literal)]
 
     def advance(self, position: Position, token_id: int, matcher: GrammarMatcher) -> Position | None:
-        """Returns the position after one more token, or None if the token is not admitted. `matcher` follows the constrained
-        text. If a literal comes instead of this text, the matcher is rolled back to its beginning."""
         text = self._texts.bytes_of(token_id)
-        if position.section is Section.CALL:
+        if position.section is Section.FREE:
             return position
         if position.section is Section.REASONING:
             return None if token_id in self._texts.eos_token_ids else self._advance_in_reasoning(position.seen + text)
@@ -115,9 +155,12 @@ class AnswerFrameReader:
                 return Position(Section.ANSWER, left, seen, is_answer=is_answer)
         return Position(Section.ANSWER) if is_answer else None
 
+    def without_thoughts(self, position: Position) -> Position:
+        left = tuple(each for each in position.literals if each[1] is not Section.REASONING)
+        return position._replace(literals=left)
+
     def fill(self, position: Position, matcher: GrammarMatcher, row: MaskRow) -> None:
-        """Write the mask of the next token."""
-        if position.section is Section.CALL:
+        if position.section is Section.FREE:
             row.fill(ALL_ALLOWED)
         elif position.section is Section.REASONING:
             row[:] = self._reasoning_row(position.seen)
@@ -137,7 +180,7 @@ class AnswerFrameReader:
         """The position after a literal, and `rest` after it in the same token."""
         if section is Section.REASONING:
             return self._advance_in_reasoning(rest)
-        return Position(section) if section is Section.CALL or not rest else None
+        return Position(section) if section is Section.FREE or not rest else None
 
     def _advance_in_reasoning(self, text: bytes) -> Position | None:
         before, end, rest = text.partition(self._end)

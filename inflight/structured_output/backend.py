@@ -313,6 +313,14 @@ def single_token_id(row: MaskRow) -> int:
     return int(words[0]) * 32 + bits.bit_length() - 1 if bits.bit_count() == 1 else -1
 
 
+def allow_only(rows: MaskRows, token_ids: Sequence[int]) -> None:
+    """Let row i admit only `token_ids[i]`."""
+    rows.fill(0)
+    bits = rows.view(np.uint32)
+    for row, token_id in zip(bits, token_ids, strict=False):
+        row[token_id // 32] = 1 << (token_id % 32)
+
+
 def one_line(error: str) -> str:
     """A library's error message in one line. A long message is cut, because it may quote the whole grammar."""
     text = " ".join(error.split())

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -31,18 +32,21 @@ import numpy as np
 
 from inflight.errors import InflightError
 from inflight.interface.request import AnswerFrame
-from inflight.structured_output.answer_frame_reader import AnswerFrameReader
+from inflight.structured_output.answer_frame_reader import AnswerFrameReader, FrameReader
 from inflight.structured_output.backend import (
     ALL_ALLOWED,
     CompiledGrammar,
     GrammarBackend,
     MaskJob,
     MaskRows,
+    allow_only,
     num_mask_words,
 )
+from inflight.structured_output.free_text_reader import FREE_TEXT, FreeTextReader, free_grammar
 from inflight.structured_output.grammar_cache import GrammarCache
 from inflight.structured_output.request_grammar import RequestGrammar
 from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_output.thinking_budget import ThinkingBudget
 from inflight.structured_output.token_texts import TokenTexts
 from inflight.structured_outputs_params import StructuredOutputsParams
 
@@ -94,10 +98,10 @@ class StructuredOutputManager:
             create_backend, num_threads=num_threads, max_count=MAX_CACHED_GRAMMARS, max_bytes=MAX_CACHED_BYTES
         )
         self._grammars: dict[str, RequestGrammar] = {}
-        # One thread, which starts when it is needed. Only this thread uses the two attributes after it.
+        # One thread, which starts when it is needed. Only this thread changes the two attributes after it.
         self._preparations = ThreadPoolExecutor(1, thread_name_prefix="inflight-grammar-start")
         self._texts: TokenTexts | None = None
-        self._readers: dict[tuple[AnswerFrame, bool], AnswerFrameReader] = {}
+        self._readers: dict[tuple[AnswerFrame, bool, bool], FrameReader] = {}
         self._vocab_size = vocab_size
         self._num_words = num_mask_words(vocab_size)
         self._buffers = [np.empty((0, self._num_words), dtype=np.int32) for _ in range(num_buffers)]
@@ -106,7 +110,7 @@ class StructuredOutputManager:
     def submit(
         self,
         request_id: str,
-        params: StructuredOutputsParams,
+        params: StructuredOutputsParams | None,
         *,
         frame: AnswerFrame | None = None,
         emitted_token_ids: Sequence[int] = (),
@@ -114,6 +118,7 @@ class StructuredOutputManager:
         """Begin to compile a request's grammar, and return at once.
 
         Args:
+            params: the constraint; None if the text is free and only its reasoning is bounded. Then nothing is compiled.
             frame: what may be around the constrained text; None if the whole output is constrained.
             emitted_token_ids: the tokens that a resumed request has emitted. The grammar goes on after them.
 
@@ -125,9 +130,17 @@ class StructuredOutputManager:
             OverloadedError: too many grammars wait.
         """
         assert request_id not in self._grammars, f"{request_id} was submitted before"
-        spec = GrammarSpec.from_params(params)
-        future = self._cache.get(spec)
+        if params is None:
+            spec, future = FREE_TEXT, free_grammar()
+        else:
+            spec = GrammarSpec.from_params(params)
+            future = self._cache.get(spec)
         grammar = self._grammars[request_id] = RequestGrammar(spec, future, has_frame=frame is not None)
+        if params is None and frame is not None and not emitted_token_ids:
+            reader = self._readers.get(_reader_key(frame, spec))
+            if reader is not None:  # as for most requests with a budget: nothing has to be prepared
+                grammar.read_frame(ThinkingBudget(reader, frame))
+                return future
         return future if frame is None and not emitted_token_ids else self._prepare(grammar, frame, emitted_token_ids)
 
     def _prepare(
@@ -155,15 +168,20 @@ class StructuredOutputManager:
         grammar.future.add_done_callback(start)
         return prepared
 
-    def _reader(self, frame: AnswerFrame, spec: GrammarSpec) -> AnswerFrameReader:
-        """Reads this frame. It is made once, because that needs up to a tenth of a second for a large vocabulary."""
-        key = frame, spec.is_exact
+    def _reader(self, frame: AnswerFrame, spec: GrammarSpec) -> FrameReader:
+        """Reads this frame. The part without the budget is made once, because that needs up to a tenth of a second for a large
+        vocabulary."""
+        key = _reader_key(frame, spec)
         if key not in self._readers:
             if self._texts is None:
                 backend = self._cache.backend()
                 self._texts = TokenTexts(backend.vocabulary_bytes(), self._vocab_size, backend.eos_token_ids)
-            self._readers[key] = AnswerFrameReader(frame, self._texts, keeps_blanks=spec.is_exact)
-        return self._readers[key]
+            if spec == FREE_TEXT:
+                self._readers[key] = FreeTextReader(frame, self._texts)
+            else:
+                self._readers[key] = AnswerFrameReader(frame, self._texts, keeps_blanks=spec.is_exact)
+        reader = self._readers[key]
+        return reader if frame.max_reasoning_tokens is None else ThinkingBudget(reader, frame)
 
     def failure(self, request_id: str) -> str:
         """Why the grammar cannot be used. "" if it can be used, or if its compilation has not ended."""
@@ -182,10 +200,16 @@ class StructuredOutputManager:
         """Returns the next tokens of the request, up to the first position where the grammar does not allow exactly one token;
         at most `limit` tokens.
 
-        The list is empty before the constrained text has certainly begun, and after an error.
+        The list is empty after an error, and before the constrained text has certainly begun, but for a text that closes the
+        reasoning.
         """
         grammar = self._grammars[request_id]
-        return grammar.matcher.forced_tokens(limit) if grammar.is_inside_answer and not grammar.failure else []
+        return [] if grammar.failure else grammar.forced_tokens(limit)
+
+    def num_free(self, request_id: str) -> int:
+        """A number of next tokens of the request that need no mask, whatever they are. 0 after an error."""
+        grammar = self._grammars[request_id]
+        return 0 if grammar.failure else grammar.num_free()
 
     def fill(self, rows: Sequence[MaskRequest]) -> FilledMasks:
         """Make the masks of a step: `len(draft_token_ids) + 1` rows for each request.
@@ -200,7 +224,7 @@ class StructuredOutputManager:
         for (request_id, drafts, known), first_row in zip(rows, row_starts, strict=False):
             if known:
                 num_known = min(len(known), len(drafts) + 1)
-                _allow_only(masks[first_row : first_row + num_known], known)
+                allow_only(masks[first_row : first_row + num_known], known)
                 first_row += num_known
                 if num_known > len(drafts):
                     continue
@@ -262,9 +286,6 @@ class StructuredOutputManager:
         return errors
 
 
-def _allow_only(masks: MaskRows, token_ids: Sequence[int]) -> None:
-    """Let row i admit only `token_ids[i]`."""
-    masks.fill(0)
-    bits = masks.view(np.uint32)
-    for row, token_id in zip(bits, token_ids, strict=False):
-        row[token_id // 32] = 1 << (token_id % 32)
+def _reader_key(frame: AnswerFrame, spec: GrammarSpec) -> tuple[AnswerFrame, bool, bool]:
+    """What a reader depends on. The budget is not part of it, because each request may have another one."""
+    return replace(frame, max_reasoning_tokens=None, closing_token_ids=()), spec.is_exact, spec == FREE_TEXT

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from functools import cached_property
 
 from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
-from inflight.structured_output.answer_frame_reader import AnswerFrameReader, Position, Section
+from inflight.structured_output.answer_frame_reader import FrameReader, Position, Section
 from inflight.structured_output.backend import ALL_ALLOWED, CompiledGrammar, GrammarMatcher, MaskRows
 from inflight.structured_output.spec import GrammarSpec
 
@@ -21,12 +21,12 @@ class RequestGrammar:
         self.spec = spec
         self.future = future
         self._has_frame = has_frame
-        self._reader: AnswerFrameReader | None = None
+        self._reader: FrameReader | None = None
         self._position = Position(Section.ANSWER)
         self._token_ids: list[int] = []  # emitted
         self._error = ""
 
-    def read_frame(self, reader: AnswerFrameReader) -> None:
+    def read_frame(self, reader: FrameReader) -> None:
         self._reader = reader
         self._position = reader.start
 
@@ -84,6 +84,16 @@ class RequestGrammar:
     def has_ended(self) -> bool:
         """Whether the last token was an EOS that ends the constrained text."""
         return self._position.section is Section.ANSWER and self.matcher.is_terminated()
+
+    def forced_tokens(self, limit: int) -> list[int]:
+        """The next tokens, as long as exactly one is admitted; at most `limit` tokens."""
+        if self.is_inside_answer:
+            return self.matcher.forced_tokens(limit)
+        return list(self._reader.forced(self._position)[:limit]) if self._reader is not None else []
+
+    def num_free(self) -> int:
+        """A number of next tokens that certainly need no mask."""
+        return 0 if self._reader is None else self._reader.num_free(self._position)
 
     def fill(self, draft_token_ids: Sequence[int], rows: MaskRows) -> str:
         """Write the `len(draft_token_ids) + 1` masks of a request that is not certainly inside the answer: row i is the mask

@@ -57,6 +57,8 @@ def engine_config(
         ),
         device=DeviceConfig(kind="cpu", num_threads=1, threads_bind="off"),
         reasoning_end="",
+        reasoning_budget=-1,
+        reasoning_budget_message="",
         speculative=None,
         execute_model_timeout_seconds=budget,
     )

@@ -106,8 +106,9 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
         "suffix": ({}, "= 12"),
     },
 }
-# no outcome of one request shows these: they have tests of their own below (kv_transfer_params: in test_kv_offloading.py)
-SHOWN_BELOW = {"cache_salt", "priority", "request_id", "kv_transfer_params"}
+# no outcome of one request shows these: they have tests of their own below (kv_transfer_params: in test_kv_offloading.py,
+# thinking_token_budget: in test_thinking_budget.py)
+SHOWN_BELOW = {"cache_salt", "priority", "request_id", "kv_transfer_params", "thinking_token_budget"}
 MODELS: dict[str, type[StrictModel]] = {CHAT: ChatCompletionRequest, TEXT: CompletionRequest}
 
 

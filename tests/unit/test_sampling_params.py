@@ -46,6 +46,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("prompt_logprobs", [None, 0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1, 1.0, "1", True]),
     ("max_load_tokens", [None, 0, 2**31 - 1], [-1, 2**31, 1.0, "1", True]),
     ("max_offload_tokens", [None, 0, 2**31 - 1], [-1, 2**31, 1.0, "1", True]),
+    ("thinking_token_budget", [None, -1, 0, 2**31 - 1], [-2, 2**31, 1.0, "1", True]),
     ("ignore_eos", [True, False], [0, 1, None, "yes"]),
     ("skip_special_tokens", [True, False], [0, None]),
     ("include_stop_str_in_output", [True, False], [0, None]),

@@ -13,16 +13,16 @@ from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
 from inflight.config.engine import EngineConfig
+from inflight.engine.request.answer_frames import FIND, AnswerFrames, GivenFrame
 from inflight.engine.request.prompt import Prompt, as_token_ids, open_prompt, token_array
 from inflight.engine.request.text_parameters import check_text_parameters, tokenize_bad_words, unenforced_places
 from inflight.engine.start.generation_defaults import default_sampling_params, model_eos_token_ids
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
-from inflight.interface.request import AnswerFrame, EngineCoreRequest, Int32Array, ResolvedSampling
+from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.kv_cache.block_hash import BlockHasher
 from inflight.parsers.markup import ToolMarkup
 from inflight.parsers.output_parser import OutputParser
-from inflight.parsers.reasoning import answer_frame, find_opening
-from inflight.parsers.selector import DetectedParsers, detect_parsers, reasoning_with_end
+from inflight.parsers.selector import DetectedParsers, detect_parsers
 from inflight.parsers.tool_choice import constrain_tools
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_num_logprobs, check_sampling
@@ -44,8 +44,9 @@ class RequestOptions(TypedDict, total=False):
         thinks_first: whether the model may think before it answers. If so, and if the engine has a `reasoning_end` marker (the
             text that ends the thinking), the grammar of the request applies to the text without its reasoning. Set it to False
             for a raw prompt, or to continue an answer. Default: True.
-        answer_frame: what the model may write around the text that the grammar constrains. It is used if the engine has no
-            `reasoning_end`. Default: None, nothing.
+        answer_frame: where the reasoning is in the text, and what else may be around the text that a grammar constrains; None
+            if there is nothing. It is used if the engine has no `reasoning_end`. Default: `FIND`. Then it is what the tags of
+            the chat template say if the reasoning has a budget, and otherwise None.
         trace_headers: the W3C trace headers of the request, in lower case. Observers of the engine get them.
         make_parser: makes a parser for the text of one sequence. Outputs then have `events`, and stop strings are searched for
             in the content only. Default: None, no parser.
@@ -56,7 +57,7 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str
     add_special_tokens: bool
     thinks_first: bool
-    answer_frame: AnswerFrame | None
+    answer_frame: GivenFrame
     trace_headers: Mapping[str, str]
     make_parser: Callable[[], OutputParser] | None
 
@@ -145,11 +146,10 @@ class InputProcessor:
         self.default_params = default_sampling_params(defaults)
         self.default_max_tokens = None if defaults.get("max_new_tokens") is None else self.default_params.max_tokens
         self.eos_token_ids = model_eos_token_ids(config.model.architecture, tokenizer, generation_config)
-        end = config.reasoning_end
+        self._frames = AnswerFrames(config, tokenizer, chat_template, self.eos_token_ids)
         self._hasher = None
         if config.parallel.routes_by_prefix:
             self._hasher = BlockHasher(config.model.fingerprint, config.cache.block_size)
-        self._reasoning = reasoning_with_end(end) if end else None
 
     def process(
         self,
@@ -189,13 +189,20 @@ class InputProcessor:
         # Requests with a seed of their own count, too. So the derived seeds of later requests do not depend on this seed.
         seed = derive_seed(self._seed, next(self._numbers)) if default_seed is None else default_seed
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         sampling = ResolvedSampling(
             params=params,
             seed=seed if params.seed is None else derive_seed(params.seed, 0),
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            max_tokens=max_tokens,
             stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
             eos_token_ids=eos,
-            answer_frame=self._answer_frame(params, token_ids, options),
+            answer_frame=self._frames.find(
+                params,
+                token_ids,
+                max_tokens=max_tokens,
+                thinks_first=options.get("thinks_first", True),
+                given=options.get("answer_frame", FIND),
+            ),
             bad_words_token_ids=self._bad_words_of(params),
         )
         check_sampling(sampling, self._vocab_size)
@@ -252,20 +259,6 @@ class InputProcessor:
         if not params.bad_words or self.tokenizer is None:
             return ()
         return tokenize_bad_words(params.bad_words, self.tokenizer, self._vocab_size)
-
-    def _answer_frame(
-        self, params: SamplingParams, prompt_token_ids: Int32Array, options: RequestOptions
-    ) -> AnswerFrame | None:
-        """If the engine has a `reasoning_end`: the tags in the prompt's last turn say whether the reasoning is open."""
-        if params.structured_outputs is None:
-            return None
-        if self._reasoning is None or self.tokenizer is None or not options.get("thinks_first", True):
-            return options.get("answer_frame")
-        prompt = prompt_token_ids.tolist()
-        turn = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in self.eos_token_ids), 0)
-        text = self.tokenizer.decode(prompt[turn:], skip_special_tokens=False)
-        has_tag = any(tag in text for tag in (self._reasoning.begin, self._reasoning.end) if tag)
-        return answer_frame(self._reasoning, find_opening(self._reasoning, text, text if has_tag else None))
 
     # -- the prompt ----------------------------------------------------------------------------------------------------
 

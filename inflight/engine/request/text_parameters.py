@@ -24,14 +24,15 @@ def check_text_parameters(params: SamplingParams, tokenizer: Tokenizer | None, e
                 raise InvalidRequestError(
                     f"{name} needs a tokenizer, and the engine has none (skip_tokenizer_init=True); leave it out"
                 )
-    if params.structured_outputs is None:
-        return
-    if not eos_token_ids:
-        raise InvalidRequestError("structured_outputs needs a model with an EOS token to end the text; leave it out")
-    if params.allowed_token_ids is not None:
-        raise InvalidRequestError(
-            "allowed_token_ids and structured_outputs both restrict the tokens, and together may allow none; give only one"
-        )
+    for name in ("structured_outputs", "thinking_token_budget"):
+        if getattr(params, name) in (None, -1):
+            continue
+        if not eos_token_ids:
+            raise InvalidRequestError(f"{name} needs a model with an EOS token to end the text; leave it out")
+        if params.allowed_token_ids is not None:
+            raise InvalidRequestError(
+                f"allowed_token_ids and {name} both restrict the tokens, and together may allow none; give only one"
+            )
 
 
 def unenforced_places(params: SamplingParams) -> tuple[str, ...]:

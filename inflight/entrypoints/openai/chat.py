@@ -128,10 +128,16 @@ async def _reading(
     token_ids: list[int],
     params: SamplingParams,
 ) -> tuple[Callable[[], OutputParser] | None, AnswerFrame | None]:
-    """Returns a function that makes a parser for the text of one choice, and the frame of a constrained text. The first is None
-    if the model's text needs no parser, because it is all content."""
+    """Returns a function that makes a parser for the text of one choice, and the frame of the text. The first is None if the
+    model's text needs no parser, because it is all content."""
     tool_parser = server.parsers.tool if tools else None
     reasoning_parser = server.parsers.reasoning
+    if reasoning_parser is None and params.thinking_token_budget not in (None, -1):
+        raise FieldError(
+            "thinking_token_budget",
+            "thinking_token_budget needs a model whose reasoning can be found, and no reasoning parser fits the chat template "
+            "of this model: leave it out, or start the server with --reasoning-parser",
+        )
     if tool_parser is None and reasoning_parser is None:
         return None, None
     markup, opening = reasoning_markup(reasoning_parser), Opening.NONE
@@ -141,8 +147,10 @@ async def _reading(
         opening = find_opening(markup, prompt_end, begun)
     constraint = params.structured_outputs
     only_calls = bool(tools) and body.tool_choice not in (None, "none", "auto")
-    frame, keeps_blanks = None, False
-    if constraint is not None:
+    keeps_blanks = False
+    if constraint is None:
+        frame = answer_frame(markup, opening, is_constrained=False)
+    else:
         # without a grammar for calls, a call may still come instead of JSON
         may_call = body.tool_choice in (None, "auto") and constraint.constraint in ("json", "json_object")
         frame = answer_frame(markup, opening, call_beginnings(tool_parser) if may_call else (), only_calls=only_calls)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from inflight.engine.request.answer_frames import FIND
 from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import CompletionRequest
@@ -49,6 +50,7 @@ async def validate_completion(server: ApiServer, body: CompletionRequest) -> Val
         params=_sampling_params(server, body),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        answer_frame=FIND,
         presentation=replace(
             body.presentation(model, force_usage=server.settings.enable_force_include_usage),
             echo=bool(body.echo),

@@ -234,6 +234,10 @@ class GenerationFields(SamplingFields):
     min_tokens: int | None = sampling_field("min_tokens", "The answer does not end before this number of tokens.")
     include_stop_str_in_output: bool | None = optional("The stop string stays in the text.")
     skip_special_tokens: bool | None = optional("False leaves special tokens in the text.")
+    thinking_token_budget: int | None = sampling_field(
+        "thinking_token_budget",
+        "The most tokens of the reasoning, which is then closed; -1: no limit. The server's reasoning_budget if left out.",
+    )
     # what form the text must have
     response_format: ResponseFormat | None = optional("text, json_object, a json_schema or a structural_tag.")
     structured_outputs: StructuredOutputs | None = optional("A constraint in the form that vLLM defines.")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inflight.interface.request import AnswerFrame
+from inflight.engine.request.answer_frames import GivenFrame
 from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import SamplingParams
 
@@ -53,7 +53,8 @@ class ValidatedRequest:
         params: the sampling parameters, which are the same for all prompts.
         thinks_first: whether the model may think before it answers. If so, a grammar constrains the text without its
             reasoning.
-        answer_frame: what may be around the text that a grammar constrains; None if nothing may.
+        answer_frame: where the reasoning is in the text, and what else may be around the text that a grammar constrains; None
+            if there is nothing; `FIND` if the engine has to look for it.
         left_out: the parts of the request that are ignored beside unknown fields, as names for the answer's header.
         make_parser: makes a parser for the text of one choice, which may contain tool calls or reasoning. None if all text is
             content.
@@ -65,6 +66,6 @@ class ValidatedRequest:
     priority: int = 0
     cache_salt: str = ""
     thinks_first: bool = False
-    answer_frame: AnswerFrame | None = None
+    answer_frame: GivenFrame = None
     make_parser: Callable[[], OutputParser] | None = None
     left_out: tuple[str, ...] = ()

@@ -58,6 +58,9 @@ class _Endless:
     def has_ended(self, request_id: str) -> bool:
         return False
 
+    def num_free(self, request_id: str) -> int:
+        return 0
+
     def forced_tokens(self, request_id: str, limit: int) -> list[int]:
         return [3] * limit
 

@@ -117,7 +117,7 @@ def test_a_token_is_accepted_exactly_if_the_mask_allows_it(frame: AnswerFrame, k
             position, matcher = read(each, token_ids)
             assert position is not None
             allowed = mask_at(each, position, matcher)
-            if position.section is Section.CALL or matcher.is_terminated():
+            if position.section is Section.FREE or matcher.is_terminated():
                 assert allowed == list(range(NUM_TOKENS))
                 break
             if position not in seen:
@@ -161,7 +161,7 @@ def test_whole_texts(frame: AnswerFrame, keeps_blanks: bool, good: list[str], ba
         position, _ = read(each, [*letters(text), EOS])
         if position is not None:
             found.append(text)
-            assert position.section is Section.CALL or read(each, [*letters(text), EOS])[1].is_terminated()
+            assert position.section is Section.FREE or read(each, [*letters(text), EOS])[1].is_terminated()
     assert found == good
 
 

@@ -42,6 +42,8 @@ def make(
     parts = SimpleNamespace(
         model=config,
         reasoning_end=kwargs.pop("reasoning_end", ""),
+        reasoning_budget=-1,
+        reasoning_budget_message="",
         scheduler=SimpleNamespace(policy=kwargs.pop("policy", "fcfs")),
         parallel=SimpleNamespace(routes_by_prefix=False),
     )

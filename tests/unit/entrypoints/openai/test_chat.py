@@ -79,7 +79,7 @@ def test_the_reasoning_is_sought_at_the_prompts_end(prompt: str, inside: bool) -
     found, frame = asyncio.run(
         _reading(server(reasoning="qwen3"), request(), None, list(map(ord, prompt)), SamplingParams())
     )
-    assert found is not None and frame is None, "nothing is constrained"
+    assert found is not None and frame == (INSIDE if inside else OPTIONAL)
     kind = ReasoningDelta if inside else ContentDelta
     parser = found()
     assert [*parser.push("thought"), *parser.finish()] == [kind("thought")]
@@ -210,12 +210,23 @@ def test_the_frame_of_an_answer(fields: dict[str, Any], frame: AnswerFrame | Non
     found = validated(server(reasoning="qwen3"), **JSON, **fields)
     assert found.answer_frame == frame
     assert found.thinks_first is not bool(fields.get("continue_final_message"))
-    assert validated(server(reasoning="qwen3"), **fields).answer_frame is None, "nothing is constrained"
+    assert validated(server(reasoning="qwen3"), **fields).answer_frame == (frame or OPTIONAL), (
+        "of a text without a grammar"
+    )
     assert validated(server(), **JSON, **fields).answer_frame is None, "the model does not think"
     assert found.make_parser is not None
     parser = found.make_parser()
     kind = ReasoningDelta if frame == INSIDE else ContentDelta
     assert [*parser.push("thought"), *parser.finish()] == [kind("thought")]
+
+
+def test_a_budget_for_a_model_whose_reasoning_is_not_found_is_refused() -> None:
+    for budget in (0, 5):
+        with pytest.raises(FieldError) as refused:
+            validated(server(tool="hermes"), thinking_token_budget=budget)
+        assert refused.value.param == "thinking_token_budget"
+        assert validated(server(reasoning="qwen3"), thinking_token_budget=budget).params.thinking_token_budget == budget
+    assert validated(server(), thinking_token_budget=-1).answer_frame is None
 
 
 def test_a_call_may_come_instead_of_json_if_no_grammar_knows_its_markup() -> None:
