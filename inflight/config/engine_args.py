@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from inflight.config.milliseconds import parse_milliseconds, time_problem
 from inflight.config.weight_format import STORED_QUANTIZATIONS
 from inflight.errors import ConfigError, UnknownArgumentError
 from inflight.model_name import read_model_name
@@ -19,7 +20,6 @@ _NO_NODES = {  # executor -> why it does not take `nnodes`
     "external_launcher": "the launcher knows the nodes; give --nnodes to torchrun and leave it out here",
 }
 LLGUIDANCE = ("llguidance", "guidance", "auto")  # what vLLM and SGLang call llguidance, or the choice of a library
-MAX_MILLISECONDS = 3_600_000
 _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)*:\w+")
 
 _model = partial(setting, group="Model")
@@ -30,21 +30,6 @@ _COUNT = {"bounds": (1, 65536)}
 _LENGTH = {"bounds": (1, 2**24), "metavar": "TOKENS", "parse": parse_count}
 MAX_LOCAL_REPLICAS = 64
 _PORT = {"bounds": (1, 65535), "metavar": "PORT"}
-
-
-def _parse_milliseconds(text: str) -> str | float:
-    try:
-        return float(text)
-    except ValueError:
-        return text  # "auto" or "none"; `EngineArgs` refuses any other text
-
-
-def _time_problem(name: str, value: object, names: tuple[str, ...]) -> str | None:
-    """Why this time is wrong; None if it is right."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value in names if not is_number else 0 < value <= MAX_MILLISECONDS:  # type: ignore[operator]
-        return None
-    return f"{name}={value!r} must be {', '.join(names)} or a number of milliseconds in (0, {MAX_MILLISECONDS}]"
 
 
 @names_unknown(UnknownArgumentError)
@@ -141,13 +126,13 @@ class EngineArgs:
         "twice the time of a step that only decodes, at least 100. none: only --max-num-batched-tokens limits a step, as in "
         "`LLM` by default.",
         metavar="auto|none|MS",
-        parse=_parse_milliseconds,
+        parse=parse_milliseconds,
     )
     max_step_time: str | float = _engine(
         1000,
         "Most milliseconds of a step while no request decodes; none: no limit, as in `LLM` by default.",
         metavar="none|MS",
-        parse=_parse_milliseconds,
+        parse=parse_milliseconds,
     )
     kv_events_config: Mapping[str, Any] | None = _engine(  # Any: `resolve` checks the values
         None,
@@ -367,8 +352,8 @@ class EngineArgs:
             object.__setattr__(self, name, value)
         self._read_model_name()
         times = (
-            _time_problem("target_inter_token_latency", self.target_inter_token_latency, ("auto", "none")),
-            _time_problem("max_step_time", self.max_step_time, ("none",)),
+            time_problem("target_inter_token_latency", self.target_inter_token_latency, ("auto", "none")),
+            time_problem("max_step_time", self.max_step_time, ("none",)),
         )
         wrong = [*(check_values(EngineArgs, vars(self)) | unreadable).values(), *filter(None, times)]
         # Combinations are checked only if each value by itself is right.

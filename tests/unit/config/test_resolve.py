@@ -20,8 +20,9 @@ from inflight.config.architecture import (
     RopeConfig,
 )
 from inflight.config.engine import EngineConfig, ModelConfig, QuantizationConfig
-from inflight.config.engine_args import MAX_MILLISECONDS, EngineArgs
+from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine, detect_machine
+from inflight.config.milliseconds import MAX_MILLISECONDS
 from inflight.config.ranks import ranks_of_node
 from inflight.config.resolve import DEFAULT_DEPTH, resolve
 from inflight.config.weight_format import STORED_QUANTIZATIONS
