@@ -20,6 +20,7 @@ from inflight.interface.events import (
     ToolCallStart,
     join_deltas,
 )
+from inflight.parsers.answer_tags import AnswerTags
 from inflight.parsers.surrogates import SurrogateFilter
 from inflight.tokenizer.stop_strings import StopSearch
 
@@ -82,6 +83,8 @@ class EventWriter:
             limit has cut.
         stop_search: searches for stop strings in the content. All text after a stop string is dropped.
         may_stop: whether a stop string may end in the text that is read now.
+        answer_tags: leaves out the tags around the answer; None if the family has none.
+        next_call_id: the id that the model has written for the next call; "" if none.
     """
 
     def __init__(self, make_id: Callable[[], str], max_tool_calls: int | None, *, keeps_blanks: bool = False) -> None:
@@ -90,6 +93,9 @@ class EventWriter:
         self.drops_content = False
         self.stop_search: StopSearch | None = None
         self.may_stop = True
+        self.answer_tags: AnswerTags | None = None
+        self.next_call_id = ""
+        self._written_ids: set[str] = set()
         self._make_id = make_id
         self._max_tool_calls = max_tool_calls
         self._keeps_blanks = keeps_blanks
@@ -132,12 +138,13 @@ class EventWriter:
             return
         if self.drops_content:
             return
-        shown = self._content.write(text)
+        shown = self._content.write(text if self.answer_tags is None else self.answer_tags.write(text))
         self._is_behind_call &= not shown
         self._emit(ContentDelta, shown)
 
     def plain_content(self, text: str) -> None:
         """Write content of a text in which no calls are looked for. No white space is held back."""
+        text = text if self.answer_tags is None else self.answer_tags.write(text)
         self._emit(ContentDelta, self._content.write(text) + self._content.release())
 
     @property
@@ -186,14 +193,23 @@ class EventWriter:
         self._end_arguments()
         self._reasoning.drop()
         self.is_reasoning = self._is_thought = False
+        self._end_answer()
         self._release_content()
         self._content.drop()
         self._content = _Trimmed(keeps_start=True)
         self._is_behind_call = self._is_call_open = True
         self._is_left_out = self._max_tool_calls is not None and self.num_tool_calls >= self._max_tool_calls
         if not self._is_left_out and not self._is_stopped:
-            self._events.append(ToolCallStart(self.num_tool_calls, self._make_id(), name))
+            self._events.append(ToolCallStart(self.num_tool_calls, self._id(), name))
             self.num_tool_calls += 1
+
+    def _id(self) -> str:
+        """The id that the model has written; a new one if there is none, or if an earlier call has it."""
+        call_id, self.next_call_id = self.next_call_id, ""
+        if not call_id or call_id in self._written_ids:
+            return self._make_id()
+        self._written_ids.add(call_id)
+        return call_id
 
     def arguments(self, text: str) -> None:
         """Write more of the arguments of the current call."""
@@ -210,9 +226,15 @@ class EventWriter:
         """The text has ended. Text that is still held becomes content."""
         self._end_arguments()
         self.reject()
+        self._end_answer()
         if not self._is_behind_call:
             self._emit(ContentDelta, self._content.release())
         self._release_content()
+
+    def _end_answer(self) -> None:
+        """The content has ended, at least for now. So what is held back is a closing tag, or text."""
+        if self.answer_tags is not None and (rest := self.answer_tags.release()):
+            self._emit(ContentDelta, self._content.write(rest))
 
     @property
     def _is_stopped(self) -> bool:

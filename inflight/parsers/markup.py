@@ -1,25 +1,15 @@
 """`ToolMarkup`: the exact text that a family of models writes around the name and the arguments of a tool call.
 
-A grammar that makes a model write calls is built from this markup. To find the markup of a model, an invented call is rendered
-with the model's chat template. Then each known markup is searched for in the rendered text.
+A grammar that makes a model write calls is built from this markup. `MARKUPS` has the known ones, in the order in which they are
+looked for in a chat template (`template_markup.py`).
 """
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inflight.errors import InvalidRequestError
 from inflight.structured_output.spec import ArgumentTags
-from inflight.tokenizer.chat_template import ChatTemplate
-from inflight.tokenizer.probes import CALL_ID, QUESTION
-
-_NAME = "get_probe"
-_ARGUMENTS = {"a": 1}
-_ANSWER = "probed answer"
-_PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "description": ""}}}
-_TOOL = {"type": "function", "function": {"name": _NAME, "description": "", "parameters": _PARAMETERS}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,93 +151,70 @@ MARKUPS = (
     ToolMarkup("olmo3", "<function_calls>", "<function_calls>", "(", ")</function_calls>", arguments=_NAMED_ARGUMENTS),
     ToolMarkup("pythonic", "[", "[", "(", ")]", whole_message=True, arguments=_NAMED_ARGUMENTS),
     ToolMarkup("llama4_pythonic", "[", "[", "(", ")]", whole_message=True, arguments=_NAMED_ARGUMENTS),
+    ToolMarkup(
+        "minicpm3",
+        "<|tool_call_start|>",
+        "<|tool_call_start|>\n```python\n",
+        "(",
+        ")\n```\n<|tool_call_end|>",
+        separator="\n",
+        arguments=_NAMED_ARGUMENTS,
+    ),
+    # a JSON list of calls between tags; a grammar writes each call in a list of its own
+    *(
+        ToolMarkup(
+            "jamba", "<tool_calls>", f'<tool_calls>{begin}{{"name": "', '", "arguments": ', f"}}{end}</tool_calls>"
+        )
+        for begin, end in (("[\n    ", "\n]"), ("[", "]"), ("\n", "\n"))
+    ),
+    ToolMarkup("nemotron_json", "<TOOLCALL>", '<TOOLCALL>[{"name": "', '", "arguments": ', "}]</TOOLCALL>"),
+    ToolMarkup("granite", "<|tool_call|>", '<|tool_call|>[{"name": "', '", "arguments": ', "}]"),
+    ToolMarkup(
+        "granite-20b-fc", "<function_call>", '<function_call> {"name": "', '", "arguments": ', "}", separator=" "
+    ),
+    ToolMarkup("phi4_mini_json", "functools[", 'functools[{"name": "', '", "arguments": ', "}]"),
+    ToolMarkup(
+        "internlm", "<|action_start|>", '<|action_start|><|plugin|>{"name": "', '", "parameters": ', "}<|action_end|>"
+    ),
+    ToolMarkup("gigachat3", "<|function_call|>", '<|function_call|>{"name": "', '", "arguments": ', "}"),
+    ToolMarkup(
+        "gigachat3", "function call", 'function call<|role_sep|>\n{"name": "', '", "arguments": ', "}", only_forced=True
+    ),
+    *(
+        ToolMarkup(
+            name,
+            "<|START_ACTION|>",
+            '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "',
+            '", "parameters": ',
+            "}\n]<|END_ACTION|>",
+        )
+        for name in ("cohere_command3", "cohere_command4")
+    ),
+    ToolMarkup(
+        "command_r", "Action:", 'Action:\n```json\n[{"tool_name": "', '", "parameters": ', "}]\n```", separator="\n"
+    ),
+    ToolMarkup("apertus", "<|tools_prefix|>", '<|tools_prefix|>[{"', '": ', "}]<|tools_suffix|>"),
+    ToolMarkup("xlam", "[", '[{"name": "', '", "arguments": ', "}]", whole_message=True, only_forced=True),
+    ToolMarkup("llama4_json", "{", '{"name": "', '", "parameters": ', "}", separator="; ", whole_message=True),
+    # the name before the arguments
+    ToolMarkup(
+        "kimi_k2",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+        ":0<|tool_call_argument_begin|>",
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    ToolMarkup(
+        "solar_open",
+        "<|tool_calls|>",
+        "<|tool_calls|><|tool_call:begin|>abcdefghij<|tool_call:name|>",
+        "<|tool_call:args|>",
+        "<|tool_call:end|>",
+    ),
+    ToolMarkup("functionary_v3_1", "<function=", "<function=", ">", "</function>"),
 )
-# parser name -> pattern. If no markup above fits, but a rendered call matches, the parser can read the model's calls.
-_SIGNS = {
-    "qwen3_coder": re.compile(rf"<tool_call>\s*<function={_NAME}>"),
-    "seed_oss": re.compile(rf"<seed:tool_call>\s*<function={_NAME}>"),
-    "glm45": re.compile(rf"<tool_call>{_NAME}\s*<arg_key>"),
-    "minimax_m2": re.compile(rf'<minimax:tool_call>\s*<invoke name="{_NAME}">'),
-    "gemma4": re.compile(rf"<\|tool_call>call:{_NAME}\{{"),
-    "openai": re.compile(rf"to=functions\.{_NAME}\b"),
-    "deepseek_v3": re.compile(f"function<｜tool▁sep｜>{_NAME}"),
-    "deepseek_v31": re.compile(f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>"),
-    "hermes": re.compile(rf'<tool_call>\s*\{{\s*"(name": "{_NAME}"|arguments": )'),
-    "mistral": re.compile(rf"\[TOOL_CALLS\]\s*(\[\{{|{_NAME})"),
-    "lfm2": re.compile(rf"<\|tool_call_start\|>\s*\[?\s*{_NAME}\("),
-    "olmo3": re.compile(rf"<function_calls>\s*\[?\s*{_NAME}\("),
-    "llama4_pythonic": re.compile(rf"<\|python_start\|>\s*\[\s*{_NAME}\("),
-}
-
-
-# Signs in the text that tells the model how to write calls, of templates that write no calls themselves.
-_INSTRUCTIONS = {
-    "hermes": re.compile(r"<tool_call>\s*\{\s*[\"']name[\"']:.{1,80}[\"']arguments[\"']:.{1,80}\s*</tool_call>"),
-    "lfm2": re.compile(r"<\|tool_list_start\|>|List of tools: \[\{"),
-}
 
 
 def default_markup(parser: str) -> ToolMarkup | None:
     """Returns the first markup of the parser's family; None if there is no such parser."""
     return next((markup for markup in MARKUPS if markup.parser == parser), None)
-
-
-def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | None]:
-    """Returns the name of the parser and the markup for the calls that `template` writes. Each may be None.
-
-    An invented call is rendered with its arguments as a JSON object. If nothing fits, it is rendered with its arguments as JSON
-    text. Some templates accept only one of these two forms. If the template writes no calls at all, its instructions about
-    calls are read.
-    """
-    for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
-        text = _render_call(template, arguments)
-        for markup in MARKUPS:
-            call = markup.call(_NAME, _ARGUMENTS)
-            if call in text and not (markup.whole_message and _is_wrapped(template, text.partition(call)[0])):
-                return markup.parser, markup
-        for parser, sign in _SIGNS.items():
-            if sign.search(text):
-                similar = (each for each in MARKUPS if each.parser == parser and each.before_arguments in text)
-                return parser, next(similar, default_markup(parser))
-    more = {"xml_tools": [_TOOL]}  # SmolLM3's name of the tools
-    instructions = render_or_nothing(template, [QUESTION], tools=[_TOOL], variables=more)
-    found = next((parser for parser, sign in _INSTRUCTIONS.items() if sign.search(instructions)), None)
-    return (None, None) if found is None else (found, default_markup(found))
-
-
-def _is_wrapped(template: ChatTemplate, before: str) -> bool:
-    """Whether the template writes more before a call than before an answer. `before`: the rendered text before the call."""
-    answer = {"role": "assistant", "content": _ANSWER}
-    text = render_or_nothing(template, [QUESTION, answer], tools=[_TOOL])
-    return _ANSWER in text and text.partition(_ANSWER)[0].rstrip() != before.rstrip()
-
-
-def _render_call(template: ChatTemplate, arguments: Mapping[str, Any] | str) -> str:  # Any: JSON
-    """Render a conversation that ends with a call. If the template refuses it, the call's result is added, because
-    some templates refuse a call without a result."""
-    function = {"name": _NAME, "arguments": arguments}
-    turn = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "id": CALL_ID, "function": function}],
-    }
-    result = {"role": "tool", "name": _NAME, "tool_call_id": CALL_ID, "content": "1"}
-    conversations = ([QUESTION, turn], [QUESTION, turn, result])
-    return next(filter(None, (render_or_nothing(template, each, tools=[_TOOL]) for each in conversations)), "")
-
-
-def render_or_nothing(
-    template: ChatTemplate,
-    messages: Sequence[Mapping[str, Any]],  # Any: JSON
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = False,
-    variables: Mapping[str, Any] | None = None,
-) -> str:
-    """Returns the rendered messages; "" if the template refuses them. `variables`: further ones for the template."""
-    try:
-        return template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, chat_template_kwargs=variables
-        )
-    except InvalidRequestError:
-        return ""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inflight.interface.events import Event
+from inflight.parsers.answer_tags import AnswerTags
 from inflight.parsers.event_writer import MAX_HELD, EventWriter
 from inflight.parsers.reasoning import ReasoningMarkup
 from inflight.parsers.text_reader import BLANKS, Steps, TextReader
@@ -40,6 +41,8 @@ class OutputParser:
         """
         self._reader = TextReader()
         self._writer = EventWriter((tool_parser or ToolParser).make_call_id, max_tool_calls, keeps_blanks=keeps_blanks)
+        if reasoning is not None and (reasoning.answer_begins or reasoning.answer_ends):
+            self._writer.answer_tags = AnswerTags(reasoning.answer_begins, reasoning.answer_ends)
         self._tools = tool_parser(self._reader, self._writer, tools) if tool_parser is not None else None
         self._reasoning = reasoning
         self._only_calls = only_calls

@@ -1,4 +1,4 @@
-"""Tool parsers for the families that write calls as in Python: LFM2, OLMo 3, and some Llama 3.2 and Llama 4.
+"""Tool parsers for the families that write calls as in Python: LFM2, MiniCPM3, OLMo 3, and some Llama 3.2 and Llama 4.
 
     [get_weather(city="Oslo", days=3), get_time()]
 
@@ -112,6 +112,7 @@ class Lfm2ToolParser(_CallsInPython):
 
     def _marked_call(self, marker: str) -> Steps[None]:
         yield from self._hold_blanks()
+        yield from self._hold_fence()
         has_bracket = yield from self._hold_literal("[")
         yield from self._hold_blanks()
         if not (yield from self._reader.comes("{")):
@@ -122,7 +123,20 @@ class Lfm2ToolParser(_CallsInPython):
         else:
             yield from self._call()
         yield from self._hold_blanks()
+        yield from self._hold_fence()
         yield from self._expect(self.end)
+
+
+class MiniCpm3ToolParser(Lfm2ToolParser):
+    """For MiniCPM3. The calls are a block of Markdown, and each is on a line of its own.
+
+    <|tool_call_start|>
+    ```python
+    get_weather(city="Oslo")
+    get_time()
+    ```
+    <|tool_call_end|>
+    """
 
 
 class Olmo3ToolParser(Lfm2ToolParser):

@@ -26,6 +26,7 @@ class ReasoningMarkup:
     Attributes:
         begin: "" if it is not known. Then every text begins inside the reasoning unless the prompt has closed it.
         needs_special_tokens: whether the tags are special tokens, so that the text must be decoded with special tokens.
+        answer_begins, answer_ends: tags that may stand around the answer.
         starts_inside: whether the text of the model begins with reasoning even without an opening tag.
         whole_parser: if the family divides its whole text into messages, reads this text, with reasoning, content and calls. It
             replaces the tool parser.
@@ -35,6 +36,8 @@ class ReasoningMarkup:
     begin: str
     end: str
     needs_special_tokens: bool = False
+    answer_begins: tuple[str, ...] = ()
+    answer_ends: tuple[str, ...] = ()
     starts_inside: bool = False
     whole_parser: type[ToolParser] | None = None
     frame: AnswerFrame | None = None

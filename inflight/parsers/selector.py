@@ -1,6 +1,5 @@
 """Chooses the tool parser and the reasoning parser of a model, by name or from the model's chat template."""
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,7 +7,21 @@ from typing import Any, TypeVar
 
 from inflight.errors import ConfigError, TokenizerError
 from inflight.parsers.gemma4 import Gemma4ToolParser
-from inflight.parsers.harmony import FRAME, HarmonyParser
+from inflight.parsers.harmony import HarmonyParser
+from inflight.parsers.json_between_tags import (
+    ApertusToolParser,
+    CohereToolParser,
+    CommandRToolParser,
+    GigaChat3ToolParser,
+    Granite20bToolParser,
+    GraniteToolParser,
+    InternLmToolParser,
+    JambaToolParser,
+    Llama4JsonToolParser,
+    NemotronJsonToolParser,
+    Phi4MiniToolParser,
+    XLamToolParser,
+)
 from inflight.parsers.json_tool_parsers import (
     DeepSeekV3ToolParser,
     DeepSeekV31ToolParser,
@@ -16,16 +29,29 @@ from inflight.parsers.json_tool_parsers import (
     Llama3JsonToolParser,
     MistralToolParser,
 )
-from inflight.parsers.markup import ToolMarkup, default_markup, find_tool_markup, render_or_nothing
+from inflight.parsers.markup import ToolMarkup, default_markup
+from inflight.parsers.named_json_tool_parsers import (
+    FunctionaryV31ToolParser,
+    FunctionaryV32ToolParser,
+    KimiK2ToolParser,
+    SolarToolParser,
+)
 from inflight.parsers.output_parser import OutputParser
-from inflight.parsers.pythonic_tool_parsers import Lfm2ToolParser, Olmo3ToolParser, PythonicToolParser
+from inflight.parsers.pythonic_tool_parsers import (
+    Lfm2ToolParser,
+    MiniCpm3ToolParser,
+    Olmo3ToolParser,
+    PythonicToolParser,
+)
 from inflight.parsers.reasoning import Opening, ReasoningMarkup
+from inflight.parsers.reasoning_families import REASONING
 from inflight.parsers.tagged_tool_parsers import (
     Glm45ToolParser,
     MiniMaxM2ToolParser,
     Qwen3CoderToolParser,
     SeedOssToolParser,
 )
+from inflight.parsers.template_markup import find_reasoning, find_tool_markup
 from inflight.parsers.tool_parser import ToolParser
 from inflight.tokenizer.chat_template import ChatTemplate
 
@@ -34,37 +60,48 @@ _T = TypeVar("_T")
 AUTO, NONE = "auto", "none"
 
 _TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
+    "apertus": ApertusToolParser,
+    "cohere_command3": CohereToolParser,
+    "cohere_command4": CohereToolParser,
+    "command_r": CommandRToolParser,
     "deepseek_v3": DeepSeekV3ToolParser,
     "deepseek_v31": DeepSeekV31ToolParser,
+    "functionary_v3_1": FunctionaryV31ToolParser,
+    "functionary_v3_2": FunctionaryV32ToolParser,
     "gemma4": Gemma4ToolParser,
+    "gigachat3": GigaChat3ToolParser,
     "glm45": Glm45ToolParser,
+    "glm47": Glm45ToolParser,
+    "granite": GraniteToolParser,
+    "granite-20b-fc": Granite20bToolParser,
+    "granite4": HermesToolParser,
     "hermes": HermesToolParser,
+    "hunyuan_a13b": JambaToolParser,
+    "internlm": InternLmToolParser,
+    "jamba": JambaToolParser,
+    "kimi_k2": KimiK2ToolParser,
     "lfm2": Lfm2ToolParser,
     "llama3_json": Llama3JsonToolParser,
+    "llama4_json": Llama4JsonToolParser,
     "llama4_pythonic": PythonicToolParser,
+    "mimo": Qwen3CoderToolParser,
+    "minicpm3": MiniCpm3ToolParser,
+    "minimax": JambaToolParser,
     "minimax_m2": MiniMaxM2ToolParser,
     "mistral": MistralToolParser,
+    "nemotron_json": NemotronJsonToolParser,
     "olmo3": Olmo3ToolParser,
     "openai": HarmonyParser,
+    "phi4_mini_json": Phi4MiniToolParser,
+    "poolside_v1": Glm45ToolParser,
     "pythonic": PythonicToolParser,
     "qwen3_coder": Qwen3CoderToolParser,
+    "qwen3_xml": Qwen3CoderToolParser,
     "seed_oss": SeedOssToolParser,
+    "solar_open": SolarToolParser,
+    "step3p5": Qwen3CoderToolParser,
+    "xlam": XLamToolParser,
 }
-_THINK = ReasoningMarkup("<think>", "</think>")
-_REASONING: Mapping[str, ReasoningMarkup] = {
-    "deepseek_r1": ReasoningMarkup("<think>", "</think>", starts_inside=True),
-    "deepseek_v3": _THINK,
-    "gemma4": ReasoningMarkup("<|channel>thought", "<channel|>", needs_special_tokens=True),
-    "glm45": _THINK,
-    "minimax_m2": _THINK,
-    "mistral": ReasoningMarkup("[THINK]", "[/THINK]", needs_special_tokens=True),
-    "openai_gptoss": ReasoningMarkup(
-        "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", whole_parser=HarmonyParser, frame=FRAME
-    ),
-    "qwen3": _THINK,
-    "seed_oss": ReasoningMarkup("<seed:think>", "</seed:think>"),
-}
-_THOUGHT, _ANSWER = "probed thought", "probed answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +119,12 @@ class DetectedParsers:
 
 def reasoning_markup(reasoning_parser: str | None) -> ReasoningMarkup | None:
     """The tags around the reasoning; None if there is no parser."""
-    return None if reasoning_parser is None else _REASONING[reasoning_parser]
+    return None if reasoning_parser is None else REASONING[reasoning_parser]
 
 
 def reasoning_with_end(end: str) -> ReasoningMarkup:
     """The tags around reasoning that ends with `end`. The opening tag is known if a family has this end."""
-    known = (markup for markup in _REASONING.values() if markup.end == end and not markup.starts_inside)
+    known = (each for each in REASONING.values() if each.end == end and not each.starts_inside and not each.answer_ends)
     return next(known, ReasoningMarkup("", end))
 
 
@@ -123,7 +160,7 @@ def create_output_parser(
         ConfigError: there is no parser of this name.
     """
     tool_class = _look_up("tool_call_parser", tool_parser, _TOOL_PARSERS)
-    reasoning = _look_up("reasoning_parser", reasoning_parser, _REASONING)
+    reasoning = _look_up("reasoning_parser", reasoning_parser, REASONING)
     if tool_class is None or not tools:
         tool_class, tools = None, ()
     begun = ""
@@ -152,7 +189,7 @@ def detect_parsers(template: ChatTemplate | None) -> DetectedParsers:
     if template is not None:
         with suppress(TokenizerError):  # the model has no template
             tool, markup = find_tool_markup(template)
-            return DetectedParsers(tool, _find_reasoning(template), markup)
+            return DetectedParsers(tool, find_reasoning(template), markup)
     return DetectedParsers(None, None, None)
 
 
@@ -171,7 +208,7 @@ def resolve_parsers(tool_parser: str, reasoning_parser: str, template: ChatTempl
         detected.reasoning if reasoning_parser == AUTO else None if reasoning_parser == NONE else reasoning_parser
     )
     _look_up("tool_call_parser", tool, _TOOL_PARSERS)
-    _look_up("reasoning_parser", reasoning, _REASONING)
+    _look_up("reasoning_parser", reasoning, REASONING)
     if tool is None or tool == detected.tool:
         return DetectedParsers(tool, reasoning, detected.markup if tool else None)
     return DetectedParsers(tool, reasoning, default_markup(tool))
@@ -183,30 +220,3 @@ def _look_up(option: str, name: str | None, table: Mapping[str, _T]) -> _T | Non
     if name not in table:
         raise ConfigError(f"{option}={name!r} is unknown; allowed are {', '.join([AUTO, NONE, *table])}")
     return table[name]
-
-
-def _find_reasoning(template: ChatTemplate) -> str | None:
-    """Returns the name of the parser for the template's reasoning tags, or None if no parser fits. A parser fits if the
-    template writes the parser's tags around reasoning or at the start of an answer, also of an answer without thinking, or if
-    it removes the text between these tags from an earlier answer. Some templates write tags that are special tokens only around
-    content parts of a type of their own. There the tags are found in the text of the template."""
-    question = {"role": "user", "content": "?"}
-    opened = tuple(
-        render_or_nothing(template, [question], add_generation_prompt=True, variables=variables).rstrip()
-        for variables in (None, {"enable_thinking": False}, {"enable_thinking": True})
-    )
-    thought = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
-    written = render_or_nothing(template, [question, thought])
-    for name in ("qwen3", "mistral", "gemma4", "openai_gptoss", "seed_oss"):
-        begin, end = _REASONING[name].begin, _REASONING[name].end
-        if any(text.endswith((begin, end)) for text in opened) or re.search(
-            rf"{re.escape(begin)}\s*{_THOUGHT}", written
-        ):
-            return name
-        inline = {"role": "assistant", "content": f"{begin}\n{_THOUGHT}\n{end}\n\n{_ANSWER}"}
-        past = render_or_nothing(template, [question, inline, question], add_generation_prompt=True)
-        if _ANSWER in past and _THOUGHT not in past:
-            return name
-    source = template.default_source or ""
-    tags = _REASONING["mistral"]
-    return "mistral" if tags.begin in source and tags.end in source else None

@@ -41,12 +41,14 @@ class ToolParser:
         second_marker: the text with which a call begins if the model has left out `marker`. If other text may contain this
             marker, the subclass accepts only calls of the request's tools.
         ends: texts that end the arguments of a call, even if brackets are open.
+        keys: the family's own names of the keys of a call -> the usual names.
         after_marker: in a call, one of these texts follows `marker`. So reasoning that only mentions `marker` is no call.
     """
 
     marker: ClassVar[str] = ""
     second_marker: ClassVar[str] = ""
     ends: ClassVar[tuple[str, ...]] = ()
+    keys: ClassVar[Mapping[str, str]] = {}
     after_marker: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -155,6 +157,7 @@ class ToolParser:
         while separator != "}":
             yield from self._hold_blanks()
             key = yield from self._string()
+            key = self.keys.get(key, key)
             yield from self._hold_blanks()
             yield from self._expect(":")
             yield from self._hold_blanks()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.unit.parsers.parser_cases import Case, calls, content
+from inflight.interface.events import Event, ToolArgumentsDelta, ToolCallStart
+from tests.unit.parsers.parser_cases import Case, calls, content, hermes, thought
 
 PYTHON = {
     "lfm2": ("<|tool_call_start|>[", "]<|tool_call_end|>"),
@@ -95,4 +96,137 @@ PYTHONIC = [
     Case("llama4_pythonic", "<|python_start|>[f(n=1)]<|python_end|>", calls(("f", '{"n": 1}'))),
     Case("pythonic", "[f(n=1)]\n[f(n=2)]", calls(("f", '{"n": 1}'), ("f", '{"n": 2}'))),
 ]
-FAMILIES = [*PYTHONIC]
+
+
+def named(*arguments: str, name: str = "name", key: str = "arguments", more: str = "") -> str:
+    """JSON calls of f, with commas between them."""
+    return ", ".join(f'{{{more}"{name}": "f", "{key}": {each}}}' for each in arguments)
+
+
+ONE, TWO = '{"s": "]}</tool_calls>"}', '{"n": 1}'
+ID, TOOL_ID = '"id": 0, ', '"tool_call_id": "0", '
+BETWEEN = {
+    "jamba": ("<tool_calls>", "</tool_calls>"),
+    "hunyuan_a13b": ("<tool_calls>", "</tool_calls>"),
+    "minimax": ("<tool_calls>", "</tool_calls>"),
+    "nemotron_json": ("<TOOLCALL>", "</TOOLCALL>"),
+    "granite": ("<|tool_call|>", ""),
+    "phi4_mini_json": ("<|tool_call|>", "<|/tool_call|>"),
+    "internlm": ("<|action_start|><|plugin|>", "<|action_end|>"),
+    "cohere_command3": ("<|START_ACTION|>", "<|END_ACTION|>"),
+    "command_r": ("Action:\n```json\n", "```"),
+}
+LISTS = [
+    *(
+        Case(tool, f"{begin}{text}{end}", calls(("f", ONE), ("f", TWO)))
+        for tool, (begin, end) in BETWEEN.items()
+        for text in (
+            f"[{named(ONE, TWO)}]",
+            f"[\n    {named(ONE)},\n    {named(TWO)}\n]",
+            f"\n{named(ONE)}\n{named(TWO)}\n",
+            f"[{named(ONE, TWO, key='parameters', more=ID)}]\n",
+        )
+    ),
+    *(
+        Case(tool, f"Well. {begin}[{named(ONE)}]{end}\nSo.", [*content("Well."), *calls(("f", ONE)), *content("\nSo.")])
+        for tool, (begin, end) in BETWEEN.items()
+    ),
+    *(Case(tool, f"{begin}{end}", content(f"{begin}{end}")) for tool, (begin, end) in BETWEEN.items()),
+    *(Case(tool, f"{begin}[1, 2]{end}", content(f"{begin}[1, 2]{end}")) for tool, (begin, end) in BETWEEN.items()),
+    Case(
+        "cohere_command3",
+        f"<|START_ACTION|>[\n{named(ONE, name='tool_name', key='parameters', more=TOOL_ID)}\n]<|END_ACTION|>",
+        calls(("f", ONE)),
+    ),
+    Case("phi4_mini_json", f"functools[{named(ONE, TWO)}]", calls(("f", ONE), ("f", TWO))),
+    Case("granite-20b-fc", f"<function_call> {named(ONE)} <function_call> {named(TWO)}", calls(("f", ONE), ("f", TWO))),
+    Case("gigachat3", f"<|function_call|>{named(ONE)}<|message_sep|>", calls(("f", ONE))),
+    Case(
+        "gigachat3",
+        f"Hm<|message_sep|>\n\nfunction call<|role_sep|>\n{named(ONE)}",
+        [*content("Hm"), *calls(("f", ONE))],
+    ),
+    Case("apertus", f'<|tools_prefix|>[{{"f": {ONE}}}, {{"g": {{}}}}]<|tools_suffix|>', calls(("f", ONE), ("g", "{}"))),
+    Case("apertus", "<|tools_prefix|>[3]<|tools_suffix|>", content("<|tools_prefix|>[3]<|tools_suffix|>")),
+    *(
+        Case("xlam", f"{begin}[{named(ONE, TWO)}]{end}", calls(("f", ONE), ("f", TWO)))
+        for begin, end in (("", ""), ("```json\n", "\n```"), ("[TOOL_CALLS] ", ""), ("<tool_call>", "</tool_call>"))
+    ),
+    *(Case("xlam", text, content(text)) for text in ("[1, 2]", '[{"name": "Bob", "arguments": {}}]', "Call f")),
+    Case("llama4_json", f"<|python_start|><|python_end|>{named(ONE, key='parameters')}", calls(("f", ONE))),
+    Case("llama4_json", "<|python_start|>1 + 1<|python_end|>", content("<|python_start|>1 + 1<|python_end|>")),
+]
+
+KIMI = "<|tool_call_begin|>functions.{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+SOLAR = "<|tool_call:begin|>{}<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|>"
+
+
+def with_ids(*ids: str) -> list[Event]:
+    return [event for i, each in enumerate(ids) for event in (ToolCallStart(i, each, "f"), ToolArgumentsDelta(i, TWO))]
+
+
+NAMED = [
+    Case(
+        "kimi_k2",
+        f"So.<|tool_calls_section_begin|>{KIMI.format('f:0', TWO)}{KIMI.format('f:1', TWO)}<|tool_calls_section_end|>",
+        [*content("So."), *with_ids("functions.f:0", "functions.f:1")],
+    ),
+    Case("kimi_k2", f"{KIMI.format('f:0', TWO)}{KIMI.format('f:0', TWO)}", with_ids("functions.f:0", "id0")),
+    Case("kimi_k2", f"<|tool_calls_section_begin|>{KIMI.format('f', TWO)}", with_ids("id0")),
+    Case("kimi_k2", "<|tool_calls_section_begin|>x", content("<|tool_calls_section_begin|>x")),
+    Case("kimi_k2", KIMI.format("f:0", "[]"), content(KIMI.format("f:0", "[]"))),
+    Case(
+        "solar_open", f"<|tool_calls|>{SOLAR.format('a1', TWO)}{SOLAR.format('a2', TWO)}<|calls|>", with_ids("a1", "a2")
+    ),
+    Case("solar_open", f"{SOLAR.format('a1', TWO)} x", [*with_ids("a1"), *content("x")]),
+    Case(
+        "functionary_v3_1",
+        f"Hm <function=f>{ONE}</function><function=f>{TWO}</function>",
+        [*content("Hm"), *calls(("f", ONE), ("f", TWO))],
+    ),
+    Case("functionary_v3_1", "<function=f>x</function>", content("<function=f>x</function>")),
+    Case(
+        "functionary_v3_2",
+        f"all\nI look.\n>>>f\n{ONE}\n>>>f\n{TWO}",
+        [*content("I look."), *calls(("f", ONE), ("f", TWO))],
+    ),
+    Case("functionary_v3_2", f"f\n{ONE}", calls(("f", ONE))),
+    Case("functionary_v3_2", "all\n>>> 1 + 1\n2", content(">>> 1 + 1\n2")),
+    Case("functionary_v3_2", "Plain text", content("Plain text")),
+]
+
+TAGS = {
+    "hunyuan_a13b": ("<think>", "</think>", "<answer>", "</answer>"),
+    "ernie45": ("<think>", "</think>", "<response>", "</response>"),
+    "granite3_3": ("<think>", "</think>", "<response>", "</response>"),
+    "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    "cohere_command4": ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    "solar_open": ("<|think|>", "<|end|>", "<|begin|>assistant<|content|>", "<|end|>"),
+    "apriel": ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "", "[END FINAL RESPONSE]"),
+    "granite": ("Here is my thought process:", "Here is my response:", "", ""),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", "", ""),
+    "minicpm3": ("<|thought_start|>", "<|thought_end|>", "", ""),
+    "kimi_vl": ("◁think▷", "◁/think▷", "", ""),
+    "exaone_deep": ("<thought>", "</thought>", "", ""),
+}
+THOUGHTS = [
+    case
+    for name, (begin, end, opened, closed) in TAGS.items()
+    for case in (
+        Case(
+            None,
+            f"{begin}\nHm\n{end}\n{opened}\nIt rains.\n{closed}\n",
+            [*thought("Hm"), *content("It rains.\n\n" if not closed else "It rains.")],
+            name,
+        ),
+        Case(None, f"{opened}It <b>rains.{closed}", content("It <b>rains."), name),
+        Case(
+            "hermes",
+            f"{begin}Hm{end}{opened}So.{closed}{hermes('f', '{}')}",
+            [*thought("Hm"), *content("So."), *calls(("f", "{}"))],
+            name,
+        ),
+        *([Case(None, f"a {opened} b {closed} c", content(f"a {opened} b {closed} c"), name)] if opened else []),
+    )
+]
+FAMILIES = [*PYTHONIC, *LISTS, *NAMED, *THOUGHTS]

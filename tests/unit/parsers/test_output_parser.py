@@ -24,7 +24,8 @@ from inflight.interface.events import (
 from inflight.parsers.event_writer import MAX_HELD
 from inflight.parsers.held_value import as_json
 from inflight.parsers.reasoning import Opening
-from inflight.parsers.selector import _REASONING, _TOOL_PARSERS, create_output_parser
+from inflight.parsers.reasoning_families import REASONING
+from inflight.parsers.selector import _TOOL_PARSERS, create_output_parser
 from tests.unit.parsers.family_cases import FAMILIES, PYTHON
 from tests.unit.parsers.habit_cases import HABITS
 from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse, with_ids
@@ -158,7 +159,7 @@ OWN_JSON = ("qwen3_coder", "seed_oss", "glm45", "minimax_m2", "gemma4")  # these
 @given(
     st.lists(st.sampled_from(_MARKUP), max_size=24),
     st.sampled_from(NAMES),
-    st.sampled_from([None, *_REASONING]),
+    st.sampled_from([None, *REASONING]),
     st.booleans(),
     st.integers(1, 7),
 )
@@ -435,13 +436,15 @@ def test_what_must_not_be_skipped() -> None:
     assert needs(None, "openai_gptoss", tools=None)
     assert not needs(None, "qwen3")
     assert not needs("mistral", None, tools=None)
-    assert {name for name in _REASONING if needs(None, name, None)} == {"gemma4", "mistral", "openai_gptoss"}
+    special = {name for name in REASONING if needs(None, name, None)}
+    assert special == {
+        "openai_gptoss",
+        *(name for name, tags in REASONING.items() if "|" in tags.begin and tags.end),
+    } | {"hy_v3", "minimax_m3", "mistral"}
 
 
 def test_names_that_are_none() -> None:
-    with pytest.raises(
-        ConfigError, match="tool_call_parser='hermse' is unknown; allowed are auto, none, deepseek_v3, deepseek_v31"
-    ):
+    with pytest.raises(ConfigError, match="tool_call_parser='hermse' is unknown; allowed are auto, none, apertus"):
         create_output_parser("hermse", None, tools=TOOLS)
     with pytest.raises(ConfigError, match="reasoning_parser='r1' is unknown; allowed are auto, none, deepseek_r1"):
         create_output_parser(None, "r1", tools=None)

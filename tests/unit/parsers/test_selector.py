@@ -11,8 +11,8 @@ from inflight.errors import ConfigError
 from inflight.interface.events import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.markup import MARKUPS, default_markup
 from inflight.parsers.reasoning import ReasoningMarkup
+from inflight.parsers.reasoning_families import REASONING
 from inflight.parsers.selector import (
-    _REASONING,
     _TOOL_PARSERS,
     DetectedParsers,
     call_beginnings,
@@ -273,13 +273,13 @@ def test_settings_are_resolved() -> None:
     assert resolve_parsers("none", "auto", template) == DetectedParsers(None, None, None)
     for name in _TOOL_PARSERS:
         assert resolve_parsers(name, "none", None).tool == name
-    for name in _REASONING:
+    for name in REASONING:
         assert resolve_parsers("none", name, None).reasoning == name
     with pytest.raises(
-        ConfigError, match="tool_call_parser='x' is unknown; allowed are auto, none, deepseek_v3, deepseek_v31"
+        ConfigError, match=r"tool_call_parser='x' is unknown; allowed are auto, none, apertus, .*deepseek_v3"
     ):
         resolve_parsers("x", "auto", template)
-    with pytest.raises(ConfigError, match="reasoning_parser='x' is unknown; allowed are auto, none, deepseek_r1"):
+    with pytest.raises(ConfigError, match=r"reasoning_parser='x' is unknown; allowed are auto, none, .*deepseek_r1"):
         resolve_parsers("auto", "x", template)
 
 
@@ -293,6 +293,6 @@ def test_with_what_calls_begin() -> None:
 
 def test_the_tags_of_a_parser() -> None:
     assert reasoning_markup(None) is None
-    assert reasoning_markup("mistral") == _REASONING["mistral"]
-    assert reasoning_with_end("</think>") == _REASONING["qwen3"]
+    assert reasoning_markup("mistral") == REASONING["mistral"]
+    assert reasoning_with_end("</think>") == REASONING["qwen3"]
     assert reasoning_with_end(";;") == ReasoningMarkup("", ";;")
