@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import NamedToolChoice
+from inflight.entrypoints.openai.messages import NamedToolChoice, leave_out_parts
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.server import ApiServer
@@ -36,6 +36,7 @@ async def validate_chat(
     """
     model = server.check_model(body.model)
     body.check_stream()
+    left_out = leave_out_parts(body.messages)
     tool_choice = _tool_choice(body)
     params, tools = await asyncio.to_thread(_constrain, server, body, tool_choice)
     listed = [tool for tool in tools or () if tool["function"]["name"] not in hidden_tools]
@@ -57,6 +58,7 @@ async def validate_chat(
         answer_frame=frame,
         make_parser=make_parser,
         presentation=body.presentation(model, force_usage=server.settings.enable_force_include_usage),
+        left_out=tuple(left_out),
     )
 
 

@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
+from inflight.entrypoints.openai.content_parts import ContentPart, OtherPart, TextPart, ThinkingPart, readable_parts
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 from inflight.parsers.surrogates import without_lone_surrogates
 
@@ -17,51 +18,6 @@ MAX_TOOL_NAME = 256  # characters
 _NOT_SHOWN = {"refusal", "audio", "annotations"}  # fields that are accepted and not passed to templates
 
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
-
-
-def _check_part_type(kind: object) -> object:
-    if isinstance(kind, str) and kind != "text":
-        found = next((media for media in ("image", "audio", "video", "file") if media in kind), None)
-        what = f"{kind!r} is of type {found}" if found else f"the type {kind!r} is not known"
-        raise PydanticCustomError("part_type", f"{what}; this model takes text only: no images, audio, video or files")
-    return kind
-
-
-def as_text_part(part: object) -> object:
-    """Converts parts of other kinds that are text: a refusal, which is the text with which another model has refused to answer,
-    and the parts of OpenAI's Responses API."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    key = (
-        {"refusal": "refusal", "input_text": "text", "output_text": "text"}.get(kind) if isinstance(kind, str) else None
-    )
-    if key is not None and isinstance(part, dict) and isinstance(part.get(key), str):
-        return {"type": "text", "text": part[key]}
-    return part
-
-
-class TextPart(StrictModel):
-    type: Annotated[Literal["text"], BeforeValidator(_check_part_type)]
-    text: str
-
-
-class ThinkingPart(StrictModel):
-    type: Literal["thinking"]
-    thinking: str | list[TextPart] = Field(description="A thought of the assistant, as text or as parts.")
-    closed: bool | None = no_effect("From other models.")
-    signature: str | None = no_effect("From other models.")
-
-
-def _kind_of_part(part: object) -> str:
-    thought = part.get("thinking") if isinstance(part, dict) and part.get("type") == "thinking" else None
-    is_thought = isinstance(part, ThinkingPart) or isinstance(thought, str | list)
-    return "part with a thought" if is_thought else "part with text"
-
-
-ContentPart = Annotated[
-    Annotated[TextPart, Tag("part with text")] | Annotated[ThinkingPart, Tag("part with a thought")],
-    Discriminator(_kind_of_part),
-    BeforeValidator(as_text_part),
-]
 
 
 Role = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
@@ -124,8 +80,8 @@ class ChatMessage(StrictModel):
     @field_validator("content")
     @classmethod
     def _check_thoughts(
-        cls, content: str | list[TextPart | ThinkingPart] | None, info: ValidationInfo
-    ) -> str | list[TextPart | ThinkingPart] | None:
+        cls, content: str | list[TextPart | ThinkingPart | OtherPart] | None, info: ValidationInfo
+    ) -> str | list[TextPart | ThinkingPart | OtherPart] | None:
         has_thoughts = isinstance(content, list) and any(isinstance(part, ThinkingPart) for part in content)
         if has_thoughts and info.data.get("role", "assistant") != "assistant":
             raise PydanticCustomError(
@@ -165,6 +121,23 @@ class NamedToolChoice(StrictModel):
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
+def leave_out_parts(messages: Sequence[ChatMessage]) -> list[str]:
+    """Remove the parts that the model cannot read from the messages (`readable_parts`). Returns their names for the header of
+    the answer.
+
+    Raises:
+        FieldError: the client asks about a medium.
+    """
+    left_out: list[str] = []
+    num_answered = max((i + 1 for i, message in enumerate(messages) if message.role == "assistant"), default=0)
+    for i, message in enumerate(messages):
+        if isinstance(message.content, list) and any(isinstance(part, OtherPart) for part in message.content):
+            is_asked = i >= num_answered and message.role != "tool"
+            parts = readable_parts(message.content, f"messages[{i}].content", left_out, is_asked=is_asked)
+            message.content = parts or ""
+    return left_out
+
+
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """The messages for the template, with only the fields that the request gives. The arguments of calls become objects,
     because templates write objects as JSON. Arguments that are not a JSON object stay text: the model may have made a mistake,
@@ -180,7 +153,7 @@ def malformed_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 def read_arguments(text: str) -> dict[str, Any]:
     """The readable part of malformed arguments: {"city": ""} for '{"city": "', and {} for text that is not JSON at all."""
-    return _parse_object(text, allow_partial="trailing-strings") or {}
+    return read_object(text, allow_partial="trailing-strings") or {}
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
@@ -192,14 +165,14 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
         call.setdefault("type", "function")
         arguments = call["function"].get("arguments") or {}
         if isinstance(arguments, str):
-            found = _parse_object(arguments)
+            found = read_object(arguments)
             arguments = arguments if found is None else found
         call["function"]["arguments"] = arguments
     return plain
 
 
 # Any: JSON
-def _parse_object(text: str, allow_partial: Literal[False, "trailing-strings"] = False) -> dict[str, Any] | None:
+def read_object(text: str, allow_partial: Literal[False, "trailing-strings"] = False) -> dict[str, Any] | None:
     """The JSON object in `text`, or None if `text` is not a JSON object. NaN and infinite numbers are not JSON."""
     try:
         value = from_json(without_lone_surrogates(text), allow_partial=allow_partial)

@@ -66,7 +66,7 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     functions: Annotated[None, BeforeValidator(lambda given: None if given == [] else given)] = neutral("Use tools.")
     function_call: Literal["none", "auto"] | None = neutral("Use tool_choice.")
     web_search_options: None = neutral("The server fetches nothing.")
-    verbosity: Literal["low", "medium", "high"] | None = no_effect("Ask for short or long answers in the messages.")
+    verbosity: str | None = no_effect("Ask for short or long answers in the messages.")
 
 
 class CompletionRequest(GenerationFields):

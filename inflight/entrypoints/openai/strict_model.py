@@ -122,7 +122,7 @@ class IgnoredFields:
                 if len(found) > MAX_NAMES:
                     # `header` shows MAX_NAMES names. From one name more it sees that it must add "and more".
                     break
-                found[_INDEX.sub("[]", path) + key[:MAX_NAME_LENGTH]] = None
+                found[without_indices(path) + key[:MAX_NAME_LENGTH]] = None
         return list(found)
 
     def header(self, names: Iterable[str]) -> dict[str, str]:
@@ -142,6 +142,11 @@ class IgnoredFields:
                     "a request has %s, which is ignored, because this server does not know it or cannot enforce it",
                     name,
                 )
+
+
+def without_indices(path: str) -> str:
+    """messages[].content for messages[7].content: how the header names a place."""
+    return _INDEX.sub("[]", path)
 
 
 def _plain(name: str) -> str:

@@ -11,6 +11,7 @@ import inflight
 from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.openai.errors import ApiError, FieldError
 from inflight.entrypoints.openai.generation_routes import ERRORS, add_post, in_time
+from inflight.entrypoints.openai.messages import leave_out_parts
 from inflight.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.responses import (
@@ -81,10 +82,11 @@ def add_model_routes(app: FastAPI, server: ApiServer) -> None:
 def add_token_routes(app: FastAPI, server: ApiServer) -> None:
     engine = server.engine
 
-    async def tokens_of(body: TokenizeRequest) -> list[int]:
+    async def tokens_of(body: TokenizeRequest, left_out: list[str]) -> list[int]:
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", "give either prompt or messages, and not both")
         if body.prompt is None:
+            left_out += leave_out_parts(body.messages or ())
             return await render_messages(server, body, plain_tools(body.tools), body.chat_template_kwargs)
         for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template", "documents"):
             if getattr(body, name) is not None:
@@ -101,8 +103,9 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
         server.check_model(body.model)
 
         async def make() -> tuple[bytes, list[str]]:
-            tokens = await tokens_of(body)
-            return await asyncio.to_thread(present, tokens, bool(body.return_token_strs)), []
+            left_out: list[str] = []
+            tokens = await tokens_of(body, left_out)
+            return await asyncio.to_thread(present, tokens, bool(body.return_token_strs)), left_out
 
         return in_time(server, request, body, make)
 

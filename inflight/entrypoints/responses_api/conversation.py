@@ -1,10 +1,13 @@
 """Turns a request to /v1/responses into the chat that the server answers."""
 
 import asyncio
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from inflight.entrypoints.openai.chat import validate_chat
+from inflight.entrypoints.openai.content_parts import readable_parts
 from inflight.entrypoints.openai.errors import ApiError, FieldError
 from inflight.entrypoints.openai.generation_fields import SamplingFields
 from inflight.entrypoints.openai.messages import MAX_TOOLS
@@ -12,18 +15,22 @@ from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.strict_model import StrictModel
 from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.entrypoints.responses_api.client_tools import output_text
 from inflight.entrypoints.responses_api.items import (
     AdditionalToolsItem,
     CallOutputItem,
+    ClientCallItem,
+    ClientOutputItem,
     CustomToolCallItem,
     FunctionCallItem,
     ItemReference,
     MessageItem,
+    OtherItem,
     ReasoningItem,
-    ServerCallItem,
+    Text,
 )
 from inflight.entrypoints.responses_api.protocol import LOGPROBS, PlainFormat, ResponsesRequest, SchemaFormat
-from inflight.entrypoints.responses_api.tools import INPUT, NamedTool, PromptTools, prompt_name
+from inflight.entrypoints.responses_api.tools import INPUT, ClientToolChoice, NamedTool, PromptTools, prompt_name
 
 # fields that mean the same in a chat
 _SAME = (
@@ -62,33 +69,30 @@ async def validate_response(server: ApiServer, body: ResponsesRequest) -> Valida
     can_enforce = markup is not None and markup.arguments is None and not markup.only_forced
     items = [] if isinstance(body.input, str) else body.input
     added = [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
-    tools = PromptTools([*(body.tools or ()), *added], enforces_patterns=can_enforce)
+    found = [tool for item in items if isinstance(item, ClientOutputItem) for tool in item.tools or ()]
+    tools = PromptTools([*(body.tools or ()), *added], enforces_patterns=can_enforce, found=found)
     # in a thread, because there may be thousands of items
-    validated = await validate_chat(server, await asyncio.to_thread(_chat, body, tools))
+    chat, left_out = await asyncio.to_thread(_chat, body, tools)
+    validated = await validate_chat(server, chat, hidden_tools=tools.hidden)
     same = {field.name: getattr(validated, field.name) for field in fields(ValidatedRequest)}
-    left_out = [
-        *tools.left_out,
-        *(f"input[] ({item.type})" for item in items if isinstance(item, ServerCallItem | ItemReference)),
-    ]
-    return ValidatedResponse(**{**same, "left_out": tuple(left_out)}, asked=body, tools=tools)
+    same["left_out"] = (*tools.left_out, *left_out, *validated.left_out)
+    return ValidatedResponse(**same, asked=body, tools=tools)
 
 
-def _chat(body: ResponsesRequest, tools: PromptTools) -> ChatCompletionRequest:
+def _chat(body: ResponsesRequest, tools: PromptTools) -> tuple[ChatCompletionRequest, list[str]]:
+    """Returns the chat, and the names of the items and parts that are left out."""
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     choice = body.tool_choice
-    given["tool_choice"] = tools.choice(choice) if isinstance(choice, NamedTool) else choice
-    given |= {
-        "messages": _Messages(body).messages,
-        "tools": tools.functions or None,
-        "max_tokens": body.max_output_tokens,
-    }
+    given["tool_choice"] = tools.choice(choice) if isinstance(choice, NamedTool | ClientToolChoice) else choice
+    read = _Messages(body, tools)
+    given |= {"messages": read.messages, "tools": tools.functions or None, "max_tokens": body.max_output_tokens}
     if body.top_logprobs or LOGPROBS in (body.include or ()):
         given |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     if body.reasoning is not None:
         given["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
         given["response_format"] = _response_format(body.text.format)
-    return ChatCompletionRequest(**given)
+    return ChatCompletionRequest(**given), read.left_out
 
 
 def _response_format(wanted: PlainFormat | SchemaFormat) -> dict[str, Any]:
@@ -99,56 +103,93 @@ def _response_format(wanted: PlainFormat | SchemaFormat) -> dict[str, Any]:
 
 class _Messages:
     """The messages of the chat. The reasoning, the text and the calls of one turn of the assistant are one message, as in the
-    answer of a chat."""
+    answer of a chat.
 
-    def __init__(self, body: ResponsesRequest) -> None:
+    Attributes:
+        left_out: the names of the items and parts that the model does not see, for the answer's header.
+    """
+
+    def __init__(self, body: ResponsesRequest, tools: PromptTools) -> None:
         """
         Raises:
-            FieldError: the input has no message, or a name is too long.
+            FieldError: the input has no message, a name is too long, or the client asks about an image.
             ApiError: an item refers to a stored item.
         """
         self.messages: list[dict[str, Any]] = []  # Any: the fields of `ChatMessage`
+        self.left_out: list[str] = []
+        self._tools = tools
         self._turn: dict[str, Any] | None = None  # the last message, if more of its turn may follow
         if body.instructions is not None:
             self._add("system", content=body.instructions)
         if isinstance(body.input, str):
             self._add("user", content=body.input)
             return
+        self._num_answered = _num_answered(body.input)
+        left_out = frozenset(_left_out_calls(body.input))
         for i, item in enumerate(body.input):
-            self._add_item(item, f"input[{i}]")
+            if isinstance(item, OtherItem) or getattr(item, "call_id", None) in left_out or _is_of_server(item):
+                self.left_out.append(f"input[] ({item.type})")
+            else:
+                self._add_item(item, i)
         if not self.messages:
             raise FieldError("input", "input has no message: add one")
 
-    def _add_item(self, item: StrictModel, where: str) -> None:
+    def _add_item(self, item: StrictModel, index: int) -> None:
+        where = f"input[{index}]"
         if isinstance(item, MessageItem):
-            if item.role == "assistant":
-                self._turn_without("content", "tool_calls")["content"] = item.content
+            is_answer = item.role == "assistant"
+            is_asked = index >= self._num_answered and item.role != "tool"
+            content = self._readable(item.content, f"{where}.content", is_asked=is_asked)
+            if is_answer:
+                self._turn_without("content", "tool_calls")["content"] = content
             else:
-                self._add(item.role, content=item.content)
+                self._add(item.role, content=content)
         elif isinstance(item, ReasoningItem):
             if item.text:  # without text, it is of another server, and encrypted
                 turn = self._turn_without("content", "tool_calls")
                 turn["reasoning_content"] = "\n\n".join(filter(None, (turn.get("reasoning_content"), item.text)))
         elif isinstance(item, FunctionCallItem | CustomToolCallItem):
-            self._add_call(item, where)
+            name = prompt_name(item.name, item.namespace, f"{where}.name")
+            arguments = {INPUT: item.input} if isinstance(item, CustomToolCallItem) else item.arguments
+            self._add_call(item.call_id, name, arguments)
+        elif isinstance(item, ClientCallItem):
+            self._add_call(item.call_id or item.id, item.kind.type, item.called_with)
         elif isinstance(item, CallOutputItem):
-            self._add("tool", content=item.output, tool_call_id=item.call_id)
-        elif isinstance(item, ItemReference) and not item.is_of_reasoning:
+            content = self._readable(item.output, f"{where}.output", is_asked=False)
+            self._add("tool", content=content, tool_call_id=item.call_id)
+        elif isinstance(item, ClientOutputItem):
+            self._add("tool", content=self._output(item), tool_call_id=item.call_id or item.id)
+        elif isinstance(item, ItemReference):
+            self._refer(item, where)
+
+    def _refer(self, item: ItemReference, where: str) -> None:
+        if not item.is_of_reasoning:
             raise ApiError(
                 404,
                 f"Item with id {item.id!r} not found: this server stores no items. Send the item itself.",
                 param=f"{where}.id",
                 code="not_found",
             )
+        self.left_out.append(f"input[] ({item.type})")
 
-    def _add_call(self, item: FunctionCallItem | CustomToolCallItem, where: str) -> None:
-        name = prompt_name(item.name, item.namespace, f"{where}.name")
-        arguments = {INPUT: item.input} if isinstance(item, CustomToolCallItem) else item.arguments
+    def _readable(self, content: Text, where: str, *, is_asked: bool) -> str | list[StrictModel]:
+        if isinstance(content, str):
+            return content
+        return [*readable_parts(content, where, self.left_out, is_asked=is_asked)] or ""
+
+    def _output(self, item: ClientOutputItem) -> str:
+        """The result of a call. Tools that were found are defined in it, because the model sees no other definition of them."""
+        if item.tools is None:
+            return output_text(item.output, item.status)
+        lines = [json.dumps(tool, ensure_ascii=False) for tool in self._tools.definitions(item.tools)]
+        return "\n".join(lines) or "No tool was found."
+
+    def _add_call(self, call_id: str | None, name: str, arguments: str | dict[str, Any]) -> None:
         turn = self._turn_without()
         if len(turn.setdefault("tool_calls", [])) == MAX_TOOLS:
             turn = self._turn_without("tool_calls")
             turn["tool_calls"] = []
-        turn["tool_calls"].append({"id": item.call_id, "function": {"name": name, "arguments": arguments}})
+        turn["tool_calls"].append({"id": call_id, "function": {"name": name, "arguments": arguments}})
 
     def _turn_without(self, *names: str) -> dict[str, Any]:
         """The assistant's turn so far; a new one if it already has one of these fields."""
@@ -160,3 +201,30 @@ class _Messages:
     def _add(self, role: str, **members: Any) -> None:
         self.messages.append({"role": role, **members})
         self._turn = None
+
+
+def _num_answered(items: Sequence[StrictModel]) -> int:
+    """The number of the items up to the last one that a model has written."""
+    written = (FunctionCallItem, CustomToolCallItem, ClientCallItem, ReasoningItem)
+    return max(
+        (
+            i + 1
+            for i, item in enumerate(items)
+            if isinstance(item, written) or (isinstance(item, MessageItem) and item.role == "assistant")
+        ),
+        default=0,
+    )
+
+
+def _left_out_calls(items: Sequence[StrictModel]) -> Iterator[str]:
+    """The ids of the calls that are left out, so that their results are left out, too."""
+    known = (FunctionCallItem, CustomToolCallItem, ClientCallItem)
+    kept = {item.call_id for item in items if isinstance(item, known)}
+    for item in items:
+        if isinstance(item, OtherItem) and isinstance(item.call_id, str) and item.call_id not in kept:
+            yield item.call_id
+
+
+def _is_of_server(item: StrictModel) -> bool:
+    """Whether this is a search for tools that OpenAI's servers have made."""
+    return isinstance(item, ClientCallItem | ClientOutputItem) and item.execution == "server"

@@ -1,18 +1,20 @@
 """The items of `input` in a request to /v1/responses, as pydantic models."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, TextPart, ToolName, as_text_part
+from inflight.entrypoints.openai.content_parts import PlainPart
+from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, ToolName
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
+from inflight.entrypoints.responses_api.client_tools import CALLS, OUTPUTS, ClientTool
 from inflight.entrypoints.responses_api.tools import ResponseTools, type_of
 
 REASONING_ID = "rs_"  # the ids of reasoning items begin with it
+_THOUGHTS = ("reasoning_text", "summary_text", "text")
 _FROM_CLIENT = "Data of the client or of an earlier answer."
-_ServerCall = Literal["web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"]
 
-Text = str | Annotated[list[Annotated[TextPart, BeforeValidator(as_text_part)]], Field(fail_fast=True)]
+Text = str | Annotated[list[PlainPart], Field(fail_fast=True)]
 Arguments = Annotated[str, Field(max_length=MAX_ARGUMENTS)]
 
 
@@ -54,9 +56,50 @@ class CallOutputItem(Item):
     output: Text
 
 
+class ClientCallItem(Item):
+    """A call of a tool of OpenAI's that the client runs (`CLIENT_TOOLS`)."""
+
+    type: Literal["tool_search_call", "local_shell_call", "shell_call", "apply_patch_call"]
+    call_id: str | None = optional("Its id, if left out.")
+    action: dict[str, Any] | None = optional("The arguments of a shell.")
+    operation: dict[str, Any] | None = optional("The arguments of apply_patch.")
+    arguments: Any = optional("The arguments of tool_search, as a JSON object.")
+    execution: str | None = optional("server: OpenAI's servers have searched, so that the call is left out.")
+    environment: dict[str, Any] | None = no_effect(_FROM_CLIENT)
+    caller: dict[str, Any] | None = no_effect(_FROM_CLIENT)
+    created_by: str | None = no_effect(_FROM_CLIENT)
+
+    @property
+    def kind(self) -> ClientTool:
+        return CALLS[self.type]
+
+    @property
+    def called_with(self) -> dict[str, Any]:
+        """The arguments as the model has written them."""
+        given = getattr(self, self.kind.member)
+        return self.kind.arguments(given) if isinstance(given, dict) else {}
+
+
+class ClientOutputItem(Item):
+    """The result of such a call."""
+
+    type: Literal["tool_search_output", "local_shell_call_output", "shell_call_output", "apply_patch_call_output"]
+    call_id: str | None = optional("Its id, if left out.")
+    output: Any = optional("Text, or JSON that the model reads as text.")
+    tools: ResponseTools | None = optional("What tool_search has found: the model can call these tools from now on.")
+    execution: str | None = optional("server: OpenAI's servers have searched, so that the result is left out.")
+    max_output_length: int | None = no_effect(_FROM_CLIENT)
+    caller: dict[str, Any] | None = no_effect(_FROM_CLIENT)
+    created_by: str | None = no_effect(_FROM_CLIENT)
+
+    @property
+    def kind(self) -> ClientTool:
+        return OUTPUTS[self.type]
+
+
 class ReasoningPart(StrictModel):
-    type: Literal["reasoning_text", "summary_text", "text"]
-    text: str
+    type: str = Field(max_length=256, description="reasoning_text, summary_text or text. Other parts are left out.")
+    text: str | None = None
 
 
 class ReasoningItem(Item):
@@ -69,7 +112,8 @@ class ReasoningItem(Item):
 
     @property
     def text(self) -> str:
-        return "\n\n".join(part.text for part in self.content or self.summary or ())
+        parts = self.content or self.summary or ()
+        return "\n\n".join(part.text for part in parts if part.text and part.type in _THOUGHTS)
 
 
 class AdditionalToolsItem(Item):
@@ -92,22 +136,33 @@ class ItemReference(StrictModel):
         return self.id.startswith(REASONING_ID)
 
 
-class ServerCallItem(StrictModel):
-    """A call that OpenAI's servers have made. It is left out."""
+class OtherItem(StrictModel):
+    """An item of a type that the server does not know, such as a call that OpenAI's servers have made. It is left out, and so
+    is the result of a call that is left out."""
 
     model_config = ConfigDict(extra="ignore")
 
-    type: _ServerCall
+    type: str = Field(max_length=256)
+    call_id: Any = no_effect(_FROM_CLIENT)
 
 
-_TAGS = {"custom_tool_call_output": "function_call_output", **dict.fromkeys(get_args(_ServerCall), "web_search_call")}
+_TAGS = {
+    "custom_tool_call_output": "function_call_output",
+    **dict.fromkeys(CALLS, "client call"),
+    **dict.fromkeys(OUTPUTS, "client output"),
+}
+_KNOWN = frozenset(
+    "message function_call custom_tool_call function_call_output reasoning additional_tools item_reference".split()
+)
 
 
 def _kind(item: object) -> str | None:
     kind = type_of(item)
     if kind is None:
         return "message"
-    return _TAGS.get(kind, kind) if isinstance(kind, str) else None
+    if not isinstance(kind, str):
+        return None
+    return kind if kind in _KNOWN else _TAGS.get(kind, "other")
 
 
 InputItem = Annotated[
@@ -118,7 +173,9 @@ InputItem = Annotated[
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[AdditionalToolsItem, Tag("additional_tools")]
     | Annotated[ItemReference, Tag("item_reference")]
-    | Annotated[ServerCallItem, Tag("web_search_call")],
+    | Annotated[ClientCallItem, Tag("client call")]
+    | Annotated[ClientOutputItem, Tag("client output")]
+    | Annotated[OtherItem, Tag("other")],
     Discriminator(_kind),
 ]
 # with `instructions`, there is one message more

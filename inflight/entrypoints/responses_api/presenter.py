@@ -5,7 +5,8 @@ A response has items: reasoning, messages and calls. In a stream each item has t
 
     output_item.added, content_part.added, <text>.delta, ..., <text>.done, content_part.done, output_item.done
 
-Calls have no content part. Before all items come `created` and `in_progress`, after them `completed`, `incomplete` or `failed`.
+Calls have no content part, and calls of OpenAI's own tools have no text. Before all items come `created` and `in_progress`,
+after them `completed`, `incomplete` or `failed`.
 """
 
 import time
@@ -29,6 +30,7 @@ from inflight.entrypoints.responses_api.bodies import (
     ResponseStatus,
     ResponseUsage,
 )
+from inflight.entrypoints.responses_api.client_tools import ClientTool
 from inflight.entrypoints.responses_api.conversation import ValidatedResponse
 from inflight.entrypoints.responses_api.items import REASONING_ID
 from inflight.entrypoints.responses_api.protocol import TextOptions
@@ -82,6 +84,16 @@ class _Item:
         return {"type": self.kind.part, "text": text}
 
 
+@dataclass(slots=True)
+class _ClientCall:
+    """A call of a tool of OpenAI's that the client runs. It becomes an item at its end, because only its complete arguments say
+    whether the client can run it."""
+
+    tool: ClientTool
+    call_id: str
+    arguments: list[str] = field(default_factory=list)
+
+
 class ResponsesPresenter(Presenter):
     id_prefix = "resp"
     format_field = "text.format"
@@ -95,6 +107,7 @@ class ResponsesPresenter(Presenter):
         self._sequence_number = 0
         self._finish_reason: str | None = None
         self._item: _Item | None = None
+        self._client_call: _ClientCall | None = None
         self._output: list[bytes] = []  # the JSON of the items that have ended
         self._rows: list[PositionLogprobs] = []  # the log-probabilities of tokens whose text has not come yet
 
@@ -115,7 +128,9 @@ class ResponsesPresenter(Presenter):
         for event in [ContentDelta(choice.text)] if choice.events is None else choice.events:
             chunks += self._write(event)
         if choice.finish_reason is not None:
-            if self._item is None and not self._output:  # a client expects a message, even if it is empty
+            if (
+                self._item is None and self._client_call is None and not self._output
+            ):  # a client expects a message, even if it is empty
                 chunks += self._begin(_MESSAGE, role="assistant")
             chunks += self._end_item("completed" if choice.finish_reason == "stop" else "incomplete")
         return chunks
@@ -141,6 +156,10 @@ class ResponsesPresenter(Presenter):
     def _write(self, event: Event) -> list[bytes]:
         if isinstance(event, ToolCallStart):
             tool = self._tools.called(event.name)
+            if tool.client is not None:
+                ended = self._end_item("completed")
+                self._client_call = _ClientCall(tool.client, event.id)
+                return ended
             kind = _CUSTOM if tool.is_custom else _FUNCTION
             namespace = {} if tool.namespace is None else {"namespace": tool.namespace}
             call = {"call_id": event.id, "name": tool.name, **namespace, kind.text_name: ""}
@@ -152,6 +171,9 @@ class ResponsesPresenter(Presenter):
             begun = self._begin(_MESSAGE, role="assistant")
         elif isinstance(event, ReasoningDelta) and (self._item is None or self._item.kind is not _REASONING):
             begun = self._begin(_REASONING, summary=[])
+        if self._client_call is not None:
+            self._client_call.arguments.append(event.text)
+            return begun
         assert self._item is not None
         self._item.texts.append(event.text)
         logprobs = self._take_logprobs(self._item)
@@ -180,7 +202,7 @@ class ResponsesPresenter(Presenter):
     def _end_item(self, status: ItemStatus) -> list[bytes]:
         item, self._item = self._item, None
         if item is None:
-            return []
+            return self._end_client_call(status)
         text = "".join(item.texts)
         if item.kind is _CUSTOM:
             text = input_of(text)
@@ -193,6 +215,32 @@ class ResponsesPresenter(Presenter):
         chunks = self._end_events(item, text, ended) if self._is_stream else []
         self._output.append(ended)
         return chunks
+
+    def _end_client_call(self, status: ItemStatus) -> list[bytes]:
+        call, self._client_call = self._client_call, None
+        if call is None:
+            return []
+        arguments = "".join(call.arguments)
+        members = call.tool.item_members(arguments)
+        if members is None:
+            # The client gets what the model has written, as the call of a function. It says that there is no such function, or
+            # why the arguments are wrong, and the model tries again.
+            chunks = self._begin(_FUNCTION, call_id=call.call_id, name=call.tool.type, arguments="")
+            assert self._item is not None
+            self._item.texts.append(arguments)
+            chunks.append(self._delta(self._item, arguments, []))
+            return chunks + self._end_item(status)
+        place = _members(output_index=len(self._output))
+        shown = {
+            "id": call.tool.id_prefix + uuid.uuid4().hex,
+            "type": call.tool.call,
+            "status": "in_progress",
+            "call_id": call.call_id,
+            **members,
+        }
+        added = self._event(b"response.output_item.added", place, b',"item":' + to_json(shown))
+        self._output.append(to_json({**shown, "status": status}))
+        return [added, self._event(b"response.output_item.done", place, b',"item":' + self._output[-1])]
 
     def _end_events(self, item: _Item, text: str, ended: bytes) -> list[bytes]:
         chunks: list[bytes] = []

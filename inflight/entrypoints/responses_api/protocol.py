@@ -8,7 +8,7 @@ from inflight.entrypoints.openai.generation_fields import MAX_INT, MAX_PRIORITY,
 from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 from inflight.entrypoints.responses_api.items import InputItems
-from inflight.entrypoints.responses_api.tools import NamedTool, ResponseTools
+from inflight.entrypoints.responses_api.tools import ClientToolChoice, NamedTool, ResponseTools
 
 LOGPROBS = "message.output_text.logprobs"  # a value of `include`
 
@@ -27,7 +27,7 @@ class SchemaFormat(StrictModel):
 
 class TextOptions(StrictModel):
     format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = no_effect("Ask for short or long answers in the input.")
+    verbosity: str | None = no_effect("Ask for short or long answers in the input.")
 
 
 class ReasoningOptions(StrictModel):
@@ -51,7 +51,7 @@ class ResponsesRequest(SamplingFields):
     instructions: str | None = optional("A system message before the input.")
     # tools
     tools: ResponseTools | None = optional("Tools the model may call.")
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = optional(
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | ClientToolChoice | None = optional(
         "none, auto, required, or one tool by name."
     )
     parallel_tool_calls: bool | None = optional("False: at most one call.")

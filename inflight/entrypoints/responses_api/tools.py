@@ -1,10 +1,11 @@
 """The tools of a request to /v1/responses, as pydantic models, and as the functions that the model sees.
 
 The model knows only functions. So a tool in a namespace becomes a function whose name contains the namespace. A custom tool,
-whose input is text, becomes a function with one argument. `PromptTools` remembers which tool a function stands for.
+whose input is text, becomes a function with one argument. A tool of OpenAI's that the client runs becomes a function with the
+arguments of its calls. `PromptTools` remembers which tool a function stands for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
@@ -13,6 +14,7 @@ from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.generation_fields import GrammarText
 from inflight.entrypoints.openai.messages import MAX_TOOL_NAME, MAX_TOOLS, ToolName
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
+from inflight.entrypoints.responses_api.client_tools import CLIENT_TOOLS, ClientTool, is_run_by_client
 
 INPUT = "input"  # the argument of a function that stands for a custom tool
 _SERVED = ("function", "custom", "namespace")
@@ -24,6 +26,7 @@ class FunctionTool(StrictModel):
     description: str | None = None
     parameters: dict[str, Any] | None = optional("A JSON schema of type object.")
     strict: bool | None = optional("Arguments are made to satisfy the schema; false if left out.")
+    defer_loading: bool | None = no_effect("The model sees the tool from the beginning.")
 
 
 class CustomFormat(StrictModel):
@@ -39,6 +42,24 @@ class CustomTool(StrictModel):
     name: ToolName
     description: str | None = None
     format: CustomFormat | None = None
+    defer_loading: bool | None = no_effect("The model sees the tool from the beginning.")
+
+
+class ClientRunTool(StrictModel):
+    """A tool of OpenAI's that the client runs (`CLIENT_TOOLS`)."""
+
+    type: Literal["tool_search", "local_shell", "shell", "apply_patch"]
+    execution: str | None = optional("client for tool_search; OpenAI's servers run any other, so that it is left out.")
+    description: str | None = None
+    parameters: dict[str, Any] | None = optional("A JSON schema of type object; only for tool_search.")
+    environment: dict[str, Any] | None = optional(
+        "local for shell; OpenAI's servers run any other, so that it is left out."
+    )
+    allowed_callers: list[str] | None = no_effect("Only the model calls.")
+
+    @property
+    def kind(self) -> ClientTool:
+        return CLIENT_TOOLS[self.type]
 
 
 class OtherTool(StrictModel):
@@ -58,11 +79,16 @@ def _kind(tool: object) -> str | None:
     kind = type_of(tool)
     if not isinstance(kind, str):
         return None
+    if isinstance(tool, ClientRunTool) or (isinstance(tool, dict) and is_run_by_client(tool)):
+        return "client"
     return kind if kind in _SERVED else "other"
 
 
 _PlainTool = (
-    Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")] | Annotated[OtherTool, Tag("other")]
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[ClientRunTool, Tag("client")]
+    | Annotated[OtherTool, Tag("other")]
 )
 
 
@@ -87,12 +113,22 @@ class NamedTool(StrictModel):
     namespace: str | None = None
 
 
+class ClientToolChoice(StrictModel):
+    """A tool of OpenAI's that the client runs has no other name than its type."""
+
+    type: Literal["tool_search", "local_shell", "shell", "apply_patch"]
+
+
 class CalledTool(NamedTuple):
-    """A tool as the client knows it."""
+    """A tool as the client knows it. `client`: of which kind it is, if it is a tool of OpenAI's that the client runs."""
 
     name: str
     namespace: str | None = None
     is_custom: bool = False
+    client: ClientTool | None = None
+
+
+_KnownTool = FunctionTool | CustomTool | ClientRunTool
 
 
 class PromptTools:
@@ -100,12 +136,16 @@ class PromptTools:
 
     Attributes:
         left_out: the tools that are not served, and the grammars that are not enforced.
+        hidden: names of functions that the chat template must not list, because the messages have their definitions.
     """
 
-    def __init__(self, tools: Sequence[StrictModel], *, enforces_patterns: bool) -> None:
+    def __init__(
+        self, tools: Sequence[StrictModel], *, enforces_patterns: bool, found: Sequence[StrictModel] = ()
+    ) -> None:
         """
         Args:
             enforces_patterns: whether a grammar can hold an argument to a regular expression, in the calls of this model.
+            found: tools that the client has found in the middle of the conversation, when the model searched for them.
 
         Raises:
             FieldError: there are too many tools, or two tools would have one name.
@@ -114,13 +154,10 @@ class PromptTools:
         self._enforces_patterns = enforces_patterns
         self._functions: dict[str, dict[str, Any]] = {}  # Any: the fields of a chat's `Tool`
         self._called: dict[str, CalledTool] = {}
-        for namespace, tool in self._flat(tools):
-            called = CalledTool(tool.name, namespace, isinstance(tool, CustomTool))
-            name = prompt_name(called.name, namespace, "tools")
-            if self._called.setdefault(name, called) != called:
-                raise FieldError("tools", f"tools has two tools with the name {name!r}: give each a name of its own")
-            shown = self._custom(tool) if isinstance(tool, CustomTool) else _function(tool)
-            self._functions[name] = {"type": "function", "function": {"name": name, **shown}}
+        self._add(tools, "tools[]")
+        listed = frozenset(self._functions)
+        self._add(found, "input[].tools[]")
+        self.hidden = frozenset(self._functions) - listed
         if len(self._functions) > MAX_TOOLS:
             raise FieldError("tools", f"the request has {len(self._functions)} tools; at most {MAX_TOOLS} are allowed")
 
@@ -132,22 +169,42 @@ class PromptTools:
         """The tool for which the function `name` stands. A model may also call a function that it was not given."""
         return self._called.get(name, CalledTool(name))
 
-    def choice(self, tool: NamedTool) -> dict[str, Any]:
+    def definitions(self, tools: Sequence[StrictModel]) -> list[dict[str, Any]]:
+        """The functions that stand for some of the tools."""
+        names = (prompt_name(_name(tool), namespace, "tools") for namespace, tool in _flat(tools))
+        return [self._functions[name] for name in dict.fromkeys(names)]
+
+    def choice(self, tool: NamedTool | ClientToolChoice) -> dict[str, Any]:
         """The choice of the function that stands for `tool`. Without a namespace, the tool may be in any namespace."""
+        if isinstance(tool, ClientToolChoice):
+            return {"type": "function", "function": {"name": tool.type}}
         name = prompt_name(tool.name, tool.namespace, "tool_choice.name")
         if name not in self._called and tool.namespace is None:
             name = next((found for found, called in self._called.items() if called.name == tool.name), name)
         return {"type": "function", "function": {"name": name}}
 
-    def _flat(self, tools: Sequence[StrictModel]) -> Iterator[tuple[str | None, FunctionTool | CustomTool]]:
-        """Yields each tool with its namespace, and notes those that are left out."""
-        for tool in tools:
-            if isinstance(tool, NamespaceTool):
-                yield from ((tool.name, member) for _, member in self._flat(tool.tools))
-            elif isinstance(tool, FunctionTool | CustomTool):
-                yield None, tool
-            elif isinstance(tool, OtherTool):
-                self.left_out.append(f"tools[] ({tool.type})")
+    def _add(self, tools: Sequence[StrictModel], where: str) -> None:
+        self.left_out += [f"{where} ({kind})" for kind in _left_out(tools)]
+        for namespace, tool in _flat(tools):
+            client = tool.kind if isinstance(tool, ClientRunTool) else None
+            called = CalledTool(_name(tool), namespace, isinstance(tool, CustomTool), client)
+            name = prompt_name(called.name, namespace, "tools")
+            if self._called.setdefault(name, called) != called:
+                raise FieldError("tools", f"tools has two tools with the name {name!r}: give each a name of its own")
+            if name not in self._functions:
+                self._functions[name] = {"type": "function", "function": {"name": name, **self._shown(tool)}}
+
+    def _shown(self, tool: _KnownTool) -> dict[str, Any]:
+        """The fields of the function that stands for the tool."""
+        if isinstance(tool, CustomTool):
+            return self._custom(tool)
+        return self._client_run(tool) if isinstance(tool, ClientRunTool) else _function(tool)
+
+    def _client_run(self, tool: ClientRunTool) -> dict[str, Any]:
+        known = tool.kind.parameters
+        parameters = known or tool.parameters or {"type": "object", "properties": {}}
+        strict = {"strict": True} if known is not None and self._enforces_patterns else {}
+        return {"description": tool.description or tool.kind.description, "parameters": parameters, **strict}
 
     def _custom(self, tool: CustomTool) -> dict[str, Any]:
         text: dict[str, Any] = {"type": "string"}
@@ -165,6 +222,28 @@ class PromptTools:
         if description:
             shown["description"] = "\n\n".join(description)
         return shown
+
+
+def _flat(tools: Iterable[StrictModel]) -> Iterator[tuple[str | None, _KnownTool]]:
+    """Yields each tool that the model can see, with its namespace."""
+    for tool in tools:
+        if isinstance(tool, NamespaceTool):
+            yield from ((tool.name, member) for _, member in _flat(tool.tools))
+        elif isinstance(tool, FunctionTool | CustomTool | ClientRunTool):
+            yield None, tool
+
+
+def _left_out(tools: Iterable[StrictModel]) -> Iterator[str]:
+    """Yields the types of the other tools."""
+    for tool in tools:
+        if isinstance(tool, NamespaceTool):
+            yield from _left_out(tool.tools)
+        elif isinstance(tool, OtherTool):
+            yield tool.type
+
+
+def _name(tool: _KnownTool) -> str:
+    return tool.type if isinstance(tool, ClientRunTool) else tool.name
 
 
 def prompt_name(name: str, namespace: str | None, where: str) -> str:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from inflight.entrypoints.openai.messages import ChatMessage, malformed_calls, read_arguments, template_messages
+from inflight.entrypoints.openai.errors import FieldError
+from inflight.entrypoints.openai.messages import (
+    ChatMessage,
+    leave_out_parts,
+    malformed_calls,
+    read_arguments,
+    template_messages,
+)
 from inflight.entrypoints.openai.rendering import _render_calls
 from inflight.tokenizer.chat_template import ChatTemplate
 
@@ -105,19 +112,36 @@ def test_a_template_that_refuses_the_messages_refuses_them() -> None:
         rendered_call("{{ raise_exception('no') }}")
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+ASKED = {"role": "user", "content": [{"type": "text", "text": "?"}, IMAGE]}
+CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
+
+
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("messages", "param"),
     [
-        ("image_url", "'image_url' is of type image; this model takes text only: no images"),
-        ("input_audio", "is of type audio"),
-        ("video_url", "is of type video"),
-        ("file", "is of type file"),
-        ("thinking", "the type 'thinking' is not known"),
+        ([ASKED], "messages[0].content[1].type"),
+        ([CALLED, ASKED], "messages[1].content[1].type"),
+        ([ASKED, CALLED], ""),
+        ([CALLED, {"role": "tool", "content": [IMAGE]}], ""),
+        ([{"role": "assistant", "content": [IMAGE]}], ""),
     ],
 )
-def test_a_part_that_is_no_text_says_so(kind: str, words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        ChatMessage.model_validate({"role": "user", "content": [{"type": kind, kind: {"url": "data:"}, "text": "x"}]})
+def test_a_medium_is_an_error_where_the_client_asks_about_it(messages: list[dict[str, Any]], param: str) -> None:
+    checked = [ChatMessage.model_validate(message) for message in messages]
+    if param:
+        with pytest.raises(FieldError) as raised:
+            leave_out_parts(checked)
+        assert raised.value.param == param
+    else:
+        assert leave_out_parts(checked) == ["messages[].content[] (image_url)"]
+        assert "[image: left out" in str(template_messages(checked))
+
+
+def test_a_message_of_unknown_parts_only_is_empty() -> None:
+    message = ChatMessage.model_validate({"role": "user", "content": [{"type": "unheard_of"}]})
+    assert leave_out_parts([message]) == ["messages[].content[] (unheard_of)"]
+    assert template_messages([message]) == [{"role": "user", "content": ""}]
 
 
 @pytest.mark.parametrize("thinking", ["hm", [{"type": "text", "text": "hm"}]])
@@ -137,5 +161,5 @@ def test_a_part_that_refuses_is_text() -> None:
     message = ChatMessage.model_validate({"role": "assistant", "content": parts})
     [shown] = template_messages([message])
     assert shown["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    with pytest.raises(ValidationError, match="the type 'refusal' is not known"):
+    with pytest.raises(ValidationError, match="a part of the type 'refusal' needs a text"):
         ChatMessage.model_validate({"role": "assistant", "content": [{"type": "refusal", "refusal": 5, "text": "x"}]})

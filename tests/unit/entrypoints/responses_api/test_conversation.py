@@ -6,13 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from inflight.entrypoints.openai.errors import ApiError, FieldError
 from inflight.entrypoints.openai.messages import MAX_TOOLS, template_messages
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.responses_api.conversation import ValidatedResponse, _chat, validate_response
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
-from inflight.entrypoints.responses_api.tools import PromptTools
+from inflight.entrypoints.responses_api.tools import CalledTool, PromptTools
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.parsers.markup import default_markup
 from tests.unit.entrypoints.openai.test_chat import server
@@ -24,7 +25,7 @@ THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type"
 
 def chat(**body: Any) -> ChatCompletionRequest:
     asked = ResponsesRequest.model_validate({"input": "x", **body})
-    return _chat(asked, PromptTools(asked.tools or (), enforces_patterns=False))
+    return _chat(asked, PromptTools(asked.tools or (), enforces_patterns=False))[0]
 
 
 def messages(*items: Any, **more: Any) -> list[dict[str, Any]]:
@@ -149,6 +150,133 @@ def refusal(body: dict[str, Any], **settings: bool) -> Any:
     with pytest.raises((ApiError, FieldError)) as raised:
         validated(body, **settings)
     return raised.value
+
+
+UNKNOWN = (
+    "computer_call mcp_call mcp_list_tools mcp_approval_request compaction context_compaction compaction_trigger program "
+    "configuration_update image_generation_call a.b unheard_of"
+).split()
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_an_item_of_an_unknown_type_is_left_out_with_its_result(kind: str) -> None:
+    other = {"type": kind, "id": "x_1", "call_id": "c9", "encrypted_content": "ENC", "tools": 5, "action": [{}]}
+    result = {"type": "function_call_output", "call_id": "c9", "output": "lost"}
+    question = {"role": "user", "content": "x"}
+    for items in ([other, result, question], [question, other, result], [question, CALL, other, result, RESULT]):
+        found = validated({"input": items})
+        assert found.left_out == (f"input[] ({kind})", "input[] (function_call_output)")
+        assert "lost" not in "".join(map(chr, found.prompts[0].token_ids))
+    assert messages(other, {**CALL, "call_id": "c9"}, result)[1]["content"] == "lost"  # the call is there
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"type": 5}, {"type": ["x"]}, {"type": "function_call", "call_id": "c"}, {"type": "message"}]
+)
+def test_a_wrong_item_is_an_error(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        chat(input=[{"role": "user", "content": "x"}, wrong])
+
+
+CLIENT_CALLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {"type": "local_shell_call", "action": {"type": "exec", "command": ["ls"], "env": {}, "user": None}},
+        call("local_shell", {"command": ["ls"]}),
+    ),
+    ({"type": "shell_call", "action": {"commands": ["a"], "x": 9}}, call("shell", {"commands": ["a"], "x": 9})),
+    (
+        {"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "a"}},
+        call("apply_patch", {"type": "delete_file", "path": "a"}),
+    ),
+    ({"type": "tool_search_call", "execution": "client", "arguments": {"query": "a"}}, call("tool_search", {"query": "a"})),
+    ({"type": "tool_search_call", "arguments": "mail"}, call("tool_search", {})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("item", "shown"), CLIENT_CALLS, ids=[case[0]["type"] for case in CLIENT_CALLS])
+def test_a_call_of_a_clients_tool_is_a_call(item: dict[str, Any], shown: dict[str, Any]) -> None:
+    """The model sees the arguments as it has written them."""
+    output = {
+        "type": item["type"].replace("search_call", "search_output").replace("_call", "_call_output"),
+        "output": "ok",
+    }
+    for id_of_call, id_of_output in (
+        ({"call_id": "c1"}, {"call_id": "c1"}),
+        ({"id": "c1"}, {"id": "c1", "call_id": None}),
+    ):
+        assert messages({**item, **id_of_call}, {**output, **id_of_output}) == [
+            {"role": "assistant", "tool_calls": [shown]},
+            {"role": "tool", "content": "ok", "tool_call_id": "c1"},
+        ]
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        ({"output": [{"stdout": "a", "outcome": {"type": "exit", "exit_code": 0}}]},
+         '[{"stdout": "a", "outcome": {"type": "exit", "exit_code": 0}}]'),
+        ({"status": "failed", "output": "no such file"}, "Error: no such file"),
+        ({"status": "failed"}, "failed"),
+        ({"status": "completed"}, "completed"),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_the_result_of_a_clients_tool_is_text(output: dict[str, Any], text: str) -> None:
+    found = messages({"type": "shell_call", "call_id": "c"}, {"type": "shell_call_output", "call_id": "c", **output})
+    assert found[1]["content"] == text
+
+
+def test_tools_that_are_found_can_be_called_and_are_defined_where_they_are_found() -> None:
+    send = {"type": "function", "name": "send", "defer_loading": True}
+    searched = {"type": "tool_search_call", "call_id": "c1", "execution": "client", "arguments": {"query": "mail"}}
+    found = {"type": "tool_search_output", "call_id": "c1", "execution": "client", "status": "completed",
+             "tools": [{"type": "namespace", "name": "mcp__mail__", "tools": [send]}, {"type": "mcp"}]}  # fmt: skip
+    items = [{"role": "user", "content": "x"}, searched, found]
+    answered = validated({"input": items, "tools": [{"type": "function", "name": "f"}]}, tool="hermes")
+    assert "".join(map(chr, answered.prompts[0].token_ids)) == (
+        '[f]{"type": "function", "function": {"name": "mcp__mail__send"}}<think>'
+    ), "the beginning of the prompt stays as it was"
+    assert answered.tools.called("mcp__mail__send") == CalledTool("send", "mcp__mail__")
+    assert answered.left_out == ("input[].tools[] (mcp)",)
+    assert messages(searched, {**found, "tools": []})[1]["content"] == "No tool was found."
+    # OpenAI's servers have searched: the search is left out, and the tools stay
+    of_server = [{**item, "execution": "server", "call_id": None} for item in (searched, found)]
+    answered = validated({"input": [*of_server, items[0]]}, tool="hermes")
+    assert "".join(map(chr, answered.prompts[0].token_ids)) == "x<think>"
+    assert answered.left_out[1:] == ("input[] (tool_search_call)", "input[] (tool_search_output)")
+    assert answered.tools.called("mcp__mail__send") == CalledTool("send", "mcp__mail__")
+
+
+IMAGE = {"type": "input_image", "image_url": "data:,"}
+LEFT_OUT = "[image: left out, because this model reads text only]"
+
+
+def test_a_picture_that_the_client_asks_about_is_an_error() -> None:
+    error = refusal({"input": [{"role": "user", "content": [{"type": "input_text", "text": "?"}, IMAGE]}]})
+    assert (error.param, "text only" in str(error)) == ("input[0].content[1].type", True)
+
+
+def test_an_older_picture_and_one_of_a_tool_are_a_text() -> None:
+    asked = {
+        "role": "user",
+        "content": [IMAGE, {"type": "input_text", "text": "?"}, {"type": "unheard_of", "text": "y"}],
+    }
+    result = {"type": "function_call_output", "call_id": "c1", "output": [IMAGE]}
+    found = messages(asked, CALL, result, {"role": "user", "content": "And now?"})
+    assert found[0]["content"] == [{"type": "text", "text": LEFT_OUT}, {"type": "text", "text": "?"}]
+    assert found[2]["content"] == [{"type": "text", "text": LEFT_OUT}]
+    answered = validated({"input": [asked, CALL, result, {"role": "user", "content": "And now?"}]})
+    names = ("input[].content[] (input_image)", "input[].content[] (unheard_of)", "input[].output[] (input_image)")
+    assert answered.left_out == names
+    assert messages({"role": "user", "content": [{"type": "unheard_of"}]})[0]["content"] == ""
+
+
+def test_thoughts_of_unknown_types_are_left_out() -> None:
+    thought = {
+        "type": "reasoning",
+        "content": [{"type": "unheard_of", "text": "a"}, {"type": "reasoning_text", "text": "b"}],
+    }
+    assert messages(thought, {"role": "assistant", "content": "x"})[0]["reasoning_content"] == "b"
 
 
 def test_nothing_is_stored() -> None:

@@ -28,6 +28,7 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "custom", "name": "patch"},
     {"type": "namespace", "name": "ns", "description": "d", "tools": [{"type": "function", "name": "g"}]},
     {"type": "web_search"},
+    {"type": "local_shell"},
 ]
 PARSER = partial(create_output_parser, "hermes", "qwen3", tools=[{"function": {"name": "f"}}])
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -150,10 +151,11 @@ def test_every_member_is_there() -> None:
         {"effort": "low", "summary": None}, {"format": {"type": "text"}},
     )  # fmt: skip
     assert response["tool_choice"] == "none" and [tool["type"] for tool in response["tools"]] == [
-        "function", "custom", "namespace",
+        "function", "custom", "namespace", "local_shell",
     ]  # fmt: skip
     assert response["tools"][0] == {
         "type": "function", "name": "f", "description": None, "parameters": {"type": "object"}, "strict": None,
+        "defer_loading": None,
     }  # fmt: skip
 
 
@@ -236,3 +238,39 @@ def test_logprobs_belong_to_the_text() -> None:
 )
 def test_the_input_of_a_custom_tool(arguments: str, text: str) -> None:
     assert input_of(arguments) == text
+
+
+def test_a_call_of_a_clients_tool_is_one_item_at_its_end() -> None:
+    text = "I look." + call("local_shell", '{"command": ["ls"]}') + call("f", "{}")
+    shown = presenter(stream=True)
+    events = opened(b"".join(chunk for each in outputs(list(text)) for chunk in shown.chunks(0, each)) + shown.end())
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["type"] for item in done] == ["message", "local_shell_call", "function_call"]
+    assert done[1]["action"] == {"type": "exec", "env": {}, "command": ["ls"]}
+    assert (done[1]["status"], done[1]["call_id"] != "") == ("completed", True)
+    (added,) = [
+        event for event in events if event["type"] == "response.output_item.added" and event["output_index"] == 1
+    ]
+    assert added["item"] == {**done[1], "status": "in_progress"}
+    assert events[-1]["response"]["output"] == done
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    whole = json.loads(presenter().body([*outputs([text])]))
+    assert [item["type"] for item in whole["output"]] == [item["type"] for item in done]
+    assert whole["output"][1]["action"] == done[1]["action"]
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_arguments_that_the_client_cannot_run_are_those_of_a_function(reason: str) -> None:
+    text = (
+        call("local_shell", '{"command": "ls"}')
+        if reason == "stop"
+        else '<tool_call>\n{"name": "local_shell", "arguments": {"command": ["rm", "x'
+    )
+    shown = presenter(stream=True)
+    events = opened(
+        b"".join(chunk for each in outputs(list(text), reason) for chunk in shown.chunks(0, each)) + shown.end()
+    )
+    (item,) = events[-1]["response"]["output"]
+    assert (item["type"], item["name"]) == ("function_call", "local_shell")
+    assert item["arguments"] == ('{"command": "ls"}' if reason == "stop" else '{"command": ["rm", "x')
+    assert item["status"] == ("completed" if reason == "stop" else "incomplete")

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.messages import MAX_TOOLS, Tool
 from inflight.entrypoints.openai.rendering import plain_tools
-from inflight.entrypoints.responses_api.tools import CalledTool, NamedTool, PromptTools, ResponseTools
+from inflight.entrypoints.responses_api.client_tools import CLIENT_TOOLS
+from inflight.entrypoints.responses_api.tools import CalledTool, ClientToolChoice, NamedTool, PromptTools, ResponseTools
 
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
 LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
@@ -80,6 +81,54 @@ def test_a_regex_is_enforced_if_the_models_calls_allow_it(enforces: bool) -> Non
     assert shown["parameters"]["properties"]["input"].get("pattern") == ("^(?:a|b)$" if enforces else None)
     assert shown.get("strict") is (True if enforces else None)
     assert bool(prompt_tools(tool, enforces_patterns=enforces).left_out) is not enforces
+
+
+@pytest.mark.parametrize("kind", list(CLIENT_TOOLS))
+def test_a_tool_that_the_client_runs_is_a_function(kind: str) -> None:
+    given = {"type": kind, "execution": "client", "environment": {"type": "local"}}
+    tools = prompt_tools(given, enforces_patterns=True)
+    (tool,) = tools.functions
+    shown = tool["function"]
+    assert (shown["name"], shown["parameters"]["type"]) == (kind, "object")
+    assert shown.get("strict", False) is (CLIENT_TOOLS[kind].parameters is not None)
+    assert shown["description"]
+    assert tools.called(kind) == CalledTool(kind, client=CLIENT_TOOLS[kind])
+    assert tools.left_out == []
+    assert "strict" not in functions(given)[0]
+    assert tools.choice(ClientToolChoice.model_validate({"type": kind})) == {
+        "type": "function",
+        "function": {"name": kind},
+    }
+
+
+def test_a_search_has_the_schema_of_the_client() -> None:
+    schema = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    (shown,) = functions({"type": "tool_search", "execution": "client", "description": "d", "parameters": schema})
+    assert shown == {"name": "tool_search", "description": "d", "parameters": schema}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "tool_search"},
+        {"type": "tool_search", "execution": "server"},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+        {"type": "unheard_of", "execution": "client"},
+    ],
+)
+def test_a_tool_that_the_client_does_not_run_is_left_out(tool: dict[str, Any]) -> None:
+    tools = prompt_tools(tool)
+    assert tools.functions == []
+    assert tools.left_out == [f"tools[] ({tool['type']})"]
+
+
+def test_a_tool_that_was_found_is_hidden_unless_it_is_listed() -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(ResponseTools)
+    listed, found = adapter.validate_python([FUNCTION]), adapter.validate_python([FUNCTION, {**FUNCTION, "name": "g"}])
+    tools = PromptTools(listed, enforces_patterns=False, found=found)
+    assert [tool["function"]["name"] for tool in tools.functions] == ["f", "g"]
+    assert tools.hidden == {"g"}
+    assert [tool["function"]["name"] for tool in tools.definitions(found)] == ["f", "g"]
 
 
 def test_names_are_told_apart() -> None:
