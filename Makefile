@@ -47,6 +47,7 @@ test: check
 # Before each commit. SINCE: a commit; without it, what is not committed, or on a clean tree the last commit.
 test-quick: check
 	@tests=$$($(BIN)/python scripts/changed_tests.py $(SINCE)) && if [ -n "$$tests" ]; then $(PYTEST) $$tests; fi
+	@$(BIN)/python scripts/changed_tests.py --apart $(SINCE) | while read -r arguments; do $(PYTEST) $$arguments </dev/null || exit 1; done
 
 test-full: check
 	INFLIGHT_TEST_FULL=1 $(PYTEST) --ignore=tests/architecture

@@ -4,10 +4,11 @@
     scripts/changed_tests.py                what is not committed; on a clean tree, the last commit
     scripts/changed_tests.py main           what has changed since the branch left main, committed or not
     scripts/changed_tests.py --seconds 20   take 20 seconds instead of 45, with two processes
+    scripts/changed_tests.py --apart        prints the tests that pytest must run apart: a line of arguments for each run
 
 Standard output has the files for pytest; standard error says why each is there, and which were left out. A test is found by its
-name (tests/unit/a/test_b.py for inflight/a/b.py) and by its imports, so a test that reaches a change in another way is missed:
-`make test` finds it.
+name (tests/unit/a/test_b.py for inflight/a/b.py), by its imports, and by the rules of scripts/rule_holders.py. A test that
+reaches a change in another way is missed: `make test` finds it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.rule_holders import holders  # noqa: E402
 from tests.architecture.source import LOAD_GENERATOR, PACKAGE, Package  # noqa: E402
 
 PACKAGES = (PACKAGE, LOAD_GENERATOR, "tests", "scripts", "benchmarks")
@@ -136,13 +138,20 @@ class ImportGraph:
 
 
 def nearest_tests(graph: ImportGraph, changed: list[str]) -> list[Chosen]:
-    """The tests of the changed files, each once: those that have changed, those that are named after a changed file, those that
-    import one, those that are named after a file that imports one, and those of the same folder that import such a file.
+    """The tests of the changed files, each once: those that have changed, those that hold a rule about a changed file, those
+    that are named after one, those that import one, those that are named after a file that imports one, and those of the same
+    folder that import such a file.
     """
     sources = [source for path in changed for source in graph.sources(path) if not is_test(path)]
     users = {source: graph.users(source) for source in sources}
     existing = set(graph.paths.values())
     found = [Chosen(path, "has changed") for path in changed if is_test(path) and path in existing]
+    found += [
+        Chosen(arguments, f"holds a rule about {path}: {rule.why}")
+        for path in changed
+        for arguments, rule in holders(path)
+        if not rule.runs_apart and rule.test_file in existing
+    ]
     found += [Chosen(test, f"named after {source}") for source in sources for test in graph.mirrors(source)]
     found += [
         Chosen(user, f"imports {source}")
@@ -168,7 +177,28 @@ def nearest_tests(graph: ImportGraph, changed: list[str]) -> list[Chosen]:
     first: dict[str, Chosen] = {}
     for chosen in found:
         first.setdefault(chosen.path, chosen)
-    return [chosen for chosen in first.values() if not chosen.path.startswith(RUN_ELSEWHERE)]
+    whole = {path for path in first if "::" not in path}
+    return [
+        chosen
+        for chosen in first.values()
+        if not chosen.path.startswith(RUN_ELSEWHERE) and (chosen.path in whole or _file_of(chosen.path) not in whole)
+    ]
+
+
+def _file_of(test: str) -> str:
+    """The file of a test that is named as FILE::TEST."""
+    return test.partition("::")[0]
+
+
+def apart(root: Path, changed: list[str]) -> list[Chosen]:
+    """The tests that hold a rule about a changed file, and that pytest chooses with -k. `path` has the arguments of pytest."""
+    found = [
+        Chosen(arguments, f"holds a rule about {path}: {rule.why}")
+        for path in changed
+        for arguments, rule in holders(path)
+        if rule.runs_apart and (root / rule.test_file).exists() and (root / path).exists()
+    ]
+    return list({chosen.path: chosen for chosen in found}.values())
 
 
 def read_durations(root: Path) -> dict[str, float]:
@@ -182,7 +212,7 @@ def cut(tests: list[Chosen], durations: dict[str, float], seconds: float) -> tup
     left_out: list[Chosen] = []
     free = seconds * NUM_PROCESSES
     for test in tests:
-        duration = durations.get(test.path, UNKNOWN_SECONDS)
+        duration = durations.get(test.path, 1.0 if "::" in test.path else UNKNOWN_SECONDS)
         if duration <= min(free, seconds):
             taken.append(test)
             free -= duration
@@ -197,9 +227,11 @@ def report(changed: list[str], graph: ImportGraph, taken: list[Chosen], left_out
     if left_out:
         lines.append(f"left out, for all together take more than {seconds:.0f} s:")
         lines += [f"    {test.path}: {test.reason}" for test in left_out]
-    untested = [path for path in changed if not is_test(path) and not nearest_tests(graph, [path])]
+    untested = [
+        path for path in changed if not is_test(path) and not nearest_tests(graph, [path]) and not holders(path)
+    ]
     if untested:
-        lines.append("no unit test was found by name or import for: " + ", ".join(untested))
+        lines.append("no test was found by name, import or rule for: " + ", ".join(untested))
     return "\n".join(lines)
 
 
@@ -207,8 +239,14 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("since", nargs="?", default="")
     parser.add_argument("--seconds", type=float, default=45.0)
+    parser.add_argument("--apart", action="store_true")
     options = parser.parse_args(arguments)
     changed = changed_files(root, options.since)
+    if options.apart:
+        for test in apart(root, changed):
+            print(f"also, because it {test.reason}:\n    pytest {test.path}", file=sys.stderr)
+            print(test.path)
+        return 0
     graph = ImportGraph(root)
     taken, left_out = cut(nearest_tests(graph, changed), read_durations(root), options.seconds)
     print(report(changed, graph, taken, left_out, options.seconds), file=sys.stderr)

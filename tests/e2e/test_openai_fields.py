@@ -19,6 +19,7 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.hub import EMBEDDED_MODEL
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from tests.e2e.openai_server import MODEL, demo_args, running_server
+from tests.support.document_rows import row_problems
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 # shows each variable that a request can set
@@ -206,9 +207,15 @@ def test_every_field_has_a_case() -> None:
     for path, model in MODELS.items():
         known = set(model.model_fields)
         cases = {*COMMON, *OWN[path], *SHOWN_BELOW}
-        assert cases <= known
-        assert {name for name in known if effect(model, name) is None} == cases
-        assert all(model.model_fields[name].description for name in known)
+        assert cases <= known, f"{model.__name__} has no field {cases - known}: remove the cases in this file"
+        with_effect = {name for name in known if effect(model, name) is None}
+        assert not (lost := with_effect - cases), (
+            f"{model.__name__} has fields without a case: {lost}. Add to COMMON or OWN[{path!r}] of this file what is sent "
+            "beside the field, and a value that changes the answer. If the field changes nothing, make it with `no_effect` or "
+            "`neutral` (inflight/entrypoints/openai/strict_model.py)"
+        )
+        assert not (marked := cases - with_effect), f"{marked} have no effect, says the document: remove the cases"
+        assert all(model.model_fields[name].description for name in known), "a field needs a description"
 
 
 @pytest.mark.parametrize(("path", "name", "beside", "value"), CASES, ids=[f"{c[0][4:8]}-{c[1]}" for c in CASES])
@@ -291,16 +298,15 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "server-api.md"
 _EFFECTS = {None: "", "none": "no effect: ", "neutral": "neutral value only: "}
 
 
-def field_table() -> str:
+def field_rows() -> list[str]:
     """Both endpoints in one table."""
     rows: dict[tuple[str, str], list[str]] = {}
     for endpoint, model in (("chat", ChatCompletionRequest), ("completions", CompletionRequest)):
         for name, field in model.model_fields.items():
             row = (name, _EFFECTS[effect(model, name)] + str(field.description))
             rows.setdefault(row, []).append(endpoint)
-    lines = [f"| `{name}` | {', '.join(where)} | {text} |" for (name, text), where in sorted(rows.items())]
-    return "\n".join(["| field | of | |", "|---|---|---|", *lines, ""])
+    return [f"| `{name}` | {', '.join(where)} | {text} |" for (name, text), where in sorted(rows.items())]
 
 
 def test_the_document_lists_every_field() -> None:
-    assert field_table() in DOCUMENT.read_text(encoding="utf-8")
+    assert not (problems := row_problems(DOCUMENT, ["| field | of | |", "|---|---|---|"], field_rows())), problems

@@ -18,6 +18,7 @@ from inflight.entrypoints.openai.strict_model import EFFECT
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.entrypoints.serve.settings import ServerSettings
 from tests.e2e.openai_server import MODEL, demo_args, running_server
+from tests.support.document_rows import row_problems
 
 PATH = "/v1/responses"
 # shows what a request can set, but of tools only the names: those of real programs are longer than this model's context
@@ -303,7 +304,11 @@ def outcome(http: httpx.Client, body: dict[str, Any]) -> object:
 
 def test_every_field_has_a_case() -> None:
     without_effect = {name for name in ResponsesRequest.model_fields if effect(name) is not None}
-    assert set(FIELDS) | SHOWN_ELSEWHERE == set(ResponsesRequest.model_fields) - without_effect
+    cases, with_effect = set(FIELDS) | SHOWN_ELSEWHERE, set(ResponsesRequest.model_fields) - without_effect
+    assert cases == with_effect, (
+        f"without a case in FIELDS of this file: {with_effect - cases}; with a case, but without effect or no field: "
+        f"{cases - with_effect}"
+    )
     assert set(NONE) <= without_effect
 
 
@@ -337,4 +342,4 @@ def test_the_document_lists_every_field() -> None:
     before = {None: "", "none": "no effect: ", "neutral": "neutral value only: "}
     fields = sorted(ResponsesRequest.model_fields.items())
     rows = [f"| `{name}` | {before[effect(name)]}{field.description} |" for name, field in fields]
-    assert "\n".join(["| field | |", "|---|---|", *rows, ""]) in DOCUMENT.read_text(encoding="utf-8")
+    assert not (problems := row_problems(DOCUMENT, ["| field | |", "|---|---|"], rows)), problems

@@ -43,6 +43,13 @@ FILES = {
     "tests/e2e/test_all.py": "import inflight.scheduler.limits\n",
     "tests/architecture/test_style.py": "import inflight.scheduler.limits\n",
     "docs/page.md": "",
+    "Makefile": "",
+    "inflight/config/families/new.py": "",
+    "tests/unit/config/test_families.py": "",
+    "tests/unit/config/test_new.py": "",
+    "tests/e2e/test_model_parity.py": "",
+    "inflight/entrypoints/openai/protocol.py": "",
+    "tests/e2e/test_openai_fields.py": "",
 }
 
 
@@ -105,15 +112,39 @@ def test_the_nearest_come_first(repository: Path, select: Select) -> None:
         ("tests/architecture/test_style.py", []),  # scripts/check runs it
         ("tests/cases.py", ["tests/unit/engine/test_cases.py"]),
         ("benchmarks/speed/words.py", ["tests/benchmarks/speed/test_words.py"]),  # and no other test_words.py
-        ("docs/page.md", []),
+        ("Makefile", []),
+        ("inflight/config/families/new.py", ["tests/unit/config/test_families.py", "tests/unit/config/test_new.py"]),
+        (
+            "inflight/entrypoints/openai/protocol.py",
+            [
+                "tests/e2e/test_openai_fields.py::test_every_field_has_a_case",
+                "tests/e2e/test_openai_fields.py::test_the_document_lists_every_field",
+            ],
+        ),
     ],
 )
 def test_one_change(repository: Path, select: Select, changed: str, expected: list[str]) -> None:
     append(repository, changed)
     tests, said = select()
     assert tests == expected
-    untested = "no unit test was found" in said
+    untested = "no test was found" in said
     assert untested == (not expected and not changed.startswith("tests/"))
+
+
+def test_tests_that_are_chosen_by_words_run_apart(repository: Path, select: Select) -> None:
+    append(repository, "inflight/config/families/new.py", "docs/page.md")
+    tests, said = select("--apart")
+    assert tests == ["tests/e2e/test_model_parity.py -k new"], "the others do not exist here"
+    assert "pytest tests/e2e/test_model_parity.py -k new" in said
+    append(repository, "inflight/sample/draw.py")
+    git(repository, "commit", "-am", "second")
+    append(repository, "inflight/sample/draw.py")
+    assert select("--apart")[0] == []
+
+
+def test_a_file_of_tests_that_runs_as_a_whole_is_not_run_twice(repository: Path, select: Select) -> None:
+    append(repository, "inflight/entrypoints/openai/protocol.py", "tests/e2e/test_openai_fields.py")
+    assert select()[0] == ["tests/e2e/test_openai_fields.py"]
 
 
 def test_since(repository: Path, select: Select) -> None:

@@ -62,11 +62,18 @@ def test_the_page_knows_each_family_and_its_lines() -> None:
         family.architecture: f"inflight/config/families/{module}.py"
         for module, family in zip(families.NAMES, FAMILIES, strict=True)
     }
-    assert written == {name: (len((root / file).read_text().splitlines()), file) for name, file in files.items()}
+    true = {name: (len((root / file).read_text().splitlines()), file) for name, file in files.items()}
+    wrong = [f"`{name}`: [{true[name][0]}](../{true[name][1]})" for name in true if written.get(name) != true[name]]
+    assert not wrong, f"docs/models.md, table of families: correct or add the lines of {'; '.join(wrong)}"
+    assert written == true, f"docs/models.md, table of families: remove {written.keys() - true.keys()}"
 
 
 def test_every_family_is_in_the_zoo() -> None:
-    assert {family.model_type.removesuffix("_text") for family in FAMILIES} == set(FAMILY_CONFIGS)
+    types = {family.model_type.removesuffix("_text") for family in FAMILIES}
+    assert types == set(FAMILY_CONFIGS), (
+        f"FAMILY_CONFIGS of tests/support/model_zoo.py lacks {types - set(FAMILY_CONFIGS)}, and has without a family "
+        f"{set(FAMILY_CONFIGS) - types}"
+    )
 
 
 def test_gemma2() -> None:
@@ -162,10 +169,10 @@ def test_what_is_absent_has_the_value_that_transformers_gives_it(family: Family)
     found = replace(parse(family.model_type, **given, eos_token_id=[9]), layers=())
     assert found == replace(parse_architecture({**theirs, "eos_token_id": [9]}), layers=())
     for mine, their in zip(parse(family.model_type, **given).layers, parse_architecture(theirs).layers, strict=True):
-        assert mine == their
+        assert mine == their, f"a default of {family.model_type} differs from the one of transformers' config class"
 
 
-# What families call a field, if not as most do.
+# What families call a field, if not as most do. A new family that differs from most needs its place in these lists.
 ACTIVATIONS = dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation")
 RECURRENT = ("qwen3_5_text", "qwen3_next", "lfm2")  # their recurrent layers have SiLU
 NO_BIAS = ("mistral", "qwen2", "phi3", "ministral", "ministral3", "lfm2")  # they have no field `attention_bias`
@@ -185,13 +192,21 @@ def test_the_fields_that_families_share_go_to_their_places(family: Family) -> No
     ]
     for activation in ("silu",) if kind in RECURRENT else ("silu", "gelu_pytorch_tanh"):
         model = parse(kind, **given, **{ACTIVATIONS.get(kind, "hidden_act"): activation})
-        assert {layer.mlp.activation for layer in model.layers} == {SILU if activation == "silu" else GELU_TANH}
+        assert {layer.mlp.activation for layer in model.layers} == {SILU if activation == "silu" else GELU_TANH}, (
+            f"{kind}: is the activation called otherwise? Then ACTIVATIONS of this file has its name; has it recurrent layers? "
+            "Then RECURRENT has it"
+        )
     model = parse(kind, **given, attention_bias=True, mlp_bias=True)
     has_bias = kind not in NO_BIAS
     for attention in model.attentions:
         wanted = has_bias or kind == "qwen2", has_bias and kind not in ONE_BIAS
-        assert (attention.qkv_bias, attention.output_bias) == wanted
-    assert {layer.mlp.bias for layer in model.layers} == {kind in MLP_BIAS}
+        assert (attention.qkv_bias, attention.output_bias) == wanted, (
+            f"{kind} with attention_bias=True: if the family has no such field, put it into NO_BIAS of this file; if the bias "
+            "is on queries, keys and values only, into ONE_BIAS"
+        )
+    assert {layer.mlp.bias for layer in model.layers} == {kind in MLP_BIAS}, (
+        f"{kind}: MLP_BIAS has families with mlp_bias"
+    )
     plain = parse(kind, **given, attention_bias=False)
     assert {(each.qkv_bias, each.output_bias) for each in plain.attentions} == {(kind == "qwen2", False)}
     if plain.attentions[0].latent is None:
