@@ -285,7 +285,13 @@ class LLM:
             if call.is_alive():
                 call.join()
             raise
-        return call.outputs.result()
+        outputs = call.outputs.result()
+        if failed := [index for index, output in enumerate(outputs) if output.error]:
+            logger.warning(
+                "%d of %d requests could not be completed, the first for this reason: %s[%d]: %s (`error` of each output)",
+                *(len(failed), len(outputs), argument, failed[0], outputs[failed[0]].error),
+            )
+        return outputs
 
 
 class _Call(threading.Thread):

@@ -5,6 +5,7 @@ seed is derived from the engine's seed and the count.
 """
 
 import dataclasses
+import difflib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from inflight.engine.request.answer_frames import FIND, AnswerFrames, GivenFrame
 from inflight.engine.request.prompt import Prompt, as_token_ids, open_prompt, token_array
 from inflight.engine.request.text_parameters import check_text_parameters, tokenize_bad_words, unenforced_places
 from inflight.engine.start.generation_defaults import default_sampling_params, model_eos_token_ids
-from inflight.errors import ContextLengthExceededError, InvalidRequestError
+from inflight.errors import ContextLengthExceededError, InvalidRequestError, UnknownParameterError
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.kv_cache.block_hash import BlockHasher
 from inflight.parsers.markup import ToolMarkup
@@ -173,6 +174,7 @@ class InputProcessor:
             ContextLengthExceededError: the prompt leaves no room for a generated token.
             InvalidRequestError: the request is wrong. The message says what was given, what is allowed and what to do.
         """
+        _refuse_unknown(options)
         arrival_time, priority = options.get("arrival_time", time.monotonic()), options.get("priority", 0)
         if priority and self.config.scheduler.policy != "priority":
             raise InvalidRequestError(
@@ -294,6 +296,19 @@ class InputProcessor:
                 f"it has {how_exact}{num_prompt_tokens} tokens, and at least one more is needed to generate: shorten it.",
                 num_prompt_tokens,
             )
+
+
+def _refuse_unknown(options: RequestOptions) -> None:
+    """
+    Raises:
+        UnknownParameterError: an option has a name that `RequestOptions` does not have. A program may give it, since Python
+            does not check the keys of a TypedDict.
+    """
+    known = RequestOptions.__annotations__
+    for name in options.keys() - known.keys():
+        near = difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        raise UnknownParameterError(f"a request has no option {name!r}; {advice}")
 
 
 def _make_sequences(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:

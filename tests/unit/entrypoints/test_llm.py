@@ -18,7 +18,7 @@ import torch
 from tqdm.auto import tqdm
 
 from benchmarks.shared.mock_executor import mock_tokens
-from inflight import LLM, SamplingParams
+from inflight import LLM, SamplingParams, StructuredOutputsParams
 from inflight.engine.core.step_figures import step_figures
 from inflight.entrypoints.llm import _Call
 from inflight.entrypoints.llm_engine import OfflineEngine
@@ -365,6 +365,15 @@ def test_the_bar_counts_requests(llm: LLM, capsys: pytest.CaptureFixture[str], s
     for outputs in (llm.generate("a", FIVE), llm.chat(HELLO, FIVE)):
         assert len(outputs) == 1
     assert capsys.readouterr().err.count("1/1") >= 2
+
+
+def test_requests_that_fail_while_they_run_are_told(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    """Their texts are empty. A grammar is compiled beside the steps, so it cannot be refused before."""
+    wrong = SamplingParams(max_tokens=5, structured_outputs=StructuredOutputsParams(regex="("))
+    outputs = run(llm, ["a", "b", "c"], [FIVE, wrong, wrong])
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "error"]
+    [record] = caplog.records
+    assert "2 of 3 requests" in record.getMessage() and f"prompts[1]: {outputs[1].error}" in record.getMessage()
 
 
 def test_a_wrong_request_ends_its_call_and_no_other(llm: LLM) -> None:

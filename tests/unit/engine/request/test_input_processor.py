@@ -381,3 +381,11 @@ def test_a_chat_without_a_template_is_refused() -> None:
         processor.render_text([{"role": "user", "content": "hi"}])
     processor.chat_template = ChatTemplate({"default": HERMES})
     assert processor.render_text([{"role": "user", "content": "hi"}], add_generation_prompt=False) == "user: hi\n"
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
+    processor = make()
+    for name, words in (("prioritty", "did you mean 'priority'"), ("zzz", "known are arrival_time, priority")):
+        for error in (InvalidRequestError, TypeError):
+            with pytest.raises(error, match=words):
+                processor.process("r", "hello", SamplingParams(), **{name: 1})  # type: ignore[misc]
