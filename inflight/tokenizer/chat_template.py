@@ -7,6 +7,7 @@ size of its output and of repeated values is limited. See https://huggingface.co
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.tokenizer.folder_tokenizer import read_special_tokens, read_tokenizer_config
 from inflight.tokenizer.messages import TOOL, check_messages, check_objects, check_template_kwargs
+from inflight.tokenizer.probes import QUESTION
+from inflight.tokenizer.reasoning_effort import ReasoningEffort
 from inflight.tokenizer.template_form import TemplateForm
 
 MAX_RENDERED_CHARS = 2**25
@@ -47,10 +50,12 @@ class ChatTemplate:
         self._compiled: dict[str, jinja2.Template] = {}
         self._forms: dict[str, TemplateForm] = {}
         self._tool_names: dict[str, str] = {}  # the name of the variable with the tools
+        self._efforts: dict[str, ReasoningEffort] = {}
         for name, source in sources.items():
             try:
                 parsed = environment.parse(source)
                 self._tool_names[name] = _name_of_tools(parsed)
+                self._efforts[name] = ReasoningEffort(partial(self._takes_effort, name))
                 self._forms[name] = TemplateForm(partial(self._probe, name), loops=_loops_over_content(parsed))
                 self._compiled[name] = environment.from_string(parsed)
             except Exception as error:  # too deep nesting is a SyntaxError, a RecursionError or a MemoryError
@@ -103,7 +108,7 @@ class ChatTemplate:
         final_text = _tag_final_message(conversation, has_content=has_content) if continue_final_message else ""
         variables: dict[str, Any] = {
             **self._special_tokens,
-            **check_template_kwargs(chat_template_kwargs),
+            **self._variables(name, chat_template_kwargs),
             "messages": conversation,
             self._tool_names[name]: self._forms[name].prepare_tools(check_objects(tools, "tools", TOOL)),
             "documents": check_objects(documents, "documents", "a dict like {'title': ..., 'text': ...}") or None,
@@ -111,6 +116,23 @@ class ChatTemplate:
         }
         rendered = _render(self._compiled[name], variables)
         return _cut_at_tag(rendered, final_text) if continue_final_message else rendered
+
+    def _variables(self, name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The further variables of a request, with a level of effort that the template takes."""
+        variables = check_template_kwargs(given)
+        effort = variables.get("reasoning_effort")
+        if isinstance(effort, str) and (taken := self._efforts[name].nearest(effort)) != effort:
+            variables = {key: value for key, value in variables.items() if key != "reasoning_effort"}
+            return variables if taken is None else {**variables, "reasoning_effort": taken}
+        return variables
+
+    def _takes_effort(self, name: str, effort: str | None) -> bool:
+        given = {"messages": [QUESTION], "tools": None, "add_generation_prompt": True}
+        variables = {} if effort is None else {"reasoning_effort": effort}
+        with suppress(InvalidRequestError):
+            _render(self._compiled[name], {**self._special_tokens, **variables, **given})
+            return True
+        return False
 
     def _probe(
         self,

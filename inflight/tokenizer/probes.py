@@ -75,8 +75,10 @@ def invented(roles: str) -> tuple[Conversation, list[str]]:
             waiting.append(f"{CALL_ID[:-1]}{number}")
             conversation.append(a_call({ARGUMENT: text}, waiting[-1]))
         elif letter == "r":
-            call_id = waiting.pop(1) if len(waiting) > 1 else waiting[0]
-            conversation.append({"role": "tool", "content": text, "tool_call_id": call_id})
+            result = a_result(text, waiting.pop(1) if len(waiting) > 1 else CALL_ID)
+            if not any("tool_calls" in message for message in conversation):
+                del result["name"]  # nobody knows it
+            conversation.append(result)
         else:
             role = {"s": "system", "u": "user", "a": "assistant"}[letter]
             conversation.append({"role": role, "content": text})

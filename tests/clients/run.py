@@ -67,7 +67,17 @@ def suites() -> list[Suite]:
         "test_pydantic_ai.py",
     ]
     current.append("test_openai_agents.py")
+    own = [
+        str(ROOT / ".venv" / "bin" / "python"),
+        "-m",
+        "pytest",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "-q",
+        "--tb=short",
+    ]
     return [
+        Suite("templates", [*own, str(HERE / "test_templates.py")], 600),
         Suite("openai-3", pytest("openai-3", *current), 300),
         Suite("openai-2", pytest("openai-2", "test_openai.py", "test_litellm.py", "test_llama_index.py"), 300),
         Suite("lm-eval", pytest("openai-2", "test_lm_eval.py"), 120),

@@ -1,15 +1,16 @@
 """The messages and tools of a chat request, as pydantic models and in the form that a chat template gets."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError
 
 from inflight.entrypoints.openai.content_parts import ContentPart, OtherPart, TextPart, ThinkingPart, readable_parts
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 from inflight.parsers.surrogates import without_lone_surrogates
+from inflight.tokenizer.call_arguments import parse_object, readable_part
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
@@ -145,15 +146,9 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return [_template_message(message) for message in messages]
 
 
-def malformed_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The called functions whose arguments `template_messages` could not parse, so that they are still text."""
-    functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
-    return [function for function in functions if isinstance(function["arguments"], str)]
-
-
 def read_arguments(text: str) -> dict[str, Any]:
     """The readable part of malformed arguments: {"city": ""} for '{"city": "', and {} for text that is not JSON at all."""
-    return read_object(text, allow_partial="trailing-strings") or {}
+    return readable_part(without_lone_surrogates(text))
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
@@ -165,18 +160,13 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
         call.setdefault("type", "function")
         arguments = call["function"].get("arguments") or {}
         if isinstance(arguments, str):
-            found = read_object(arguments)
-            arguments = arguments if found is None else found
+            text = without_lone_surrogates(arguments)
+            found = parse_object(text)
+            arguments = text if found is None else found
         call["function"]["arguments"] = arguments
     return plain
 
 
-# Any: JSON
-def read_object(text: str, allow_partial: Literal[False, "trailing-strings"] = False) -> dict[str, Any] | None:
+def read_object(text: str) -> dict[str, Any] | None:  # Any: JSON
     """The JSON object in `text`, or None if `text` is not a JSON object. NaN and infinite numbers are not JSON."""
-    try:
-        value = from_json(without_lone_surrogates(text), allow_partial=allow_partial)
-        json.dumps(value, allow_nan=False)  # raises ValueError for NaN and for an infinite number, such as 1e999
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+    return parse_object(without_lone_surrogates(text))

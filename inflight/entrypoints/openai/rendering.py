@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import Tool, malformed_calls, read_arguments, template_messages
+from inflight.entrypoints.openai.messages import Tool, template_messages
 from inflight.entrypoints.openai.protocol import ChatTemplateFields
 from inflight.entrypoints.openai.server import ApiServer
-from inflight.errors import InvalidRequestError
 
 
 async def render_messages(
@@ -44,33 +41,11 @@ async def render_messages(
         },
     }
 
-    async def render(plain: list[dict[str, Any]]) -> str:
-        return await asyncio.to_thread(lambda: template.render(plain, **arguments))
+    def render() -> str:
+        return template.render(template_messages(body.messages or ()), **arguments)
 
-    text = await _render_calls(render, await asyncio.to_thread(template_messages, body.messages or ()))
+    text = await asyncio.to_thread(render)
     return await engine.encode(text, add_special_tokens=bool(body.add_special_tokens))
-
-
-async def _render_calls(
-    render: Callable[[list[dict[str, Any]]], Awaitable[str]], messages: list[dict[str, Any]]
-) -> str:
-    """Render `messages`. If the arguments of a call are not a JSON object, the template first gets them as text. Most templates
-    convert arguments to JSON, and so write the text as a quoted string. If the rendered prompt does not contain the text
-    unchanged, `messages` are rendered again, with an object that contains the readable part of the arguments."""
-
-    def read_malformed() -> None:
-        for function in malformed:
-            function["arguments"] = read_arguments(function["arguments"])
-
-    malformed = await asyncio.to_thread(malformed_calls, messages)
-    if malformed:
-        # if a template iterates over the members of arguments, it fails if they are text
-        with suppress(InvalidRequestError):
-            text = await render(messages)
-            if all(function["arguments"] in text for function in malformed):
-                return text
-        await asyncio.to_thread(read_malformed)
-    return await render(messages)
 
 
 def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:

@@ -4,7 +4,13 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 
-from inflight.tokenizer.call_arguments import called_with_objects, need_text
+from inflight.tokenizer.call_arguments import (
+    called_with_objects,
+    need_text,
+    parse_object,
+    readable_part,
+    takes_cut_text,
+)
 from inflight.tokenizer.content_parts import joined, takes_parts
 from inflight.tokenizer.history.absent_content import AbsentContent
 from inflight.tokenizer.history.calls import calls_of, has_calls, has_function
@@ -53,28 +59,32 @@ class MessageFields:
         """Whether the arguments of calls must be text."""
         return need_text(self._probe.render)
 
+    @cached_property
+    def takes_cut_text(self) -> bool:
+        """Whether the template writes text that is no JSON object as it is."""
+        return takes_cut_text(self._probe.render)
+
     def _complete_arguments(self, conversation: Conversation) -> None:
         for message in conversation:
             for call in calls_of(message):
                 function = call["function"]
-                function["arguments"] = _read(function.get("arguments"))
+                function["arguments"] = self._read(function.get("arguments"))
         if self.needs_argument_text and (functions := called_with_objects(conversation)):
             for function in functions:
                 function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
 
+    def _read(self, arguments: object) -> object:
+        """An object instead of the text of one. Of text that is no object, the part that can be read, where the template would
+        write the text as a quoted string."""
+        if not arguments:
+            return {}
+        if not isinstance(arguments, str):
+            return arguments
+        found = parse_object(arguments)
+        if found is None and not self.takes_cut_text:
+            found = readable_part(arguments)
+        return arguments if found is None else found
+
 
 def _has_thought(parts: Sequence[Message]) -> bool:
     return any(part["type"] != "text" for part in parts)
-
-
-def _read(arguments: object) -> object:
-    """An object where it is absent, or the text of one. Other texts stay: a template may write them as they are."""
-    if arguments is None or arguments == "":
-        return {}
-    if isinstance(arguments, str):
-        try:
-            value = json.loads(arguments)
-        except ValueError:
-            return arguments
-        return value if isinstance(value, dict) else arguments
-    return arguments

@@ -23,7 +23,7 @@ _OPTIONAL: Mapping[str, Sequence[str]] = {
 
 class ToolFields:
     """A field that is absent gets an empty value, if the template refuses a tool without it, or writes that it is absent. Null
-    counts as absent."""
+    counts as absent. Where a template refuses a property of several types, it gets the first that is not null."""
 
     def __init__(self, probe: TemplateProbe) -> None:
         self._probe = probe
@@ -62,6 +62,10 @@ class ToolFields:
             made["description"] = ""
         if "type" not in made and self._needed["property.type"]:
             made["type"] = _type_of(made)
+        if isinstance(made.get("type"), list) and not self._takes_several_types:
+            made["type"] = next((each for each in made["type"] if each != "null"), "string")
+        if made.get("type") == "object" and "additionalProperties" not in made and not self._takes_open_objects:
+            made["additionalProperties"] = {}
         if isinstance(made.get("properties"), dict):
             made["properties"] = self._properties(made["properties"])
         if isinstance(made.get("items"), dict):
@@ -82,6 +86,20 @@ class ToolFields:
             prompt = self._prompt(tool)
             found[name] = bool(self._prompt(full)) and (not prompt or count_absent(prompt) > num_absent)
         return found
+
+    @cached_property
+    def _takes_several_types(self) -> bool:
+        return self._takes({"type": ["string", "null"]})
+
+    @cached_property
+    def _takes_open_objects(self) -> bool:
+        return self._takes({"type": "object", "properties": {}})
+
+    def _takes(self, fields: Mapping[str, Any]) -> bool:
+        """Whether the template takes a property with these fields, or takes no tools at all."""
+        tool = _tool()
+        tool["function"]["parameters"]["properties"]["a"] |= fields
+        return bool(self._prompt(tool)) or not self._prompt(_tool())
 
     def _prompt(self, tool: Tool) -> str:
         return self._probe.prompt([QUESTION], [tool])

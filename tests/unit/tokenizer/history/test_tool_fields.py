@@ -73,6 +73,19 @@ def test_fields_of_parameters(schema: dict[str, Any], wanted: str) -> None:
     assert render(PROPERTIES + "{% endfor %}", [user()], tools=[tool(parameters=parameters(**schema))]) == wanted
 
 
+def test_types_and_objects_that_a_template_cannot_read() -> None:
+    given = parameters(type=["null", "integer"])
+    assert render(PROPERTIES + "{% endfor %}", [user()], tools=[tool(parameters=given)]) == "a:integer"
+    assert json.loads(render(AS_JSON, [user()], tools=[tool(parameters=given)])) == tool(parameters=given)
+    needs = AS_JSON + "{% for t in tools or [] %}{% for p in t.function.parameters.properties.values() %}"
+    needs += "{% if p.type == 'object' and p.additionalProperties is not defined %}{{ raise_exception('open') }}"
+    needs += "{% endif %}{% endfor %}{% endfor %}"
+    (shown,) = json.loads(render(needs, [user()], tools=[tool(parameters=parameters(type="object"))]))["function"][
+        "parameters"
+    ]["properties"].values()
+    assert shown == {"type": "object", "additionalProperties": {}}
+
+
 def test_a_template_that_refuses_all_tools_says_why() -> None:
     source = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}{{ messages[0].content }}"
     with pytest.raises(InvalidRequestError, match="no tools"):
