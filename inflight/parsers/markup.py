@@ -211,6 +211,59 @@ MARKUPS = (
         "<|tool_call:args|>",
         "<|tool_call:end|>",
     ),
+    # further values between tags
+    *(
+        ToolMarkup(
+            name,
+            f"<｜DSML｜{tag}>",
+            f'<｜DSML｜{tag}>\n<｜DSML｜invoke name="',
+            '">\n',
+            f"</｜DSML｜invoke>\n</｜DSML｜{tag}>",
+            separator="\n",
+            arguments=ArgumentTags(
+                '<｜DSML｜parameter name="', '">', "</｜DSML｜parameter>\n", ("<｜DSML｜", "</｜DSML｜")
+            ),
+        )
+        for name, tag in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))
+    ),
+    ToolMarkup(
+        "minicpm5",
+        '<function name="',
+        '<function name="',
+        '">',
+        "</function>",
+        arguments=ArgumentTags(
+            '<param name="', '">', "</param>", ("<param name=", "</param>", "</function>", "<![CDATA[")
+        ),
+    ),
+    ToolMarkup(
+        "hy_v3",
+        "<tool_calls:opensource>",
+        "<tool_calls:opensource>\n<tool_call:opensource>",
+        "<tool_sep:opensource>\n",
+        "</tool_call:opensource>\n</tool_calls:opensource>",
+        separator="\n",
+        arguments=ArgumentTags(
+            "<arg_key:opensource>",
+            "</arg_key:opensource>\n<arg_value:opensource>",
+            "</arg_value:opensource>\n",
+            ("<arg_key:opensource>", "</arg_value:opensource>", "</tool_call:opensource>"),
+        ),
+    ),
+    ToolMarkup(
+        "longcat",
+        "<longcat_tool_call>",
+        "<longcat_tool_call>",
+        "\n",
+        "</longcat_tool_call>",
+        separator="\n",
+        arguments=ArgumentTags(
+            "<longcat_arg_key>",
+            "</longcat_arg_key>\n<longcat_arg_value>",
+            "</longcat_arg_value>\n",
+            ("<longcat_arg_key>", "</longcat_arg_value>", "</longcat_tool_call>"),
+        ),
+    ),
     ToolMarkup("functionary_v3_1", "<function=", "<function=", ">", "</function>"),
 )
 

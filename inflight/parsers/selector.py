@@ -30,6 +30,13 @@ from inflight.parsers.json_tool_parsers import (
     MistralToolParser,
 )
 from inflight.parsers.markup import ToolMarkup, default_markup
+from inflight.parsers.more_tagged_tool_parsers import (
+    DeepSeekV4ToolParser,
+    DeepSeekV32ToolParser,
+    HyV3ToolParser,
+    LongCatToolParser,
+    MiniCpm5ToolParser,
+)
 from inflight.parsers.named_json_tool_parsers import (
     FunctionaryV31ToolParser,
     FunctionaryV32ToolParser,
@@ -66,6 +73,9 @@ _TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "command_r": CommandRToolParser,
     "deepseek_v3": DeepSeekV3ToolParser,
     "deepseek_v31": DeepSeekV31ToolParser,
+    "deepseek_v32": DeepSeekV32ToolParser,
+    "deepseek_v4": DeepSeekV4ToolParser,
+    "ernie45": HermesToolParser,
     "functionary_v3_1": FunctionaryV31ToolParser,
     "functionary_v3_2": FunctionaryV32ToolParser,
     "gemma4": Gemma4ToolParser,
@@ -77,6 +87,7 @@ _TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "granite4": HermesToolParser,
     "hermes": HermesToolParser,
     "hunyuan_a13b": JambaToolParser,
+    "hy_v3": HyV3ToolParser,
     "internlm": InternLmToolParser,
     "jamba": JambaToolParser,
     "kimi_k2": KimiK2ToolParser,
@@ -84,8 +95,10 @@ _TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "llama3_json": Llama3JsonToolParser,
     "llama4_json": Llama4JsonToolParser,
     "llama4_pythonic": PythonicToolParser,
+    "longcat": LongCatToolParser,
     "mimo": Qwen3CoderToolParser,
     "minicpm3": MiniCpm3ToolParser,
+    "minicpm5": MiniCpm5ToolParser,
     "minimax": JambaToolParser,
     "minimax_m2": MiniMaxM2ToolParser,
     "mistral": MistralToolParser,

@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"[^<\n]+")
 _NO_TAG = re.compile(r"[^<]+")
 
 
-class _TaggedToolParser(ToolParser):
+class TaggedToolParser(ToolParser):
     """Reads `marker`, then calls, then `end`. White space may stand between two tags, and next to a name or a key.
 
     Attributes:
@@ -149,7 +149,7 @@ class _TaggedToolParser(ToolParser):
         raise MalformedCallError
 
 
-class Qwen3CoderToolParser(_TaggedToolParser):
+class Qwen3CoderToolParser(TaggedToolParser):
     """For Qwen3-Coder.
 
     <tool_call>
@@ -184,7 +184,7 @@ class SeedOssToolParser(Qwen3CoderToolParser):
     has_line_breaks = False
 
 
-class Glm45ToolParser(_TaggedToolParser):
+class Glm45ToolParser(TaggedToolParser):
     """For GLM-4.5 and later. Since GLM-4.7 there are no line breaks.
 
     <tool_call>get_weather
@@ -198,7 +198,7 @@ class Glm45ToolParser(_TaggedToolParser):
     after_call = "</tool_call>"
 
 
-class MiniMaxM2ToolParser(_TaggedToolParser):
+class MiniMaxM2ToolParser(TaggedToolParser):
     """For MiniMax-M2.
 
     <minimax:tool_call>

@@ -9,6 +9,7 @@ from inflight.errors import InvalidRequestError
 from inflight.parsers.markup import MARKUPS, ToolMarkup, default_markup
 from inflight.parsers.reasoning_families import REASONING
 from inflight.tokenizer.chat_template import ChatTemplate
+from inflight.tokenizer.history.call_forms import CALL_SIGNS
 from inflight.tokenizer.probes import CALL_ID, QUESTION
 
 _NAME = "get_probe"
@@ -53,28 +54,15 @@ _SIGNS = {
     "llama4_json": re.compile(rf'<\|python_end\|>\s*\{{"name": "{_NAME}"'),
     "kimi_k2": re.compile(rf"<\|tool_call_begin\|>\s*(functions\.{_NAME}|{CALL_ID})"),
     "solar_open": re.compile(rf"<\|tool_call:name\|>{_NAME}"),
+    "deepseek_v32": re.compile(rf'<｜DSML｜function_calls>\s*<｜DSML｜invoke name="{_NAME}"'),
+    "deepseek_v4": re.compile(rf'<｜DSML｜tool_calls>\s*<｜DSML｜invoke name="{_NAME}"'),
+    "minicpm5": re.compile(rf'<function name="{_NAME}">\s*<param name'),
+    "hy_v3": re.compile(rf"<tool_call:opensource>{_NAME}"),
+    "longcat": re.compile(rf"<longcat_tool_call>{_NAME}"),
     "functionary_v3_1": re.compile(rf"<function={_NAME}>\s*\{{"),
     "functionary_v3_2": re.compile(rf">>>{_NAME}\n\{{"),
 }
-# Signs in the text that tells the model how to write calls, of templates that write no calls themselves.
-_INSTRUCTIONS = {
-    "hermes": re.compile(
-        r"<tool_call>\s*\{\s*[\"'](name|arguments)[\"']:.{1,80}[\"'](arguments|name)[\"']:.{1,80}\s*</tool_call>"
-    ),
-    "lfm2": re.compile(r"<\|tool_list_start\|>|List of tools: \[\{"),
-    "granite": re.compile(
-        r"<\|tool_call\|> followed by a JSON list|<\|start_of_role\|>(available_)?tools<\|end_of_role\|>"
-    ),
-    "olmo3": re.compile(
-        rf"^<function_calls>$|<functions>\s*\[?\{{.{{,200}}{_NAME}.*</functions>", re.DOTALL | re.MULTILINE
-    ),
-    "phi4_mini_json": re.compile(r"functools\[\{|<\|tool\|>\s*\["),
-    "granite-20b-fc": re.compile(r"<function_call>\s*\{.{1,80}name"),
-    "pythonic": re.compile(r"\[func_name1\("),
-    "jamba": re.compile(r"<tool_calls>\s*\[?\s*\{.{1,80}name"),
-    "internlm": re.compile(r"<\|plugin\|>"),
-}
-# Tokens in the text of a template that refuses the invented call.
+# Tokens in the text of a template that neither writes calls nor explains them.
 _TOKENS = {
     "kimi_k2": "<|tool_calls_section_begin|>",
     "phi4_mini_json": "'<|tool|>'",
@@ -106,18 +94,18 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
             if sign.search(text):
                 similar = (each for each in MARKUPS if each.parser == parser and each.before_arguments in text)
                 return parser, next(similar, default_markup(parser))
-    more = {"xml_tools": [_TOOL]}  # SmolLM3's name of the tools
-    instructions = render_or_nothing(template, [QUESTION], tools=[_TOOL], variables=more)
+    instructions = render_or_nothing(template, [QUESTION], tools=[_TOOL])
     source = template.default_source or ""
-    by_instruction = (parser for parser, sign in _INSTRUCTIONS.items() if sign.search(instructions))
+    by_instruction = (parser for parser, sign in CALL_SIGNS.items() if sign.search(instructions))
     by_token = (parser for parser, token in _TOKENS.items() if token in source)
     found = next(by_instruction, None) or next(by_token, None)
     return (None, None) if found is None else (found, default_markup(found))
 
 
 def shows_tools(template: ChatTemplate) -> bool:
-    """Whether the template writes a request's tools into the prompt."""
-    return _NAME in render_or_nothing(template, [QUESTION], tools=[_TOOL])
+    """Whether the template writes a request's tools into the prompt. True also if it refuses the question that it is asked."""
+    prompt = render_or_nothing(template, [QUESTION], tools=[_TOOL])
+    return not prompt or _NAME in prompt
 
 
 def find_reasoning(template: ChatTemplate) -> str | None:

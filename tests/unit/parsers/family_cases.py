@@ -195,6 +195,54 @@ NAMED = [
     Case("functionary_v3_2", "Plain text", content("Plain text")),
 ]
 
+DSML = "｜DSML｜"
+
+
+def dsml(tag: str, *arguments: tuple[str, str, str]) -> str:
+    body = "".join(f'<{DSML}parameter name="{key}"{kind}>{value}</{DSML}parameter>\n' for key, kind, value in arguments)
+    return f'<{DSML}{tag}>\n<{DSML}invoke name="f">\n{body}</{DSML}invoke>\n</{DSML}{tag}>'
+
+
+TEXT, OTHER = ' string="true"', ' string="false"'
+TAGGED = [
+    *(
+        case
+        for tool, tag in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))
+        for case in (
+            # the tag decides, not the schema
+            Case(
+                tool,
+                "So.\n\n" + dsml(tag, ("s", TEXT, "1 < 2\n"), ("n", TEXT, "3"), ("b", OTHER, '["x", {}]')),
+                [*content("So."), *calls(("f", '{"s": "1 < 2\\n", "n": "3", "b": ["x", {}]}'))],
+            ),
+            Case(tool, dsml(tag, ("s", OTHER, "3"), ("n", "", "3")), calls(("f", '{"s": 3, "n": 3}'))),
+            Case(tool, dsml(tag), calls(("f", "{}"))),
+            Case(tool, f"<{DSML}{tag}>x", content(f"<{DSML}{tag}>x")),
+        )
+    ),
+    Case(
+        "minicpm5",
+        '<function name="f"><param name="s">a & b</param><param name="n">3</param></function>',
+        calls(("f", '{"s": "a & b", "n": 3}')),
+    ),
+    Case(
+        "minicpm5",
+        '<function name="f"><param name="s"><![CDATA[</param>\n<x>]]></param></function> x',
+        [*calls(("f", '{"s": "</param>\\n<x>"}')), *content(" x")],
+    ),
+    Case("minicpm5", '<function name="f"></function><function name="g"></function>', calls(("f", "{}"), ("g", "{}"))),
+    Case(
+        "hy_v3",
+        "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n<arg_key:opensource>s</arg_key:opensource>\n<arg_value:opensource>a\nb</arg_value:opensource>\n</tool_call:opensource>\n<tool_call:opensource>g<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
+        calls(("f", '{"s": "a\\nb"}'), ("g", "{}")),
+    ),
+    Case(
+        "longcat",
+        "<longcat_tool_call>f\n<longcat_arg_key>n</longcat_arg_key>\n<longcat_arg_value>3</longcat_arg_value>\n</longcat_tool_call>",
+        calls(("f", '{"n": 3}')),
+    ),
+]
+
 TAGS = {
     "hunyuan_a13b": ("<think>", "</think>", "<answer>", "</answer>"),
     "ernie45": ("<think>", "</think>", "<response>", "</response>"),
@@ -229,4 +277,4 @@ THOUGHTS = [
         *([Case(None, f"a {opened} b {closed} c", content(f"a {opened} b {closed} c"), name)] if opened else []),
     )
 ]
-FAMILIES = [*PYTHONIC, *LISTS, *NAMED, *THOUGHTS]
+FAMILIES = [*PYTHONIC, *LISTS, *NAMED, *TAGGED, *THOUGHTS]

@@ -446,7 +446,7 @@ def test_what_must_not_be_skipped() -> None:
 def test_names_that_are_none() -> None:
     with pytest.raises(ConfigError, match="tool_call_parser='hermse' is unknown; allowed are auto, none, apertus"):
         create_output_parser("hermse", None, tools=TOOLS)
-    with pytest.raises(ConfigError, match="reasoning_parser='r1' is unknown; allowed are auto, none, deepseek_r1"):
+    with pytest.raises(ConfigError, match="reasoning_parser='r1' is unknown; allowed are auto, none, hunyuan"):
         create_output_parser(None, "r1", tools=None)
 
 
