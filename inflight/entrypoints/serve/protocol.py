@@ -12,6 +12,8 @@ Further differences from uvicorn:
    head of such a request, because it expects data of another protocol there. So `_feed` gives httptools the head once more,
    without `Upgrade`.
 3. Trailers (headers after the body) are ignored, which RFC 9110, section 6.5.1 allows. uvicorn adds them to the headers.
+4. A client of HTTP/1.0 gets no chunks, which RFC 9112, section 6.1 forbids: the end of the connection ends a body without a
+   length. It gets no "100 Continue" either. Its connection is always closed after the response, also if it asks to keep it.
 """
 
 import asyncio
@@ -30,6 +32,30 @@ from inflight.entrypoints.serve.settings import ServerSettings
 # connection is closed. A client can bear this: RFC 9112, section 9.3.2 lets it send pipelined requests again.
 MAX_PIPELINED_REQUESTS = 32
 MAX_PIPELINED_BYTES = 256 * 2**10
+
+
+_WITHOUT_CHUNKS = ("0.9", "1.0")  # versions of HTTP
+
+
+class _EndedByClose:
+    """The app for a request whose response must have no chunks. Without a length, uvicorn would write chunks; with one, it
+    counts the bytes of the body. So a response without a length gets, for each piece of the body, the length of this piece."""
+
+    def __init__(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._cycle = cycle
+        self._app = app
+        self._has_length = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # Any: ASGI's own, as uvicorn names them
+        async def send_without_chunks(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                self._cycle.chunked_encoding = None if self._has_length else False
+            elif not self._has_length:
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_without_chunks)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -155,6 +181,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] in _WITHOUT_CHUNKS:
+            cycle.keep_alive = cycle.waiting_for_100_continue = False
+            app = _EndedByClose(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def _await(self, seconds: float) -> None:

@@ -424,3 +424,73 @@ def test_no_refusal_follows_a_response_that_came_before_the_end_of_its_request(b
             writer.close()
 
     on_loop(test)
+
+
+async def stream_three(scope: Scope, receive: Receive, send: Send) -> None:
+    """Three pieces without a length, the last of them in a message of its own; /length: a body with a length."""
+    if scope["path"] == "/length":
+        await send_json(send, 200, {"a": 1})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    for piece in (b"data: 1\n\n", b"data: 2\n\n"):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: 3\n\n"})
+
+
+async def exchange(app: ASGIApp, sent: bytes) -> tuple[bytes, bytes]:
+    """Head and body of what comes until the server closes the connection."""
+    async with served(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    return head.lower(), body
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"0.9"])
+@pytest.mark.parametrize(
+    "more", [b"", b"Connection: keep-alive\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n"]
+)
+def test_http_1_0_has_no_chunks(version: bytes, more: bytes) -> None:
+    async def test() -> None:
+        begin = b"HTTP/" + version + b"\r\n" + more
+        head, body = await exchange(stream_three, b"POST /stream " + begin + b"Content-Length: 2\r\n\r\nhi")
+        assert b"transfer-encoding" not in head and b"content-length" not in head and b"connection: close" in head
+        assert body == b"data: 1\n\ndata: 2\n\ndata: 3\n\n"
+        head, body = await exchange(stream_three, b"GET /length " + begin + b"\r\n")
+        assert b"content-length: " in head
+        assert json.loads(body) == {"a": 1}
+        head, body = await exchange(stream_three, b"HEAD /stream " + begin + b"\r\n")
+        assert b"200 ok" in head and body == b""
+
+    on_loop(test)
+
+
+def test_a_stream_of_http_1_0_comes_piece_by_piece() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def test() -> None:
+        async with served(app) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(5) == b"first"
+            go_on.set()
+            assert await reader.read() == b""
+            writer.close()
+
+    on_loop(test)
+
+
+def test_http_1_1_keeps_its_chunks() -> None:
+    async def test() -> None:
+        head, body = await exchange(stream_three, b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert b"transfer-encoding: chunked" in head and body.startswith(b"9\r\ndata: 1")
+
+    on_loop(test)
