@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: checks, renders and tokenises a `ChatCompletionRequest` into a `ValidatedRequest`."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from inflight.entrypoints.openai.messages import NamedToolChoice, leave_out_part
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.server import ApiServer
-from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
+from inflight.entrypoints.openai.validated import ReasoningField, TokenPrompt, ValidatedRequest
 from inflight.interface.request import AnswerFrame
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import Opening, answer_frame, find_opening
@@ -20,6 +20,12 @@ from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import SamplingParams
 from inflight.structured_outputs_params import JSON_CONSTRAINTS
 
+# the value of --reasoning-field -> the members of an answer
+_REASONING_FIELDS: Mapping[str, tuple[ReasoningField, ...]] = {
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "both": ("reasoning_content", "reasoning"),
+}
 _REASONING_TAIL = 16  # tokens at the end of the prompt: a tag in them may switch the reasoning on or off
 
 
@@ -57,7 +63,12 @@ async def validate_chat(
         thinks_first=not body.continue_final_message,
         answer_frame=frame,
         make_parser=make_parser,
-        presentation=body.presentation(model, force_usage=server.settings.enable_force_include_usage),
+        presentation=replace(
+            body.presentation(model, force_usage=server.settings.enable_force_include_usage),
+            reasoning_fields=()
+            if body.include_reasoning is False
+            else _REASONING_FIELDS[server.settings.reasoning_field],
+        ),
         left_out=tuple(left_out),
     )
 

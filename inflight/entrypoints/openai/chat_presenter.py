@@ -15,6 +15,7 @@ from inflight.entrypoints.openai.responses import (
     FunctionCallDelta,
     MessageDelta,
 )
+from inflight.entrypoints.openai.validated import ReasoningField
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import CompletionOutput, RequestOutput
 
@@ -66,7 +67,7 @@ class ChatPresenter(ChunkPresenter):
         finished = choice.finish_reason is not None
         deltas: list[MessageDelta] = []
         if choice.events is not None:
-            deltas = [_delta(event) for event in choice.events]
+            deltas = [delta for event in choice.events if (delta := self._delta(event))]
         elif choice.text or (choice.token_ids and not finished):  # even a token without text gets a chunk
             deltas = [{"content": choice.text}]
         logprobs = self._logprobs(choice.logprobs) if choice.logprobs else None
@@ -86,6 +87,20 @@ class ChatPresenter(ChunkPresenter):
             chunks.append(self._chunk(shown))
         return chunks
 
+    def _delta(self, event: Event) -> MessageDelta:
+        """The delta of an event; empty for reasoning that the answer leaves out."""
+        if isinstance(event, ContentDelta):
+            return {"content": event.text}
+        if isinstance(event, ReasoningDelta):
+            delta: MessageDelta = {}
+            for name in self._presentation.reasoning_fields:
+                delta[name] = event.text
+            return delta
+        if isinstance(event, ToolCallStart):
+            function: FunctionCallDelta = {"name": event.name, "arguments": ""}
+            return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
+        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+
     # -- both ----------------------------------------------------------------------------------------------------------
 
     def _logprobs(self, rows: Sequence[PositionLogprobs]) -> ChatLogprobs | None:
@@ -99,7 +114,7 @@ class ChatPresenter(ChunkPresenter):
         finish_reason = cast("FinishReason", _finish_reason(choice, _has_call(events)))  # never None for a whole answer
         found: ChatChoice = {
             "index": choice.index,
-            "message": _message(events),
+            "message": _message(events, self._presentation.reasoning_fields),
             "logprobs": self._logprobs(choice.logprobs or ()),
             "finish_reason": finish_reason,
             "stop_reason": choice.stop_reason,
@@ -117,18 +132,9 @@ def _finish_reason(choice: CompletionOutput, has_call: bool) -> FinishReason | N
     return "tool_calls" if choice.finish_reason == "stop" and has_call else finish_reason_of(choice)
 
 
-def _delta(event: Event) -> MessageDelta:
-    if isinstance(event, ContentDelta):
-        return {"content": event.text}
-    if isinstance(event, ReasoningDelta):  # two names, because newer clients read "reasoning"
-        return {"reasoning_content": event.text, "reasoning": event.text}
-    if isinstance(event, ToolCallStart):
-        function: FunctionCallDelta = {"name": event.name, "arguments": ""}
-        return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
-    return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
-
-
-def _message(events: Iterable[Event]) -> AnswerMessage:
+def _message(
+    events: Iterable[Event], reasoning_fields: Iterable[ReasoningField] = ("reasoning_content",)
+) -> AnswerMessage:
     content, reasoning = "", ""
     calls: list[AnsweredToolCall] = []
     for event in events:
@@ -142,7 +148,8 @@ def _message(events: Iterable[Event]) -> AnswerMessage:
             calls[event.index]["function"]["arguments"] += event.text
     message: AnswerMessage = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
-        message["reasoning_content"] = message["reasoning"] = reasoning
+        for name in reasoning_fields:
+            message[name] = reasoning
     if calls:
         message["tool_calls"] = calls
         message["content"] = content or None

@@ -59,6 +59,9 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     reasoning_effort: ReasoningEffort | None = optional(
         "A variable of the chat template, such as low, high or max; none also sets enable_thinking to false."
     )
+    include_reasoning: bool | None = optional(
+        "False: the answer leaves the reasoning out. The model thinks all the same."
+    )
     modalities: list[Literal["text"]] | None = neutral("Text only.", max_length=1, min_length=1)
     audio: None = neutral("Text only.")
     store: bool | None = no_effect("Nothing is stored.")

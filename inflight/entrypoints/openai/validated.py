@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from inflight.engine.request.answer_frames import GivenFrame
 from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import SamplingParams
+
+ReasoningField = Literal["reasoning_content", "reasoning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Presentation:
         tokens_as_ids: whether log-probabilities name tokens by their ids, as "token_id:7".
         echo: whether the answer shows the prompt before the completion, in the text and in the log-probabilities.
         prompt_only: whether the answer shows only the prompt. The engine draws at least one token, which is then left out.
+        reasoning_fields: the members of a chat's message and deltas that have the reasoning; empty to leave it out.
     """
 
     model: str
@@ -43,6 +47,7 @@ class Presentation:
     tokens_as_ids: bool = False
     echo: bool = False
     prompt_only: bool = False
+    reasoning_fields: tuple[ReasoningField, ...] = ("reasoning_content",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,6 +170,11 @@ class ServerSettings:
     )
     tool_call_parser: str = _answer("auto", "How the model writes tool calls.", metavar="auto|none|NAME")
     reasoning_parser: str = _answer("auto", "How the model marks its thinking.", metavar="auto|none|NAME")
+    reasoning_field: str = _answer(
+        "reasoning_content",
+        "The member of a chat's answer that has the reasoning. With both, a client that adds them shows each word twice.",
+        choices=("reasoning_content", "reasoning", "both"),
+    )
     default_chat_template_kwargs: Mapping[str, Any] | None = _answer(  # Any: JSON
         None, "Variables of the chat template, if the request does not set them: '{\"enable_thinking\": false}'."
     )

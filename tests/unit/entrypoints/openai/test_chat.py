@@ -55,9 +55,8 @@ class Engine:
         return "".join(map(chr, token_ids))
 
 
-def server(**parsers: Any) -> Any:
+def server(settings: ServerSettings = ServerSettings(), **parsers: Any) -> Any:  # noqa: B008  frozen
     found = SimpleNamespace(**{"tool": None, "reasoning": None, "markup": None, **parsers})
-    settings = ServerSettings()
     return SimpleNamespace(engine=Engine(), parsers=found, settings=settings, check_model=lambda name: name or "first")
 
 
@@ -157,6 +156,17 @@ def test_the_length_of_an_answer(fields: dict[str, Any], default: int | None, fo
     with pytest.raises(FieldError) as error:
         validated(here, max_tokens=8, max_completion_tokens=0)
     assert error.value.param == "max_completion_tokens"
+
+
+def test_the_reasoning_has_the_names_that_are_asked_for() -> None:
+    def names(*, include: bool | None = None, **settings: str) -> tuple[str, ...]:
+        here = server(ServerSettings(**settings))  # type: ignore[arg-type]
+        return validated(here, include_reasoning=include).presentation.reasoning_fields
+
+    assert names() == names(include=True) == ("reasoning_content",)
+    assert names(reasoning_field="reasoning") == ("reasoning",)
+    assert names(reasoning_field="both") == ("reasoning_content", "reasoning")
+    assert names(include=False) == names(include=False, reasoning_field="both") == ()
 
 
 def test_everything_of_a_chat_reaches_the_engine() -> None:

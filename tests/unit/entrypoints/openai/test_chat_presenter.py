@@ -87,6 +87,21 @@ def test_a_stream_says_role_deltas_and_end() -> None:
     assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
 
 
+@pytest.mark.parametrize("names", [("reasoning_content",), ("reasoning",), ("reasoning_content", "reasoning"), ()])
+def test_the_reasoning_is_in_the_wanted_members(names: tuple[str, ...]) -> None:
+    outputs = parsed(["<think>a", "b</think>", "c"], "stop")
+    shown = presenter(stream=True, reasoning_fields=names)
+    chunks = [chunk for each in outputs for chunk in opened(shown.chunks(0, output(each)))]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    found = {name: "".join(delta.get(name, "") for delta in deltas) for name in ("reasoning_content", "reasoning")}
+    assert found == {name: "ab" if name in names else "" for name in found}
+    assert "".join(delta.get("content", "") for delta in deltas) == "c"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    whole = presenter(reasoning_fields=names).body([output(*parsed(["<think>ab</think>c"], "stop"))])
+    message = json.loads(whole)["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "c", "refusal": None, **dict.fromkeys(names, "ab")}
+
+
 def test_the_tokens_of_the_reasoning_are_counted() -> None:
     shown = presenter(stream=True, include_usage=True)
     for each in parsed(["<think>a", "b</think>", "c"], "stop", num_reasoning_tokens=2):
