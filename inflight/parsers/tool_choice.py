@@ -32,6 +32,7 @@ ToolChoice = Literal["none", "auto", "required"] | Mapping[str, str]
 Schema = Mapping[str, Any]  # Any: JSON
 
 _NAME = re.compile(r'[^\s"\\\[\]{}<>\x00-\x1f\x7f]+')  # names are written into the markup without escapes
+_OTHER_TYPES = ("array", "string", "number", "integer", "boolean", "null")
 _ANY_ARGUMENTS: Schema = {"type": "object"}
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -146,8 +147,8 @@ def _parameters(tool: _Tool, name: str) -> Schema:
     parameters = tool.function.get("parameters")
     if parameters is None:
         return _NO_ARGUMENTS
-    if isinstance(parameters, Mapping) and not tool.is_strict:
-        parameters = {**_ANY_ARGUMENTS, **parameters}
+    if isinstance(parameters, Mapping) and not tool.is_strict and parameters.get("type") not in _OTHER_TYPES:
+        parameters = {**parameters, "type": "object"}  # it is absent, null or no type
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         kind = "strict" if tool.is_strict else "a tool that must be called"
         raise InvalidRequestError(

@@ -8,7 +8,10 @@ that `relax_schema` returns the keyword's place.
 | | strict | lenient |
 |---|---|---|
 | `propertyNames` that every string satisfies, `uniqueItems: false` | left out: every value satisfies them | the same |
+| null as the value of a keyword other than `const` and `type` | left out: it is absent | the same |
 | `uniqueItems`, an unknown `format` (by the standard `format` is an annotation) | left out and reported | the same |
+| in tools: a value that the standard does not allow (`"type": "any"`), a `$ref` to nothing | refused | left out and reported |
+| the same in other schemas | refused, with the path in the schema | the same |
 | all others | refused, with the path in the schema | left out and reported |
 
 If a keyword is left out, the schema admits more texts, never fewer, and all other keywords are still enforced. A definition
@@ -32,6 +35,7 @@ MAX_PROPERTIES = 2000
 MAX_PATTERN_PROPERTIES = 100  # per object; the compile time is 0.1 s for 100, and 3.5 s for 200
 MAX_COUNT = 2**31 - 1
 
+_OPTIONS = "x-guidance"  # llguidance's own keyword, with which a schema could change how it is compiled
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 
 _SCHEMA = frozenset("not if then else contains propertyNames additionalProperties unevaluatedProperties".split())
@@ -115,7 +119,7 @@ class _Walk:
         # `nodes` is a generator: it looks for the children of a node after the body of this loop has changed the node
         for path, node in self.nodes():
             part = find_part(path, self._parts)
-            self._relax(node, path, is_strict=part is None or part.is_strict)
+            self._relax(node, path, part)
             self._check_keywords(node, path)
         return self._left_out
 
@@ -146,8 +150,12 @@ class _Walk:
                 problem = f"gives one object {counts[keyword]} {keyword}; at most {limit} are allowed"
                 raise self._refusal(f"{path}/{keyword}", f"{problem}: split it into several objects")
 
-    def _relax(self, node: dict[str, Any], path: str, *, is_strict: bool) -> None:  # Any: JSON
+    def _relax(self, node: dict[str, Any], path: str, part: SchemaPart | None) -> None:  # Any: JSON
+        is_strict = part is None or part.is_strict
+        _leave_out_nulls(node)
         _modernize(node)
+        if part is not None and part.takes_malformed:
+            self._leave_out_malformed(node, path)
         # a backend may be unable to prove that the branches of a oneOf do not overlap, so oneOf becomes anyOf
         if not is_strict and "oneOf" in node and "anyOf" not in node:
             node["anyOf"] = node.pop("oneOf")
@@ -169,9 +177,51 @@ class _Walk:
         for keyword, _ in self._support.find_unenforced(node):
             self._leave_out_with_dependents(node, keyword, path)
 
+    def _leave_out_malformed(self, node: dict[str, Any], path: str) -> None:  # Any: JSON
+        """Leave out what the standard does not allow. In a list or an object of schemas, what is no schema becomes `true`."""
+        for keyword in [keyword for keyword in node if keyword in ASSERTIONS or keyword == _OPTIONS]:
+            if keyword not in node:  # it was left out with another one
+                continue
+            value = node[keyword]
+            if keyword == _OPTIONS or _problem(keyword, value) or not self._holds_schemas(keyword, value):
+                self._leave_out_with_dependents(node, keyword, path)
+            elif keyword in _SCHEMA_MAPS:
+                node[keyword] = {
+                    name: child if _is_schema(child) else self._anything(_child_path(path, keyword, name))
+                    for name, child in value.items()
+                }
+            elif isinstance(value, list) and (keyword in _SCHEMA_LISTS or keyword == "items"):
+                node[keyword] = [
+                    child if _is_schema(child) else self._anything(_child_path(path, keyword, str(i)))
+                    for i, child in enumerate(value)
+                ]
+
+    def _anything(self, path: str) -> bool:
+        """A schema for any value, in place of what is left out at this path."""
+        self._left_out.append(name_place(path, self._parts, self._where))
+        return True
+
+    def _holds_schemas(self, keyword: str, value: object) -> bool:
+        """False if the value of a keyword that holds schemas holds none, or is a reference to none."""
+        if keyword == "$ref" and isinstance(value, str) and not _is_foreign(value):
+            try:
+                return _is_schema(referred(self._root, value))
+            except KeyError:
+                return False
+        if keyword in _SCHEMA_MAPS:
+            return isinstance(value, Mapping)
+        if keyword in _SCHEMA_LISTS:
+            return isinstance(value, list)
+        if keyword == "items":
+            return _is_schema(value) or isinstance(value, list)
+        return keyword not in _SCHEMA or _is_schema(value)
+
     def _leave_out_with_dependents(self, node: dict[str, Any], keyword: str, path: str) -> None:  # Any: JSON
         self._leave_out(node, keyword, path)
-        if keyword == "patternProperties":  # otherwise additionalProperties would forbid what matches the patterns
+        if keyword in (
+            "properties",
+            "patternProperties",
+        ):  # otherwise additionalProperties would forbid what they admit
             self._leave_out(node, "additionalProperties", path)
 
     def _leave_out(self, node: dict[str, Any], keyword: str, path: str) -> None:  # Any: JSON
@@ -184,7 +234,7 @@ class _Walk:
 
     def _check_keywords(self, node: Mapping[str, Any], path: str) -> None:  # Any: JSON
         for keyword in node:
-            if keyword == "x-guidance":
+            if keyword == _OPTIONS:
                 raise self._refusal(f"{path}/{keyword}", "is not supported: use whitespace_pattern or leave it out")
             if keyword in ASSERTIONS:
                 if keyword not in self._support.keywords:
@@ -207,9 +257,7 @@ class _Walk:
             elif keyword in _SCHEMA_MAPS:
                 if not isinstance(value, Mapping):
                     raise self._refusal(here, f"is {_name(value)}, not an object of schemas")
-                yield from (
-                    (child, f"{here}/{name.replace('~', '~0').replace('/', '~1')}") for name, child in value.items()
-                )
+                yield from ((child, _child_path(path, keyword, name)) for name, child in value.items())
             elif keyword == "$ref" and value not in self._seen:
                 self._seen.add(value)
                 yield self._resolve(value, here), value
@@ -273,8 +321,27 @@ def _types(node: Mapping[str, Any]) -> set[str] | None:
     return {"number" if types == "integer" else types} if isinstance(types, str) else None
 
 
+def _is_schema(value: object) -> bool:
+    return isinstance(value, dict | bool)
+
+
+def _child_path(path: str, keyword: str, name: str) -> str:
+    return f"{path}/{keyword}/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def _leave_out_nulls(node: dict[str, Any]) -> None:  # Any: JSON
+    for keyword in [keyword for keyword, value in node.items() if value is None and keyword in ASSERTIONS]:
+        if keyword not in ("const", "type"):
+            del node[keyword]
+
+
 def _modernize(node: dict[str, Any]) -> None:  # Any: JSON
-    """Bring older spellings into the one that the library reads: the flags of draft 4 (and OpenAPI 3.0), counts like 2.0."""
+    """Bring older spellings into the one that the library reads: the flags of draft 4 and OpenAPI 3.0, counts like 2.0."""
+    kinds = node.get("type")
+    if node.get("nullable") is True and isinstance(kinds, str | list) and "null" not in kinds:
+        node["type"] = [*([kinds] if isinstance(kinds, str) else kinds), "null"]
+        if isinstance(node.get("enum"), list) and None not in node["enum"]:
+            node["enum"] = [*node["enum"], None]
     for keyword, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(flag := node.get(keyword), bool):
             del node[keyword]

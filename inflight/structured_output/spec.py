@@ -80,6 +80,12 @@ class SchemaPart(NamedTuple):
     name: str
     is_strict: bool
 
+    @property
+    def takes_malformed(self) -> bool:
+        """Whether keywords that JSON Schema does not allow are left out, too: those of a tool that is not strict. A client
+        often gets its tools from somewhere else, but it writes the format of an answer itself."""
+        return not self.is_strict and self.name != RESPONSE_FORMAT
+
 
 @dataclass(frozen=True, slots=True)
 class ArgumentTags:

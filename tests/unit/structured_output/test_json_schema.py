@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.json_schema import ASSERTIONS, MAX_DEPTH, SchemaSupport, relax_schema, subschemas
-from inflight.structured_output.spec import SchemaPart
+from inflight.structured_output.spec import RESPONSE_FORMAT, SchemaPart
 from tests.support.schema_generator import FORMATS, generate_schemas
 
 SUPPORT = SchemaSupport(ASSERTIONS - {"not", "uniqueItems"}, frozenset({"date"}))
@@ -48,7 +49,11 @@ REFUSED: list[tuple[object, str]] = [
     ({"type": "object", "properties": []}, "#/properties is a list, not an object of schemas"),
     ({"anyOf": {}}, "#/anyOf is a dict, not a list of schemas"),
     ({"items": "string"}, "#/items is 'string', not a schema"),
-    ({"items": None}, "#/items is None, not a schema"),
+    ({"items": 3}, "#/items is 3, not a schema"),
+    ({"type": None}, "#/type None is none of"),
+    ({"type": "any"}, "#/type 'any' is none of"),
+    ({"properties": {"a": None}}, "#/properties/a is None, not a schema"),
+    ({"properties": {"a": {"required": True}}}, "#/properties/a/required is not a list of property names"),
     ({"minLength": -1}, "#/minLength is -1, not an integer"),
     ({"maxItems": 1.5}, "#/maxItems is 1.5, not an integer"),
     ({"maxItems": True}, "#/maxItems is True, not an integer"),
@@ -114,6 +119,19 @@ SOFT: list[tuple[Any, Any, list[str]]] = [
     ({"uniqueItems": True, "items": {}}, {"items": {}}, ["#/uniqueItems"]),
     ({"properties": {"a": {"format": "int32"}}}, {"properties": {"a": {}}}, ["#/properties/a/format"]),
     ({"format": "date"}, {"format": "date"}, []),
+    # null is an absent keyword, but for values that may be null
+    ({"type": "object", **dict.fromkeys(ASSERTIONS - {"const", "type"})}, {"type": "object"}, []),
+    ({"const": None, "default": None, "description": None}, {"const": None, "default": None, "description": None}, []),
+    ({"enum": [None]}, {"enum": [None]}, []),
+    # the nullable of OpenAPI 3.0
+    ({"type": "string", "nullable": True}, {"type": ["string", "null"], "nullable": True}, []),
+    ({"type": ["string", "null"], "nullable": True}, {"type": ["string", "null"], "nullable": True}, []),
+    ({"type": "string", "nullable": False}, {"type": "string", "nullable": False}, []),
+    (
+        {"type": "string", "enum": ["a"], "nullable": True},
+        {"type": ["string", "null"], "enum": ["a", None], "nullable": True},
+        [],
+    ),
 ]
 HARD: list[tuple[Any, Any, list[str]]] = [
     ({"not": {"uniqueItems": True}, "type": "string"}, {"type": "string"}, ["#/not"]),
@@ -121,6 +139,52 @@ HARD: list[tuple[Any, Any, list[str]]] = [
     ({"$ref": "http://a/b", "type": "null"}, {"type": "null"}, ["#/$ref"]),
     ({"$defs": {"a": {"not": {}}}, "$ref": "#/$defs/a"}, {"$defs": {"a": {}}, "$ref": "#/$defs/a"}, ["#/$defs/a/not"]),
 ]
+
+
+# what the standard does not allow, what is left of it, what is told
+MALFORMED: list[tuple[Any, Any, list[str]]] = [
+    ({"type": "any"}, {}, ["#/type"]),
+    ({"type": "int", "minimum": 1}, {"minimum": 1}, ["#/type"]),
+    ({"type": []}, {}, ["#/type"]),
+    ({"type": None}, {}, ["#/type"]),
+    ({"type": ["string", "dict"]}, {}, ["#/type"]),
+    ({"properties": {"a": {"required": True}}}, {"properties": {"a": {}}}, ["#/properties/a/required"]),
+    ({"required": "a"}, {}, ["#/required"]),
+    ({"minimum": "5", "maximum": 6}, {"maximum": 6}, ["#/minimum"]),
+    ({"enum": []}, {}, ["#/enum"]),
+    ({"properties": {"a/b": None, "c": {}}}, {"properties": {"a/b": True, "c": {}}}, ["#/properties/a~1b"]),
+    ({"properties": [], "additionalProperties": False}, {}, ["#/properties", "#/additionalProperties"]),
+    ({"anyOf": ["string", {}]}, {"anyOf": [True, {}]}, ["#/anyOf/0"]),
+    ({"items": "string"}, {}, ["#/items"]),
+    ({"items": ["string"]}, {"items": [True]}, ["#/items/0"]),
+    ({"additionalProperties": "false"}, {}, ["#/additionalProperties"]),
+    ({"$ref": "#/nothing"}, {}, ["#/$ref"]),
+    ({"$ref": "#/title", "title": "t"}, {"title": "t"}, ["#/$ref"]),
+    ({"x-guidance": {}}, {}, ["#/x-guidance"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "left", "told"), MALFORMED)
+def test_malformed_keywords_are_left_out_of_a_lenient_schema(schema: Any, left: Any, told: list[str]) -> None:
+    relaxed = copy.deepcopy(schema)
+    assert relax_schema(relaxed, SUPPORT, LENIENT) == [f"tools[0] ('f'): {path}" for path in told]
+    assert relaxed == left
+    for parts in (STRICT, (SchemaPart("#", RESPONSE_FORMAT, is_strict=False),)):
+        with pytest.raises(InvalidRequestError):
+            relax_schema(copy.deepcopy(schema), SUPPORT, parts)
+
+
+ODD: list[Any] = [None, True, 5, -1, 1.5, "any", [], {}, [None], ["any"], {"a": None}, {"a": "string"}, "#/nothing"]
+
+
+@pytest.mark.parametrize("keyword", sorted(ASSERTIONS | {"nullable", "$id", "$defs", "x-guidance"}))
+def test_a_lenient_schema_is_never_refused_for_a_keyword(keyword: str) -> None:
+    for value in ODD:
+        node = {"type": "object", "properties": {"a": {}}, "required": ["a"], keyword: value}
+        for schema in (node, {"items": node}, {"properties": {"p": node}}):
+            relax_schema(copy.deepcopy(schema), SUPPORT, LENIENT)
+            with suppress(InvalidRequestError):  # and no other error
+                relax_schema(copy.deepcopy(schema), SUPPORT, STRICT)
 
 
 @pytest.mark.parametrize(("schema", "left", "told"), SOFT)
