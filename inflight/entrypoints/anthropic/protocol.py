@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopList
-from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ToolName
+from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ToolName, result_text
 from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 
@@ -66,7 +66,9 @@ ResultBlock = Annotated[
 class ToolResultBlock(StrictModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[ResultBlock], Field(fail_fast=True)] | None = None
+    content: Annotated[
+        str | Annotated[list[ResultBlock], Field(fail_fast=True)] | None, BeforeValidator(result_text)
+    ] = optional("Text, blocks, or any other JSON, which the model reads as text.")
     is_error: bool | None = optional('True: the model reads "Error: " before the content.')
     cache_control: CacheControl = None
 

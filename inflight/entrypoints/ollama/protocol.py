@@ -2,11 +2,20 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopStrings, sampling_field
-from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, CalledFunction, Role, Tool, ToolCall, ToolName
+from inflight.entrypoints.openai.messages import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    CalledFunction,
+    Role,
+    Tool,
+    ToolCall,
+    ToolName,
+    result_text,
+)
 from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 
@@ -68,6 +77,13 @@ class OllamaMessage(StrictModel):
     tool_name: ToolName | None = optional("The name of the tool whose result this message has.")
     tool_call_id: str | None = optional("The id of the call. Default: the next call that has no result.")
     images: Images = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_result(cls, message: Any) -> Any:  # Any: JSON, not checked yet
+        if isinstance(message, dict) and message.get("role") == "tool":
+            return {**message, "content": result_text(message.get("content"))}
+        return message
 
 
 class ChatRequest(AnswerRequest):

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from inflight.entrypoints.openai.content_parts import PlainPart
-from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, ToolName
+from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, ToolName, result_text
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 from inflight.entrypoints.responses_api.client_tools import CALLS, OUTPUTS, ClientTool
 from inflight.entrypoints.responses_api.tools import ResponseTools, type_of
@@ -53,7 +53,9 @@ class CallOutputItem(Item):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Text
+    output: Annotated[Text, BeforeValidator(result_text)] = Field(
+        description="Text, parts with text, or any other JSON, which the model reads as text."
+    )
 
 
 class ClientCallItem(Item):

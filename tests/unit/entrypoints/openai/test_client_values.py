@@ -176,6 +176,25 @@ def test_the_result_of_a_tool_may_be_any_json(api: Api, content: object, seen: s
     assert seen in prompt.rpartition("<tool>")[2]
 
 
+def test_results_of_the_other_apis_may_be_any_json(api: Api) -> None:
+    result, seen = {"temp": 21, "ort": "Köln"}, '{"temp": 21, "ort": "Köln"}'
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    answer = {"type": "tool_result", "tool_use_id": "c", "content": result}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    bodies: dict[str, dict[str, Any]] = {
+        MESSAGES: {"messages": [*HELLO["messages"], {"role": "assistant", "content": [use]}]},
+        RESPONSES: {"input": [{"role": "user", "content": "x"}, call]},
+        OLLAMA: {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]},
+    }
+    bodies[MESSAGES]["messages"].append({"role": "user", "content": [answer]})
+    bodies[RESPONSES]["input"].append({"type": "function_call_output", "call_id": "c", "output": result})
+    bodies[OLLAMA]["messages"].append({"role": "tool", "content": result})
+    for path, body in bodies.items():
+        api.asked(path, {**BASE[path], **body})
+        assert seen in bytes(token for token in api.core.prompts[-1] if token < 256).decode()
+    assert api.post(OLLAMA, {"messages": [{"role": "user", "content": result}]}).status == 400
+
+
 def test_only_results_may_be_any_json(api: Api) -> None:
     for content in ({"a": 1}, 5, [1]):
         assert api.post(CHAT, {"messages": [{"role": "user", "content": content}]}).status == 400
