@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.errors import ConfigError, ModelNotFoundError
-from inflight.model_advice import models_below, near_models
+from inflight.model_advice import models_below, near_models, unfinished_download
 
 EMBEDDED_MODEL = Path(__file__).parent / "demo" / "model"
 
@@ -66,7 +66,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
                 f"{what} is an adapter (LoRA), not a whole model: {folder} has adapter_config.json and no config.json; merge "
                 f"it into its base model, or give the base model{f', {base!r}' if isinstance(base, str) else ''}"
             )
-        more = f" (looked in {folder}){models_below(folder)}"
+        more = f" (looked in {folder}){unfinished_download(folder) or models_below(folder)}"
         if model is not None and not Path(model).expanduser().exists():
             gguf_names, _ = _gguf_files_of_hub(model, revision)
             more += (
@@ -148,7 +148,7 @@ def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str]
     except Exception:  # the hub cannot be reached, or refuses: use the cache; without a cache `_download` raises
         folder = _download(repository, revision, [])
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-        where = f"the hub's cache of {repository} (the hub itself could not be asked)"
+        where = f"the hub's cache of {repository} (the hub itself could not be asked{unfinished_download(folder)})"
     return sorted(name for name in names if name.endswith(GGUF_SUFFIX)), where
 
 

@@ -33,6 +33,7 @@ RUN_ELSEWHERE = ("tests/architecture/", "tests/clients/")  # by scripts/check an
 DURATIONS = "tests/durations.json"  # the seconds of each test file; may lack files, or be missing
 UNKNOWN_SECONDS = 5.0
 NUM_PROCESSES = 2
+MAX_APART = 3  # runs of pytest for tests that are chosen by words; each may take half a minute
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,14 @@ def apart(root: Path, changed: list[str]) -> list[Chosen]:
     return list({chosen.path: chosen for chosen in found}.values())
 
 
+def report_apart(tests: list[Chosen]) -> str:
+    """What to say about the tests that run apart: the first MAX_APART run, the others are only named."""
+    titles = ["also:"] * min(len(tests), MAX_APART) + ["left out, run it yourself:"] * (len(tests) - MAX_APART)
+    return "\n".join(
+        f"{title} pytest {test.path}\n    it {test.reason}" for title, test in zip(titles, tests, strict=True)
+    )
+
+
 def read_durations(root: Path) -> dict[str, float]:
     path = root / DURATIONS
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -243,8 +252,9 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     options = parser.parse_args(arguments)
     changed = changed_files(root, options.since)
     if options.apart:
-        for test in apart(root, changed):
-            print(f"also, because it {test.reason}:\n    pytest {test.path}", file=sys.stderr)
+        tests = apart(root, changed)
+        print(report_apart(tests), file=sys.stderr)
+        for test in tests[:MAX_APART]:
             print(test.path)
         return 0
     graph = ImportGraph(root)

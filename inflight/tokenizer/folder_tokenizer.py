@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 
 from inflight.errors import TokenizerError
 from inflight.hub import read_json
+from inflight.model_advice import unfinished_download
 from inflight.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,8 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
         found = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).is_file()]
         hint = f" ({', '.join(found)} alone cannot be read)" if found else ""
         raise TokenizerError(
-            f"{folder} holds no tokenizer.json{hint}; name another folder or hub id with tokenizer=..., "
-            "or serve token ids only with skip_tokenizer_init=True"
+            f"{folder} holds no tokenizer.json{hint}{unfinished_download(folder)}; name another folder or hub id with "
+            "tokenizer=..., or serve token ids only with skip_tokenizer_init=True"
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))

@@ -135,11 +135,20 @@ def test_tests_that_are_chosen_by_words_run_apart(repository: Path, select: Sele
     append(repository, "inflight/config/families/new.py", "docs/page.md")
     tests, said = select("--apart")
     assert tests == ["tests/e2e/test_model_parity.py -k new"], "the others do not exist here"
-    assert "pytest tests/e2e/test_model_parity.py -k new" in said
+    assert "also: pytest tests/e2e/test_model_parity.py -k new" in said
     append(repository, "inflight/sample/draw.py")
     git(repository, "commit", "-am", "second")
     append(repository, "inflight/sample/draw.py")
     assert select("--apart")[0] == []
+
+
+def test_only_a_few_runs_of_pytest_are_added(repository: Path, select: Select) -> None:
+    families = [f"inflight/config/families/new{number}.py" for number in range(5)]
+    for path in families:
+        (repository / path).write_text("")
+    tests, said = select("--apart")
+    assert tests == [f"tests/e2e/test_model_parity.py -k new{number}" for number in range(3)]
+    assert said.count("left out, run it yourself: pytest") == 2
 
 
 def test_a_file_of_tests_that_runs_as_a_whole_is_not_run_twice(repository: Path, select: Select) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from inflight import hub
 from inflight.config.safetensors_file import check_files_exist, find_files
-from inflight.errors import CheckpointError, ModelNotFoundError
+from inflight.errors import CheckpointError, ModelNotFoundError, TokenizerError
 from inflight.model_advice import cached_models, models_below, near_models, unfinished_download
+from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 
 
 @pytest.fixture
@@ -92,6 +93,20 @@ def test_an_unfinished_download_of_the_hub_names_its_command(cache: Path) -> Non
     (snapshot / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match=r"1 of the 2 .*model-00002-of-00002.*hf download"):
         check_files_exist(snapshot)
+
+
+def test_an_unfinished_download_is_told_whatever_file_is_missing(cache: Path) -> None:
+    snapshot = cache / "models--Qwen--Qwen3-0.6B" / "snapshots" / "abc"
+    (snapshot.parent.parent / "blobs" / "0123.incomplete").touch()
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json.*hf download Qwen/Qwen3-0.6B"):
+        hub.resolve_model_folder(str(snapshot))
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json.*hf download Qwen/Qwen3-0.6B"):
+        folder_tokenizer(snapshot)
+    for name in ("m.gguf.part", "m.gguf.incomplete", "m.gguf.crdownload"):
+        (Path.cwd() / name).touch()
+        with pytest.raises(ModelNotFoundError, match=f"no folder './m.gguf'; its download is unfinished.*{name}"):
+            hub.check_model_name("./m.gguf")
+        (Path.cwd() / name).unlink()
 
 
 def test_an_adapter_names_its_base_model(tmp_path: Path) -> None:
