@@ -61,7 +61,7 @@ def own_arguments(given: Mapping[str, Any]) -> dict[str, Any]:  # Any: EngineArg
             found[name if name in known else ours] = _own_value(flag, value)
         elif (reason := _why_ignored(name, flag, value)) is None:
             found[name] = value  # `EngineArgs` refuses it, and proposes the nearest argument
-        elif value not in (None, False):
+        elif value not in (None, False, *HARMLESS_VALUES.get(flag, ())):
             logger.warning("%s has no effect here: %s", name, reason)
     return found
 

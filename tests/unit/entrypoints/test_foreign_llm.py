@@ -24,12 +24,13 @@ def as_argument(flag: str) -> str:
 
 
 @pytest.mark.parametrize("flag", [flag for flag in names(REFUSED) if flag.startswith("--")])
-def test_an_argument_that_is_refused_says_why(flag: str) -> None:
+def test_an_argument_that_is_refused_says_why(flag: str, caplog: pytest.LogCaptureFixture) -> None:
     name = as_argument(flag)
     with pytest.raises(UnknownArgumentError, match=rf"^{name}=.* is not supported: \S"):
         own_arguments({name: "some value"})
     for neutral in (None, False, *HARMLESS_VALUES.get(flag, ())):
         assert own_arguments({name: neutral, "model": "m"}) == {"model": "m"}
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("flag", [flag for flag in names(NO_EFFECT) if flag.startswith("--")] + ["--disable-log-stats"])
