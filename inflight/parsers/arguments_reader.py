@@ -1,65 +1,47 @@
 """`ArgumentsReader`: reads the arguments of a call as models write them, and writes an object of JSON.
 
-Valid JSON is written unchanged. Otherwise as little as possible is added and left out, so that the result is valid:
-
-- In a string, line breaks and other control characters are escaped. So is a backslash that begins no escape, and a quote that
-  cannot be the end of the string, because no comma, colon or bracket follows it.
-- Strings in single quotes, and the words `True`, `False` and `None`, become JSON. Other words without quotes become strings.
-- A missing comma, colon, value or bracket is added; one that is too much is left out. So is white space that JSON does not
-  know, such as a no-break space.
-
-All of this is done while the text arrives. Only a word without quotes, a comma and the end of a string are held back.
+Valid JSON is written unchanged, and what has only one meaning as JSON (`DialectReader`). Both are written while the text
+arrives,
+but `LAG` characters late, so that a fault can still be mended where it is. At a fault the rest of the arguments is held.
+If only one
+reading of it is possible (`find_reading`), this is written. Otherwise the rest is written exactly as the model wrote it.
+Then the
+whole is no JSON, and the client can tell the model so.
 """
-
-from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from enum import Enum, auto
 
 from inflight.parsers.argument_schema import ArgumentSchema
 from inflight.parsers.event_writer import MAX_HELD
-from inflight.parsers.held_value import HeldValue, escaped
-from inflight.parsers.text_reader import BLANKS, Steps, TextReader
+from inflight.parsers.json_dialect import DialectReader
+from inflight.parsers.json_states import Status
+from inflight.parsers.repair import Tail, find_reading, only_value
+from inflight.parsers.text_reader import ANYTHING, Steps, TextReader
 
-_PLAIN = {quote: re.compile(rf'[^{quote}"\\\x00-\x1f]+') for quote in "\"'"}
-_HEX = re.compile(r"[0-9a-fA-F]+")
-_ESCAPES = {**{char: f"\\{char}" for char in '"\\/bfnrt'}, "'": "'"}
-_MAX_KEY = 1000  # characters of a key that are kept, to find its schema
-_NUM_HEX = {"u": 4, "x": 2}
-_MAX_COMMA = 1000  # characters of a comma and the white space after it; further white space is left out
-_BLANKS = " \t\r\n"
-_AFTER_WORD = (",", "}", "]")
-_CLOSING = {"{": "}", "[": "]"}
+LAG = 128  # characters that are written late
+_JSON = "{}[]:\"'"
+_NOT_BEHIND = ",:;}])\"'"
+_BRACKETS = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
-class _Next(Enum):
-    KEY = auto()
-    COLON = auto()
-    VALUE = auto()
-    COMMA = auto()
-
-
-@dataclass(slots=True)
-class _Level:
-    """An object or a list whose end has not come yet, and what must come next in it."""
-
-    opening: str
-    next: _Next
-    schema: ArgumentSchema  # of the object or the list
-    value_schema: ArgumentSchema  # of the next value in it
+def plain_tail(text: str) -> int:
+    """How many edits the text behind arguments needs, if any text may stand there that has nothing of JSON."""
+    behind = text.strip()
+    if not behind.startswith((",", ";")) and not any(char in _JSON for char in behind):
+        return 0
+    return 1 if len(behind) == 1 else 2
 
 
 class ArgumentsReader:
     """
     Args:
         stops: texts that end the arguments, even if brackets are open. In a string they do not count.
-        quote: the family's own quote, around strings without escapes; "" if there is none. With such a quote the text is not
-            JSON: white space outside strings has no meaning, and words without quotes may have spaces.
-        schema: the schema of the arguments. It decides the types of values, but only if there is a `quote`.
+        quote, schema: as in `DialectReader`.
+        tail: which text may stand behind the arguments.
+        in_object: whether the arguments are a value in an object of JSON, whose closing brace stands behind them.
     """
 
     def __init__(
@@ -70,245 +52,154 @@ class ArgumentsReader:
         *,
         quote: str = "",
         schema: ArgumentSchema | None = None,
+        tail: Tail = plain_tail,
+        in_object: bool = False,
     ) -> None:
         self._reader = reader
         self._write = write
         self._stops = stops
-        self._quotes = (quote, *_PLAIN) if quote else tuple(_PLAIN)
         self._quote = quote
-        self._ends = (*stops, quote) if quote else stops  # texts that end a word without quotes
-        self._first = {end[0] for end in self._ends}
-        self._quote_starts = {quote[0] for quote in self._quotes}
-        first = "".join(map(re.escape, sorted(self._first)))
-        self._run = re.compile(rf"[^{{}}\[\],:\"{first}]+")
-        self._after_string = dict.fromkeys((*",:}]", *stops))
-        self._levels: list[_Level] = []
-        self._num_open = {"{": 0, "[": 0}
-        self._comma = ""  # a comma and the white space after it, until it is certain that something follows
-        self._schema = schema or ArgumentSchema()
+        self._schema = schema
+        self._tail = tail
+        self._in_object = in_object
+        self._dialect = DialectReader(self._add_piece, stops=stops, quote=quote, schema=schema)
+        self._late: deque[tuple[int, str, bool]] = deque()  # pieces of JSON that are not written yet
+        self._num_passed = 0  # characters of the model's text whose JSON has been written
+        self._written: list[str] = []  # this JSON, as long as the whole text may be mended
+        self._text: deque[str] = deque()  # the model's text from `_text_start` on
+        self._text_start = 0
+        self._num_read = 0
 
     def read(self) -> Steps[None]:
-        """Read an object, whose brace comes next. If a limit has cut the text, the object is not completed."""
-        self._open(self._reader.take(1), self._schema)
-        while self._levels:
-            char = yield from self._reader.peek()
-            if not char or (char in self._first and (yield from self._reader.comes(*self._stops))):
-                break
-            if char in _BLANKS:
-                self._blanks((yield from self._reader.piece(BLANKS)))
-            elif char.isspace():  # not white space in JSON
-                self._reader.take(1)
-            elif char in "{[":
-                self._reader.take(1)
-                level = self._levels[-1]
-                if level.opening == "[" or level.next in (_Next.COLON, _Next.VALUE):  # in place of a key it is left out
-                    self._open(char, self._begin_value())
-            elif char in "}]":
-                self._close(self._reader.take(1))
-            elif char == ",":
-                self._take_comma()
-            elif char == ":":
-                self._take_colon()
-            elif char in self._quote_starts and (quote := (yield from self._reader.literal(*self._quotes))):
-                yield from self._string(quote)
-            else:
-                yield from self._word()
-        if self._levels and (yield from self._reader.is_at_cut()):
-            self._write(self._comma)
-            return
-        while self._levels:
-            self._close(_CLOSING[self._levels[-1].opening])
-
-    # -- brackets, commas and colons -----------------------------------------------------------------------------------
-
-    def _blanks(self, text: str) -> None:
-        if self._quote:
-            return
-        if not self._comma:
-            self._write(text)
-        else:
-            self._comma = (self._comma + text)[:_MAX_COMMA]
-
-    def _open(self, bracket: str, schema: ArgumentSchema) -> None:
-        first = _Next.KEY if bracket == "{" else _Next.VALUE
-        self._levels.append(_Level(bracket, first, schema, schema.item() if bracket == "[" else schema))
-        self._num_open[bracket] += 1
-        self._write(bracket)
-
-    def _close(self, bracket: str) -> None:
-        opening = "{" if bracket == "}" else "["
-        if not self._num_open[opening]:
-            return  # this bracket could close nothing, and is left out
-        closed = ""
-        while closed != opening:
-            level = self._levels.pop()
-            closed = level.opening
-            self._num_open[closed] -= 1
-            self._end_pair(level)
-            self._write(("" if self._quote else self._comma[1:]) + _CLOSING[closed])
-            self._comma = ""
-        if self._levels:
-            self._levels[-1].next = _Next.COMMA
-
-    def _end_pair(self, level: _Level) -> None:
-        """If there is a key without a value, add the missing colon and null."""
-        if level.opening == "{" and level.next in (_Next.COLON, _Next.VALUE):
-            self._write(": null" if level.next is _Next.COLON else "null")
-            level.next = _Next.COMMA
-
-    def _take_comma(self) -> None:
-        self._reader.take(1)
-        level = self._levels[-1]
-        self._end_pair(level)
-        if level.next is _Next.COMMA:
-            self._comma = ", " if self._quote else ","
-            level.next = _Next.KEY if level.opening == "{" else _Next.VALUE
-
-    def _take_colon(self) -> None:
-        self._reader.take(1)
-        level = self._levels[-1]
-        if level.next is _Next.KEY:  # the key is missing
-            self._begin()
-            self._write('""')
-            level.next = _Next.COLON
-        if level.next is _Next.COLON:
-            self._write(": " if self._quote else ":")
-            level.next = _Next.VALUE
-
-    def _begin(self) -> _Level:
-        """A key or a value begins: write the comma or the colon before it."""
-        level = self._levels[-1]
-        if level.next is _Next.COMMA:
-            self._write(", ")
-            level.next = _Next.KEY if level.opening == "{" else _Next.VALUE
-        elif level.next is _Next.COLON:
-            self._write(": ")
-            level.next = _Next.VALUE
-        self._write(self._comma)
-        self._comma = ""
-        return level
-
-    def _begin_value(self) -> ArgumentSchema:
-        level = self._begin()
-        level.next = _Next.COMMA
-        return level.value_schema
-
-    # -- strings and words ---------------------------------------------------------------------------------------------
-
-    def _string(self, quote: str) -> Steps[None]:
-        """Read a string, whose opening quote has been read."""
-        level = self._begin()
-        is_key = level.next is _Next.KEY
-        key = ""
-
-        def write(text: str) -> None:
-            nonlocal key
-            if is_key and len(key) < _MAX_KEY:
-                key += text
-            self._write(text)
-
-        if quote == self._quote:
-            schema = level.value_schema
-            yield from self._raw_string(write, None if is_key or "string" in schema.types else schema.read_word)
-        else:
-            write('"')
-            if (yield from self._escaped_string(quote, write)) or not self._reader.is_cut:
-                write('"')
-        self._end(level, key)
-
-    def _raw_string(self, write: Callable[[str], None], convert: Callable[[str], str] | None) -> Steps[None]:
-        """Read a string without escapes. If there is `convert`, the schema allows no string here. The text is then held, and
-        `convert` makes its JSON."""
-        value = HeldValue(write, convert or escaped, is_string=convert is None)
-        while (yield from self._reader.until(value.write, self._quote)):
-            if (yield from self._is_end_of_string()):
-                value.end()
+        """Read an object, whose brace comes next."""
+        dialect = self._dialect
+        has_ended = False
+        while dialect.status is Status.OPEN and not has_ended:
+            has_ended = not (yield from self._reader.peek())
+            if has_ended and self._reader.is_cut:  # what was written stays as it is
+                self._write_up_to(dialect.position)
+                self._write(dialect.unwritten + dialect.rest)
                 return
-            value.write(self._quote)
-        value.end(is_cut=self._reader.is_cut)
-
-    def _escaped_string(self, quote: str, write: Callable[[str], None]) -> Steps[bool]:
-        """Read up to the closing quote. Returns whether it came."""
-        while char := (yield from self._reader.peek()):
-            if piece := (yield from self._reader.piece(_PLAIN[quote])):
-                write(piece)
-                continue
-            self._reader.take(1)
-            if char == "\\":
-                yield from self._escape(write)
-            elif char == quote and (yield from self._is_end_of_string()):
-                return True
-            else:
-                write(escaped(char))
-        return False
-
-    def _is_end_of_string(self) -> Steps[bool]:
-        return (yield from self._reader.follows(self._after_string))
-
-    def _escape(self, write: Callable[[str], None]) -> Steps[None]:
-        """Read what follows a backslash in a string."""
-        char = yield from self._reader.peek()
-        if char in _ESCAPES:
-            write(_ESCAPES[self._reader.take(1)])
-        elif char in _NUM_HEX:
-            digits = ""
-            self._reader.take(1)
-            while num_left := _NUM_HEX[char] - len(digits):
-                if not (piece := (yield from self._reader.piece(_HEX, num_left))):
-                    break
-                digits += piece
-            if not num_left:
-                write(f"\\u{digits:0>4}")
-            else:
-                write(f"\\{char}{digits}" if (yield from self._reader.is_at_cut()) else f"\\\\{char}{digits}")
-        else:  # the backslash itself should have been escaped
-            write("\\" if (yield from self._reader.is_at_cut()) else "\\\\")
-
-    def _word(self) -> Steps[None]:
-        """Read a number, a key or a value without quotes."""
-        level = self._begin()
-        is_key = level.next is _Next.KEY
-        key = ""
-
-        def convert(text: str) -> str:
-            nonlocal key
-            word = text.strip()
-            key = json.dumps(word, ensure_ascii=False)
-            blanks = "" if self._quote else "".join(char for char in text[len(text.rstrip()) :] if char in _BLANKS)
-            return (key if is_key else level.value_schema.read_word(word)) + blanks
-
-        text = yield from self._reader.piece(self._run)
-        if text and len(text) < MAX_HELD and (yield from self._reader.peek()) in _AFTER_WORD:  # the whole word is there
-            self._write(convert(text))
-            self._end(level, key)
+            text = yield from self._reader.piece(ANYTHING)
+            self._text.append(text)
+            self._num_read += len(text)
+            dialect.feed(text, is_final=has_ended)
+            self._write_up_to(dialect.position - LAG)
+        self._reader.put_back(dialect.rest)
+        if dialect.status is Status.CLOSED and (yield from self._is_end()):
+            self._write_up_to(dialect.position)
             return
-        value = HeldValue(self._write, convert)
-        value.write(text)
-        while not (yield from self._reader.comes(*self._ends)):
-            char = yield from self._reader.peek()
-            if not char or char in '{}[],"' or (char == ":" and is_key):
+        self._write_up_to(dialect.position - LAG)
+        yield from self._mend()
+
+    # -- writing late --------------------------------------------------------------------------------------------------
+
+    def _add_piece(self, end: int, piece: str, is_same: bool) -> None:
+        self._late.append((end, piece, is_same))
+
+    def _write_up_to(self, position: int) -> None:
+        """Write the JSON of the model's text up to `position`."""
+        while self._late:
+            end, piece, is_same = self._late[0]
+            if end > position:
+                num_chars = position - (end - len(piece))
+                if is_same and num_chars > 0:
+                    self._late[0] = (end, piece[num_chars:], True)
+                    self._pass_on(piece[:num_chars], position)
                 break
-            value.write((yield from self._reader.piece(self._run)) or self._reader.take(1))
-        value.end(is_cut=(yield from self._reader.is_at_cut()))
-        self._end(level, key)
+            self._late.popleft()
+            self._pass_on(piece, end)
+        if self._num_read > MAX_HELD:  # only a faithful copy is possible now
+            self._written.clear()
+            while len(self._text) > 1 and self._text_start + len(self._text[0]) <= self._num_passed:
+                self._text_start += len(self._text.popleft())
 
-    def _end(self, level: _Level, key: str) -> None:
-        """A key or a value has ended. `key`: the key as a JSON string, with its quotes."""
-        if level.next is _Next.VALUE:
-            level.next = _Next.COMMA
+    def _pass_on(self, piece: str, end: int) -> None:
+        self._num_passed = end
+        self._written.append(piece)
+        self._write(piece)
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def _is_end(self) -> Steps[bool]:
+        """Whether the text goes on behind the closing bracket as it must."""
+        char = yield from self._reader.next_visible()
+        if not char and self._reader.is_cut:
+            return True
+        return char == "}" if self._in_object else not char or char not in _NOT_BEHIND
+
+    def _mend(self) -> Steps[None]:
+        """Write the rest of the arguments, which have a fault at the position of the dialect's reader."""
+        num_good = self._dialect.position
+        rest: list[str] = []
+        num_rest = 0
+        plain = re.compile(f"[^{re.escape(''.join({stop[0] for stop in self._stops}))}]+") if self._stops else ANYTHING
+        while (yield from self._reader.peek()) and not (yield from self._reader.comes(*self._stops)):
+            piece = (yield from self._reader.piece(plain)) or self._reader.take(1)
+            rest.append(piece)
+            num_rest += len(piece)
+            if num_good + num_rest > MAX_HELD:
+                self._write_rest(num_good, rest)
+                rest, num_good = [], self._num_passed
+        is_cut = yield from self._reader.is_at_cut()
+        if is_cut and self._dialect.status is Status.CLOSED:
+            self._write_up_to(num_good)
+            self._reader.put_back("".join(rest))
             return
-        level.next = _Next.COLON
-        if self._quote:
-            with suppress(ValueError):  # the key was cut
-                level.value_schema = level.schema.argument(str(json.loads(key)))
+        if num_good + num_rest > MAX_HELD or is_cut:
+            self._write_rest(num_good, rest)
+            return
+        text = "".join(self._text)[:num_good] + "".join(rest)
+        written = "".join(self._written)
+        for end in (*self._stops_in_last_string(text[:num_good]), len(text)):
+            reading = find_reading(text[:end], self._tail, written=written, quote=self._quote, schema=self._schema)
+            if reading is not None:
+                self._write(reading.value[len(written) :])
+                self._reader.put_back(text[reading.end :])
+                return
+        end = self._end_of_damaged(text)
+        if _is_json(written + text[self._num_passed : end]):
+            end -= 1  # so the last bracket closes what is around the arguments
+        self._write(text[self._num_passed : end])
+        self._reader.put_back(text[end:])
+
+    def _stops_in_last_string(self, good: str) -> list[int]:
+        """Where the arguments may have ended if the last string has no closing quote. `good`: the text before the fault."""
+        found = [good.find(stop, self._dialect.string_start) for stop in self._stops]
+        return sorted(at for at in found if at >= 0)[:1]
+
+    def _write_rest(self, num_good: int, rest: list[str]) -> None:
+        """Write the model's text as it is: from what was written last up to `num_good`, and `rest`."""
+        known = "".join(self._text)[self._num_passed - self._text_start : num_good - self._text_start]
+        self._num_passed = num_good
+        self._write(known + "".join(rest))
+
+    def _end_of_damaged(self, text: str) -> int:
+        """Where damaged arguments end: behind the bracket that closes the first one, if the text goes on as it must there."""
+        depth = 0
+        for found in _BRACKETS.finditer(text):
+            depth += (found.group() in "{[") - (found.group() in "}]")
+            if not depth and not found.group().startswith('"'):
+                if not self._tail(text[found.end() :]):
+                    return found.end()
+                break
+        text = text.rstrip()
+        return len(text) - (self._in_object and text.endswith("}"))
 
 
 def repaired(text: str) -> str:
-    """Returns the valid JSON object for `text`, which begins with a brace."""
-    reader = TextReader()
-    reader.push(text)
-    reader.finish()
-    pieces: list[str] = []
-    for _ in ArgumentsReader(reader, pieces.append).read():
-        raise AssertionError("the whole text is there")
-    return "".join(pieces)
+    """The JSON that a text means which begins with a brace; if this is not certain, the text itself."""
+    found = only_value(text)
+    return text if found is None else found
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -77,7 +77,8 @@ class EventWriter:
         keeps_blanks: whether white space between the reasoning and the content is content, not markup.
 
     Attributes:
-        num_tool_calls: how many calls have begun.
+        num_tool_calls: how many calls have begun that are not left out.
+        num_started: how many calls have begun.
         is_reasoning: whether the text is inside the reasoning.
         drops_content: whether text that is no call is dropped. Set it if the text can only be the beginning of a call that a
             limit has cut.
@@ -89,6 +90,7 @@ class EventWriter:
 
     def __init__(self, make_id: Callable[[], str], max_tool_calls: int | None, *, keeps_blanks: bool = False) -> None:
         self.num_tool_calls = 0
+        self.num_started = 0
         self.is_reasoning = False
         self.drops_content = False
         self.stop_search: StopSearch | None = None
@@ -164,6 +166,17 @@ class EventWriter:
             self._held.append(text)
             self._num_held += len(text)
 
+    @property
+    def num_held(self) -> int:
+        return self._num_held
+
+    def take_held(self, num_kept: int) -> str:
+        """Take back the held text behind its first `num_kept` characters, and return it."""
+        held = "".join(self._held)
+        self._held = [held[:num_kept]]
+        self._num_held = num_kept
+        return held[num_kept:]
+
     def accept(self) -> None:
         """Drop the held text, because it was markup."""
         self._held.clear()
@@ -198,6 +211,7 @@ class EventWriter:
         self._content.drop()
         self._content = _Trimmed(keeps_start=True)
         self._is_behind_call = self._is_call_open = True
+        self.num_started += 1
         self._is_left_out = self._max_tool_calls is not None and self.num_tool_calls >= self._max_tool_calls
         if not self._is_left_out and not self._is_stopped:
             self._events.append(ToolCallStart(self.num_tool_calls, self._id(), name))

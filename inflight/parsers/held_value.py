@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pydantic_core import from_json
 
 from inflight.parsers.event_writer import MAX_HELD
+from inflight.parsers.json_words import escaped
+from inflight.parsers.repair import only_value
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-# A string without an end reaches to the end of the text, so that no character is looked at twice.
-_PYTHON = re.compile(
-    r"""'((?:[^'\\]|\\.)*+)(?:'|\\?\Z)|"((?:[^"\\]|\\.)*+)(?:"|\\?\Z)|\b(True|False|None)\b""", re.DOTALL
-)
-_IN_PYTHON = re.compile(r"""\\x([0-9a-fA-F]{2})|\\U([0-9a-fA-F]{8})|(\\')|(")|\\.""", re.DOTALL)
+_FENCED = re.compile(r"\s*```[A-Za-z]*\s*(.*?)\s*```\s*", re.DOTALL)
 
 
 class HeldValue:
@@ -76,21 +74,17 @@ class HeldValue:
         self._pass_on(f'"{escaped(text)}' if self._is_string else text)
 
 
-def escaped(text: str) -> str:
-    """The text as it is written between the quotes of a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
 def as_json(text: str) -> str:
-    """Returns the JSON for a value that a model has written without quotes."""
-    text = _PYTHON_WORDS.get(text, text)
-    if _is_json(text):
-        return text
-    if text.lstrip()[:1] in ("{", "["):
-        translated = _PYTHON.sub(_translate, text)
-        if _is_json(translated):
-            return translated
-    return json.dumps(text, ensure_ascii=False)
+    """Returns the JSON for a value that a model has written without quotes. An object or a list is read as the arguments
+    of a call
+    are (`repair`), also in a block of Markdown. Any other text, and one that has more than one reading, is a string."""
+    word = _PYTHON_WORDS.get(text, text)
+    if _is_json(word):
+        return word
+    fenced = _FENCED.fullmatch(text)
+    body = fenced[1] if fenced else text.strip()
+    found = only_value(body) if body.startswith(("{", "[", "(")) else None
+    return json.dumps(text, ensure_ascii=False) if found is None or not _is_json(found) else found
 
 
 def _is_json(text: str) -> bool:
@@ -114,21 +108,3 @@ def _begins_json(text: str) -> bool:
         return not text[_DECODER.raw_decode(text, len(text) - len(text.lstrip(" \t\r\n")))[1] :].strip(" \t\r\n")
     except (ValueError, RecursionError) as error:  # only the second call raises these: the value has not ended
         return isinstance(error, (json.JSONDecodeError, RecursionError))
-
-
-def _translate(found: re.Match[str]) -> str:
-    """A string or a word of Python as JSON. What JSON cannot say stays, so that the whole is no JSON."""
-    single, double, word = found.groups()
-    if word is not None:
-        return _PYTHON_WORDS[word]
-    return f'"{_IN_PYTHON.sub(_translate_escape, single if double is None else double)}"'
-
-
-def _translate_escape(found: re.Match[str]) -> str:
-    byte, character, quote, double_quote = found.groups()
-    if byte is not None:
-        return f"\\u00{byte}"
-    if character is not None:
-        code = int(character, 16)
-        return escaped(chr(code)) if code < 0x110000 and not 0xD800 <= code < 0xE000 else found.group()
-    return "'" if quote is not None else '\\"' if double_quote is not None else found.group()

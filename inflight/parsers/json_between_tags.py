@@ -197,7 +197,7 @@ class ApertusToolParser(_JsonBetweenTags):
         yield from self._hold_blanks()
         yield from self._expect(":")
         yield from self._hold_blanks()
-        yield from self._arguments(name)
+        yield from self._arguments(name, in_object=True)
         yield from self._hold_blanks()
         if not (yield from self._reader.comes(*self.ends)):
             yield from self._expect("}")

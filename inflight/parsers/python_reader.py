@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from inflight.parsers.argument_schema import ArgumentSchema
 from inflight.parsers.event_writer import MalformedCallError
-from inflight.parsers.held_value import escaped
+from inflight.parsers.json_words import escaped
 from inflight.parsers.text_reader import BLANKS, Following, Steps, TextReader
 
 _WORD = re.compile(r"[^\s()\[\]{},=:'\"]+")

@@ -55,6 +55,27 @@ class TextReader:
             yield
         return self._text[self._position]
 
+    def start(self, num_chars: int) -> Steps[str]:
+        """Returns the next `num_chars` characters, or fewer at the end of all text, without consuming them."""
+        while len(self._text) - self._position < num_chars and not self._is_finished:
+            yield
+        return self._text[self._position : self._position + num_chars]
+
+    def next_visible(self) -> Steps[str]:
+        """Returns the next character that is not white space, without consuming anything: "" at the end of all text, and "
+        " behind
+        more white space than is looked at."""
+        while True:
+            blanks = BLANKS.match(self._text, self._position, self._position + _MAX_BLANKS)
+            end = blanks.end() if blanks else self._position
+            if end - self._position == _MAX_BLANKS:
+                return " "
+            if end < len(self._text):
+                return self._text[end]
+            if self._is_finished:
+                return ""
+            yield
+
     def take(self, num_chars: int) -> str:
         """Consume and return the next characters. They must have arrived."""
         start = self._position

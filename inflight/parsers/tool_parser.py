@@ -2,11 +2,14 @@
 
 Such a call is `{"name": "f", "arguments": {...}}` (Llama writes `parameters`). The call starts when its name
 is known and its arguments begin. Then the arguments are passed on as they arrive. Valid JSON does not change, and other text
-becomes valid JSON (`ArgumentsReader`). If the arguments come before the name, or there are none, the call starts at the end of
+becomes valid JSON if it has only one reading (`ArgumentsReader`). If the arguments come before the name, or there are
+none, the call starts at the end of
 the object.
 
-If text is malformed before a call has started, it becomes content, unchanged. A call that has started is never taken back, and
-its arguments are a JSON object, whatever follows. Only if max_tokens cut them, they end where the text ends.
+If text is malformed before a call has started, it becomes content, unchanged. A damaged call becomes the
+call that it can only mean, if there is one (`repair`). A call that has started is never taken back, and its arguments are
+a JSON
+object or, if they have no reading or more than one, what the model wrote. If max_tokens cut them, they end where the text ends.
 If other text than the closing markup follows the arguments, this text is content. If the text ends within the closing markup,
 this part of the markup is dropped. A call of a tool that the request does not have is passed on too. The client must answer
 such a call with an error.
@@ -16,17 +19,22 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
-from inflight.parsers.argument_schema import NULLS
-from inflight.parsers.arguments_reader import ArgumentsReader, repaired
+from inflight.parsers.argument_schema import NULLS, ArgumentSchema
+from inflight.parsers.arguments_reader import ArgumentsReader, plain_tail, repaired
 from inflight.parsers.event_writer import EventWriter, MalformedCallError
-from inflight.parsers.text_reader import BLANKS, Steps, TextReader
+from inflight.parsers.repair import Tail, find_reading, translated
+from inflight.parsers.text_reader import ANYTHING, BLANKS, Steps, TextReader
 
 _PLAIN_JSON = re.compile(r'[^{}\[\]",]+')
 _IN_STRING = {quote: re.compile(rf"[^{quote}\\]+") for quote in "\"'"}
 _LANGUAGE = re.compile(r"[A-Za-z_]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character, which cannot be sent
+_MOST_BEFORE_NAME = 160  # characters in which the first key of a damaged call is, and without a marker also its name
+_DAMAGED_CALL = re.compile(r"\{.{0,40}?(?:name|arguments|parameters|type|id)", re.DOTALL)
+_NEXT_CALL = re.compile(r",?\s*\{|\]")
 _IGNORED_KEYS = ("id", "type")  # keys of a call that are not used
 
 
@@ -141,6 +149,71 @@ class ToolParser:
         return found
 
     def _call(self, *, is_unmarked: bool = False) -> Steps[None]:
+        """Read a call that is a JSON object (see `_object`), or the only one that a damaged object can mean.
+
+        Raises:
+            MalformedCallError: the text is not a call; or the call has started, and after its arguments comes something that
+                cannot follow.
+        """
+        num_held, num_calls = self._writer.num_held, self._writer.num_started
+        try:
+            yield from self._object(is_unmarked=is_unmarked)
+        except MalformedCallError:
+            if self._writer.num_started > num_calls:
+                raise
+            yield from self._damaged_object(num_held, is_unmarked=is_unmarked)
+
+    def _damaged_object(self, num_held: int, *, is_unmarked: bool) -> Steps[None]:
+        """Read a call that is a damaged JSON object and has not started. The text behind the first `num_held` characters
+        is held."""
+        held = self._writer.take_held(num_held)
+        self._reader.put_back(held)
+        text = ""
+        if (yield from self._may_be_damaged_call(is_unmarked=is_unmarked)):
+            text = yield from self._text_up_to_end()
+        call = None if self._reader.is_cut else self._mended_call(text, is_unmarked=is_unmarked)
+        if call is None:
+            self._reader.put_back(text)
+            self._writer.hold(self._reader.take(len(held)))
+            raise MalformedCallError
+        name, arguments, end = call
+        self._writer.start_call(name)
+        self._writer.arguments(arguments)
+        self._reader.put_back(text[end:])
+
+    def _may_be_damaged_call(self, *, is_unmarked: bool) -> Steps[bool]:
+        start = yield from self._reader.start(_MOST_BEFORE_NAME)
+        return bool(_DAMAGED_CALL.match(start)) and (
+            not is_unmarked or any(isinstance(name, str) and name in start for name in self._tool_names)
+        )
+
+    def _text_up_to_end(self) -> Steps[str]:
+        """Consume and return the text up to a text that ends a call."""
+        pieces: list[str] = []
+        room = self._writer.room
+        first = "".join({end[0] for end in self.ends})
+        plain = re.compile(f"[^{re.escape(first)}]+") if first else ANYTHING
+        while room > 0 and (yield from self._reader.peek()) and not (yield from self._reader.comes(*self.ends)):
+            pieces.append((yield from self._reader.piece(plain, room)) or self._reader.take(1))
+            room -= len(pieces[-1])
+        return "".join(pieces)
+
+    def _mended_call(self, text: str, *, is_unmarked: bool) -> tuple[str, str, int] | None:
+        """The name and the arguments of the call that a damaged object means, and where it ends; None if it means none."""
+        reading = find_reading(text, _call_tail)
+        call = json.loads(reading.value) if reading is not None else {}
+        name, keys = call.get("name"), call.keys() - {"name", *_IGNORED_KEYS}
+        if reading is None or not isinstance(name, str) or len(keys) != 1 or not keys <= {"arguments", "parameters"}:
+            return None
+        arguments = call[keys.pop()]
+        if not isinstance(arguments, dict):
+            return None
+        with suppress(MalformedCallError):
+            self._check_name(name, is_unmarked=is_unmarked)
+            return name, json.dumps(arguments, ensure_ascii=False), reading.end
+        return None
+
+    def _object(self, *, is_unmarked: bool) -> Steps[None]:
         """Read a call that is a JSON object. Text after its arguments is held.
 
         Args:
@@ -165,7 +238,7 @@ class ToolParser:
                 name = yield from self._string()
                 self._check_name(name, is_unmarked=is_unmarked)
             elif key in ("arguments", "parameters") and arguments is None:
-                arguments = yield from self._arguments(name)
+                arguments = yield from self._arguments(name, in_object=True)
                 is_started = bool(name)
             elif key == "name" or (is_unmarked and key not in _IGNORED_KEYS):
                 raise MalformedCallError
@@ -196,13 +269,15 @@ class ToolParser:
         if not name or not name.isprintable():
             raise MalformedCallError
 
-    def _arguments(self, name: str) -> Steps[str]:
+    def _arguments(self, name: str, *, in_object: bool = False) -> Steps[str]:
         """Read the arguments of a call. If the name is known, start the call and pass the arguments on. If `name` is "", the
         name comes later: hold the arguments and return them. They may be null, and they may be the text of an object."""
         char = yield from self._reader.peek()
         if char == "{" and name:
             self._writer.start_call(name)
-            yield from ArgumentsReader(self._reader, self._writer.arguments, self.ends).read()
+            tail = self._frame_tail(name) if in_object else plain_tail
+            reader = ArgumentsReader(self._reader, self._writer.arguments, self.ends, tail=tail, in_object=in_object)
+            yield from reader.read()
             return ""
         if char == "{":
             return repaired((yield from self._hold_value()))
@@ -217,6 +292,25 @@ class ToolParser:
             self._writer.start_call(name)
             self._writer.arguments(repaired(text))
         return repaired(text)
+
+    def _frame_tail(self, name: str) -> Tail:
+        """What may stand behind the arguments of a call that is a JSON object: the rest of this object."""
+        arguments = ArgumentSchema.of_tool(name, self._tools).names()
+
+        def tail(text: str) -> int:
+            rest = text.strip()
+            if not rest:
+                return 1  # the brace of the call is missing
+            found = translated('{"arguments": 0 ' + rest)
+            if found is None or rest[0] not in ",}":
+                return 2
+            keys = json.loads(found[0]).keys() - {"arguments", *_IGNORED_KEYS}
+            if keys and (not arguments or "name" in keys or keys & arguments):
+                return 2  # perhaps they belong to the arguments
+            behind = rest[found[1] - len('{"arguments": 0 ') :].strip()
+            return _call_tail(behind)
+
+        return tail
 
     def _hold_value(self) -> Steps[str]:
         """Hold a JSON value, and return its text. Only brackets and strings are recognised, to find the end."""
@@ -256,6 +350,12 @@ class ToolParser:
         except json.JSONDecodeError as error:
             raise MalformedCallError from error
         return value
+
+
+def _call_tail(text: str) -> int:
+    """How many edits the text behind a call needs that is a JSON object."""
+    behind = text.strip()
+    return 0 if _NEXT_CALL.match(behind) else plain_tail(behind)
 
 
 def _escape(surrogate: re.Match[str]) -> str:

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from inflight.entrypoints.openai.content_parts import ContentPart, OtherPart, TextPart, ThinkingPart, readable_parts
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 from inflight.parsers.surrogates import without_lone_surrogates
-from inflight.tokenizer.call_arguments import parse_object, readable_part
+from inflight.tokenizer.call_arguments import parse_object
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
@@ -147,8 +147,11 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """The readable part of malformed arguments: {"city": ""} for '{"city": "', and {} for text that is not JSON at all."""
-    return readable_part(without_lone_surrogates(text))
+    """The readable part of the arguments of an answer that were cut: {"city": ""} for '{"city": "'. A text that is not the
+    beginning of an object of JSON becomes the only member, as Anthropic's documentation advises: nobody takes it for a call without
+    arguments."""
+    found = parse_object(without_lone_surrogates(text), allow_partial="trailing-strings")
+    return ({"INVALID_JSON": text} if text.strip() else {}) if found is None else found
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:

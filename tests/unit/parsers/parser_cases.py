@@ -433,7 +433,7 @@ GEMMA = [
         "gemma4", "<|tool_call> call:f{ a : yes sir , <k : < }<tool_call|>", calls(("f", '{"a": "yes sir", "<k": "<"}'))
     ),
     Case(
-        "gemma4", "<|tool_call>call:f{é:ü, :1} \n<tool_call|> x", [*calls(("f", '{"é": "ü", "": 1}')), *content(" x")]
+        "gemma4", "<|tool_call>call:f{é:ü, k:1} \n<tool_call|> x", [*calls(("f", '{"é": "ü", "k": 1}')), *content(" x")]
     ),
     Case("gemma4", '<|tool_call>call:f{s:<|"|>a<|', calls(("f", '{"s": "a<|'))),
     Case("gemma4", "<|tool_call>call:f{n:12", calls(("f", '{"n": 12'))),

@@ -50,14 +50,14 @@ MALFORMED = [
     ('{"a": "\\ud800", "city": "Par\\ud8', {"a": "\ufffd", "city": "Par"}),
     ('{"a": 1, "b": [1, {"c"', {"a": 1, "b": [1, {}]}),
     ('{"oops', {}),
-    ("oops", {}),
+    ("oops", {"INVALID_JSON": "oops"}),
     ('{"a": 1}}', {"a": 1}),
-    ("[1]", {}),
-    ("[" * 100_000, {}),
-    ('{"city": NaN}', {}),
-    ('{"city": [-Infinity]}', {}),
-    ('{"city": 1e999}', {}),
-    ('{"city": {"a": -1e999', {}),
+    ("[1]", {"INVALID_JSON": "[1]"}),
+    ("[" * 100_000, {"INVALID_JSON": "[" * 100_000}),
+    ('{"city": NaN}', {"INVALID_JSON": '{"city": NaN}'}),
+    ('{"city": [-Infinity]}', {"INVALID_JSON": '{"city": [-Infinity]}'}),
+    ('{"city": 1e999}', {"INVALID_JSON": '{"city": 1e999}'}),
+    ('{"city": {"a": -1e999', {"INVALID_JSON": '{"city": {"a": -1e999'}),
 ]
 
 
