@@ -3,6 +3,7 @@
 import re
 import secrets
 import string
+from collections.abc import Mapping
 from typing import ClassVar
 
 from inflight.parsers.event_writer import MalformedCallError
@@ -12,6 +13,14 @@ from inflight.parsers.tool_parser import ToolParser
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _NAME = re.compile(r"[^\s\[\]{}\"]+")
 _DEEPSEEK_NAME = re.compile(r"[^\s<>{}`]+")
+_FUNCTION_NAME = re.compile(r"[^\s<>{}\"]+")
+_LLAMA_MARKERS = (
+    "<|python_tag|>",
+    "<function=",
+    '{"name"',
+    '{"type"',
+    "{'name'",
+)  # with which a call begins behind other text
 _BRACES = re.compile(r"[} \t\r\n]+")
 _CALL_ID = re.compile(r"[A-Za-z0-9]+")
 
@@ -23,13 +32,22 @@ class HermesToolParser(ToolParser):
         {"name": "get_weather", "arguments": {"city": "Paris"}}
         </tool_call>
 
-    A list of such objects and a block of Markdown around them are read too. At the beginning of the text the opening tag may be
-    missing, if the tool is one of the request's.
+    A list of such objects and a block of Markdown around them are read too. If the tool is one of the request's, the tag may be
+    `<tools>` (Qwen2.5-Coder) or only a block of JSON in Markdown, and at the beginning of the text it may be missing.
     """
 
-    marker = "<tool_call>"
-    ends = ("</tool_call>", "<tool_call>", "```")
+    marker, second_marker = "<tool_call>", "<tools>"
+    ends = ("</tool_call>", "<tool_call>", "</tools>", "```")
     after_marker = ("{", "[", "```")
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (*super().markers, "```json")
+
+    def is_call_after(self, marker: str) -> Steps[bool]:
+        if marker == self.marker:
+            return (yield from super().is_call_after(marker))
+        return (yield from self._reader.follows({"{": {'"name"': None}, "[": {"{": None}}))
 
     def run(self) -> Steps[None]:
         try:
@@ -38,24 +56,36 @@ class HermesToolParser(ToolParser):
             while (yield from self._reader.comes("{")):
                 yield from self._call(is_unmarked=True)
                 self._writer.end_call()
-                yield from self._hold_blanks()
-                yield from self._hold_fence()
-                if (yield from self._hold_literal("</tool_call>")):
-                    self._writer.end_call()
-                yield from self._hold_blanks()
+                yield from self._end_of_unmarked()
         except MalformedCallError:
             pass
         self._writer.reject()
         yield from super().run()
 
     def _marked_call(self, marker: str) -> Steps[None]:
+        is_unmarked = marker != self.marker
         yield from self._hold_blanks()
         yield from self._hold_fence()
-        if (yield from self._hold_literal("[")):
-            yield from self._list_of_calls()
-        else:
-            yield from self._call()
+        while True:
+            if (yield from self._hold_literal("[")):
+                yield from self._list_of_calls(is_unmarked=is_unmarked)
+            else:
+                yield from self._call(is_unmarked=is_unmarked)
+            if not is_unmarked:
+                break
+            yield from self._end_of_unmarked()
+            if not (yield from self._reader.comes("{", "[")):
+                return
         yield from self._end_of_calls()
+
+    def _end_of_unmarked(self) -> Steps[None]:
+        """Hold what may stand behind a call that has no tag of its own. Braces, a fence and a closing tag are markup."""
+        self._writer.end_call()
+        braces = yield from self._hold_run(_BRACES)
+        fence = yield from self._hold_literal("```", "</tool_call>", "</tools>")
+        if fence or "}" in braces:
+            self._writer.end_call()
+        yield from self._hold_blanks()
 
     def _end_of_calls(self) -> Steps[None]:
         yield from self._hold_run(_BRACES)  # the model may write too many braces
@@ -70,26 +100,72 @@ class HermesToolParser(ToolParser):
 
 
 class Llama3JsonToolParser(ToolParser):
-    """For Llama 3.1 and later. Calls are JSON objects with `;` between them. The token `<|python_tag|>` may come first.
+    """For Llama 3.1 and later. Calls are JSON objects. The token `<|python_tag|>` may come first.
 
         <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "get_time", "parameters": {}}
+        <function=get_weather>{"city": "Paris"}</function>
 
-    If a message begins with anything else, it has no calls. Text after the calls is content.
+    Between two calls `;`, a comma or only white space may stand. A list of calls and a block of Markdown around them are
+    read too.
+    Behind other text only calls of the request's tools count, and none if a tool is strict: its grammar admits calls only
+    at the
+    beginning.
     """
 
+    after_function: ClassVar[str] = "</function>"
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return _LLAMA_MARKERS
+
     def run(self) -> Steps[None]:
+        self._is_behind_text = False
+        yield from self._calls()
+        functions = (tool.get("function", tool) for tool in self._tools)
+        if any(isinstance(function, Mapping) and function.get("strict") for function in functions):
+            yield from self._reader.all(self._writer.content)
+            return
+        self._is_behind_text = True
+        while marker := (yield from self._reader.until(self._write_content, *self.markers, "```")):
+            self._reader.put_back(marker)
+            yield from self._calls()
+
+    def _calls(self) -> Steps[None]:
+        """Read calls up to text that is none. Text that may have begun a call becomes content."""
         try:
-            yield from self._hold_blanks()
-            yield from self._hold_literal("<|python_tag|>")
             while True:
                 yield from self._hold_blanks()
-                yield from self._call(is_unmarked=True)
+                yield from self._hold_literal("<|python_tag|>")
+                yield from self._hold_blanks()
+                yield from self._hold_fence()
+                if (yield from self._hold_literal("<function=")):
+                    yield from self._function()
+                elif (yield from self._hold_literal("[")):
+                    yield from self._list_of_calls(is_unmarked=True)
+                else:
+                    yield from self._call(is_unmarked=True)
                 self._writer.end_call()
                 yield from self._hold_blanks()
-                yield from self._expect(";")
+                if (yield from self._hold_literal("```")):
+                    self._writer.end_call()
+                yield from self._hold_blanks()
+                yield from self._hold_literal(";", ",")
         except MalformedCallError:
             self._writer.reject()
-        yield from self._reader.all(self._writer.content)
+
+    def _function(self) -> Steps[None]:
+        name = yield from self._name(_FUNCTION_NAME)
+        self._check_name(name, is_unmarked=True)
+        yield from self._expect(">")
+        yield from self._hold_blanks()
+        yield from self._arguments(name)
+        yield from self._hold_blanks()
+        yield from self._hold_literal(self.after_function)
+
+    def _check_name(self, name: str, *, is_unmarked: bool) -> None:
+        super()._check_name(name, is_unmarked=is_unmarked)
+        if self._is_behind_text and name not in self._tool_names:
+            raise MalformedCallError
 
 
 class MistralToolParser(ToolParser):

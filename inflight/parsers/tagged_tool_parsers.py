@@ -30,6 +30,7 @@ class TaggedToolParser(ToolParser):
         before_name, after_name: the tags around the name of a call. If there is no tag before the name, a single call follows
             `marker`, and `after_call` is the last tag.
         before_key, after_key, after_value: the tags around an argument.
+        other_names, other_keys: what models write in place of `before_name` and `before_key`.
         after_call: the tag after the arguments.
         end: the tag after the last call.
         has_line_breaks: whether one line break before an argument's value and one after it are markup.
@@ -37,7 +38,9 @@ class TaggedToolParser(ToolParser):
 
     before_name: ClassVar[str] = ""
     after_name: ClassVar[str] = ""
+    other_names: ClassVar[tuple[str, ...]] = ()
     before_key: ClassVar[str]
+    other_keys: ClassVar[tuple[str, ...]] = ()
     after_key: ClassVar[tuple[str, ...]]
     after_value: ClassVar[str]
     after_call: ClassVar[str]
@@ -46,35 +49,42 @@ class TaggedToolParser(ToolParser):
 
     def _marked_call(self, marker: str) -> Steps[None]:
         is_marked = marker == self.marker
-        if is_marked:
-            yield from self._expect_tags(self.before_name)
+        if is_marked and self.before_name:
+            yield from self._hold_blanks()
+            yield from self._expect(*self._names)
         elif self._before == ">":  # the tag is inside other markup
             raise MalformedCallError
         yield from self._tagged_call(is_marked=is_marked)
         while self.before_name:
             yield from self._hold_blanks()
-            if (yield from self._expect(self.before_name, self.end)) == self.end:
+            if (yield from self._expect(*self._names, self.end)) == self.end:
                 return
             yield from self._tagged_call(is_marked=True)
 
     def _tagged_call(self, *, is_marked: bool) -> Steps[None]:
         """Read a call, from its name to `after_call`."""
         yield from self._hold_blanks()
+        quote = yield from self._hold_literal(*self._quotes)
         name = yield from self._name(_NAME)
+        name = name.removesuffix(quote) if quote else name
+        yield from self._hold_literal(*filter(None, [quote]))
         if not is_marked and name not in self._tool_names:
             raise MalformedCallError
         yield from self._expect_tags(self.after_name)
         yield from self._hold_blanks()
         tag = ""
         if not (yield from self._reader.comes(*self._outer)):
-            tag = yield from self._expect(self.before_key, self.after_call)
+            tag = yield from self._expect(*self._keys, self.after_call)
         self._writer.start_call(name)
         schema = ArgumentSchema.of_tool(name, self._tools)
         missing = schema.names()
         opening = "{"
         try:
-            while tag == self.before_key:
+            while tag in self._keys:
+                quote = yield from self._hold_literal(*self._quotes)
                 key = (yield from self._hold_run(_NAME)).strip()
+                key = key.removesuffix(quote) if quote else key
+                yield from self._hold_literal(*filter(None, [quote]))
                 yield from self._expect_tags(*self.after_key)
                 self._writer.accept()
                 self._writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
@@ -97,12 +107,25 @@ class TaggedToolParser(ToolParser):
     @property
     def _outer(self) -> tuple[str, ...]:
         """The tags outside a call. If one of them comes in a call, the call has ended without its closing tag."""
-        return tuple(filter(None, (self.end, self.before_name, self.marker)))
+        return tuple(filter(None, (self.end, *self._names, self.marker)))
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (*self.other_names, self.before_name)
+
+    @property
+    def _keys(self) -> tuple[str, ...]:
+        return (*self.other_keys, self.before_key)
+
+    @property
+    def _quotes(self) -> tuple[str, ...]:
+        """Quotes that may stand around a name or a key, although the format has none there."""
+        return ('"', "'") if self.other_keys else ()
 
     def _next_tag(self) -> Steps[str]:
         """Hold the tag of the next argument or the closing tag of the call, and return it; "" if the closing tag is missing.
         Text before this tag is left out."""
-        tags = (self.before_key, self.after_call)
+        tags = (*self._keys, self.after_call)
         while not (yield from self._reader.comes(*self._outer)):
             if tag := (yield from self._hold_literal(*tags)):
                 return tag
@@ -125,10 +148,15 @@ class TaggedToolParser(ToolParser):
         value = schema.held_value(self._writer.arguments)
         outer = dict.fromkeys(self._outer)
         ends: dict[str, Following | None] = {
-            **{f"{self.before_key}{key}{self.after_key[0]}": None for key in missing},
+            **{
+                f"{tag}{quote}{key}{quote}{self.after_key[0]}": None
+                for key in missing
+                for tag in self._keys
+                for quote in ("", *self._quotes)
+            },
             self.end or self.after_call: {self.marker: None},
             self.after_call: outer,
-            self.after_value: {self.before_key: None, self.after_call: outer if self.end else None, **outer},
+            self.after_value: {**dict.fromkeys(self._keys), self.after_call: outer if self.end else None, **outer},
         }
         if not schema.types & {"string", "object", "array"}:  # a number, a boolean or null contains no tag
             ends[self.after_value] = None
@@ -163,8 +191,9 @@ class Qwen3CoderToolParser(TaggedToolParser):
 
     marker, end = "<tool_call>", "</tool_call>"
     second_marker = "<function="
-    after_marker = (second_marker,)
+    after_marker = (second_marker, "<function name=")
     before_name, after_name = second_marker, ">"
+    other_names, other_keys = ("<function name=",), ("<parameter name=",)
     before_key, after_key, after_value = "<parameter=", (">",), "</parameter>"
     after_call = "</function>"
     has_line_breaks = True

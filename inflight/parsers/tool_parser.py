@@ -240,6 +240,9 @@ class ToolParser:
             elif key in ("arguments", "parameters") and arguments is None:
                 arguments = yield from self._arguments(name, in_object=True)
                 is_started = bool(name)
+            elif key == "function" and not name and (yield from self._reader.comes("{")):
+                yield from self._object(is_unmarked=is_unmarked)  # the form of a call in a request
+                is_started = True
             elif key == "name" or (is_unmarked and key not in _IGNORED_KEYS):
                 raise MalformedCallError
             else:
@@ -256,12 +259,12 @@ class ToolParser:
         self._writer.start_call(name)
         self._writer.arguments(arguments or "{}")
 
-    def _list_of_calls(self) -> Steps[None]:
+    def _list_of_calls(self, *, is_unmarked: bool = False) -> Steps[None]:
         """Read a JSON list of calls, whose bracket has been read."""
         separator = ","
         while separator == ",":
             yield from self._hold_blanks()
-            yield from self._call()
+            yield from self._call(is_unmarked=is_unmarked)
             yield from self._hold_blanks()
             separator = yield from self._expect(",", "]")
 

@@ -72,6 +72,16 @@ TAGGED: Sequence[Case] = [
     called("qwen3_coder", "<function=f>\n</function>\n<function=f>\n<parameter=n>\n1\n</parameter>", "{}", '{"n": 1}'),
     called("seed_oss", "<function=f><parameter=s>a</parameter></function></seed:tool_call>", '{"s": "a"}'),
     called("minimax_m2", '<invoke name="f">\n<parameter name="s">a</parameter>\n</invoke>', '{"s": "a"}'),
+    # names and keys as attributes, and in quotes
+    *(
+        called(
+            "qwen3_coder",
+            f"<tool_call>\n<function{name}>\n<parameter{key}>\na\n</parameter>\n</function>\n</tool_call>",
+            '{"s": "a"}',
+        )
+        for name in ("=f", ' name="f"', '="f"', "='f'")
+        for key in ("=s", ' name="s"', '="s"', " name='s'")
+    ),
     # closing tags that are missing
     called(
         "qwen3_coder",
@@ -146,7 +156,55 @@ JSON: Sequence[Case] = [
     called("hermes", '{"name": "f", "arguments": {}}\n</tool_call>\n{"name": "f", "arguments": {}}', "{}", "{}"),
     Case("hermes", '{"name": "g", "arguments": {}}', content('{"name": "g", "arguments": {}}')),
     Case("hermes", '```json\n{"name": "f", "age": 3}\n```', content('```json\n{"name": "f", "age": 3}\n```')),
+    called(
+        "hermes",
+        '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>',
+        '{"a": 1}',
+    ),
+    called("hermes", '<tool_call>{"id": "x", "function": {"name": "f"}}</tool_call>', "{}"),
+    called(
+        "hermes",
+        '<tools>\n{"name": "f", "arguments": {"a": 1}}\n{"name": "f", "arguments": {}}\n</tools>',
+        '{"a": 1}',
+        "{}",
+    ),
+    Case(
+        "hermes",
+        '<tools>{"name": "g", "arguments": {}}</tools>',
+        content('<tools>{"name": "g", "arguments": {}}</tools>'),
+    ),
+    Case(
+        "hermes",
+        'I look:\n```json\n{"name": "f", "parameters": {}}\n```\nSo.',
+        [*content("I look:"), *calls(("f", "{}")), *content("So.")],
+    ),
+    Case("hermes", 'So:\n```json\n{"a": 1}\n```', content('So:\n```json\n{"a": 1}\n```')),
+    called("hermes", '```json\n{"name": "f", "arguments": {}}\n```', "{}"),
+    called("hermes", '{"name": "f", "arguments": {}}}\n{"name": "f", "arguments": {}}', "{}", "{}"),
     called("llama3_json", '{"name": "f", "parameters": "{\\"a\\": 1}"}', '{"a": 1}'),
+    *(
+        called(
+            "llama3_json",
+            f'{before}{{"name": "f", "parameters": {{"a": 1}}}}{between}{{"name": "f", "parameters": {{}}}}{after}',
+            '{"a": 1}',
+            "{}",
+        )
+        for before, between, after in (
+            ("", "\n", ""),
+            ("", " ", "\n"),
+            ("", ";\n", ""),
+            ("", ",\n", ""),
+            ("", "\n<|python_tag|>", ""),
+            ("[", ", ", "]"),
+            ("```json\n", "\n", "\n```"),
+            ("```json\n[", ", ", "]\n```\n"),
+        )
+    ),
+    called("llama3_json", '<function=f>{"a": 1}</function>\n<function=f>{}</function>', '{"a": 1}', "{}"),
+    called("llama3_json", '<|python_tag|><function=f>{"a": 1}', '{"a": 1}'),
+    Case("llama3_json", 'I look. {"name": "f", "parameters": {}}', [*content("I look."), *calls(("f", "{}"))]),
+    Case("llama3_json", 'So:\n```json\n{"name": "f", "parameters": {}}\n```', [*content("So:"), *calls(("f", "{}"))]),
+    Case("llama3_json", "a `b` ```py\n{}\n``` <function=g>", content("a `b` ```py\n{}\n``` <function=g>")),
     called(
         "mistral", '[TOOL_CALLS]f{"a": "b[TOOL_CALLS]", "c": 1[TOOL_CALLS]f{}', '{"a": "b[TOOL_CALLS]", "c": 1}', "{}"
     ),
@@ -230,6 +288,7 @@ GEMMA: Sequence[Case] = [
 
 INSIDE = {"opening": Opening.OPEN}
 IN_REASONING: Sequence[Case] = [
+    Case("llama3_json", '<think>Hm.\n{"name": "f", "parameters": {}}', [*thought("Hm."), *calls(("f", "{}"))], "qwen3"),
     Case("hermes", f"<think>Hm.\n{hermes('f', '{}')}", [*thought("Hm."), *calls(("f", "{}"))], "qwen3"),
     Case(
         "hermes",

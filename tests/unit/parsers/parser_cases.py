@@ -170,7 +170,7 @@ LLAMA = [
     *(
         Case("llama3_json", text, content(text))
         for text in (
-            'I say {"name": "f", "parameters": {}}',
+            'I say {"name": "g", "parameters": {}}',
             '{"name": "Bob", "age": 3}',
             '{"name": "Bob"}',
             '  {"answer": {"a": 1}}  ',
