@@ -126,7 +126,7 @@ class Llama3JsonToolParser(ToolParser):
             yield from self._reader.all(self._writer.content)
             return
         self._is_behind_text = True
-        while marker := (yield from self._reader.until(self._write_content, *self.markers, "```")):
+        while marker := (yield from self._until(*self.markers, "```")):
             self._reader.put_back(marker)
             yield from self._calls()
 

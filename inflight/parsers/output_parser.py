@@ -6,6 +6,7 @@ from typing import Any
 from inflight.interface.events import Event
 from inflight.parsers.answer_tags import AnswerTags
 from inflight.parsers.event_writer import MAX_HELD, EventWriter
+from inflight.parsers.later_thoughts import LaterThoughts
 from inflight.parsers.reasoning import ReasoningMarkup
 from inflight.parsers.text_reader import BLANKS, Steps, TextReader
 from inflight.parsers.tool_parser import ToolParser
@@ -32,11 +33,13 @@ class OutputParser:
         starts_in_reasoning: bool = False,
         keeps_blanks: bool = False,
         only_calls: bool = False,
+        thinks_again: bool = False,
         max_tool_calls: int | None = None,
     ) -> None:
         """
         Args:
             keeps_blanks: whether white space between the reasoning and the content is content, not markup.
+            thinks_again: whether reasoning may come again behind content and calls.
             only_calls: whether a grammar admits nothing but calls after the reasoning.
         """
         self._reader = TextReader()
@@ -45,6 +48,10 @@ class OutputParser:
             self._writer.answer_tags = AnswerTags(reasoning.answer_begins, reasoning.answer_ends)
         self._tools = tool_parser(self._reader, self._writer, tools) if tool_parser is not None else None
         self._reasoning = reasoning
+        tags = ("", "") if reasoning is None or not thinks_again else (reasoning.begin, reasoning.end)
+        self._later_thoughts = LaterThoughts(self._reader, self._writer, *tags)
+        if self._tools is not None:
+            self._tools.later_thoughts = self._later_thoughts
         self._only_calls = only_calls
         self._starts_in_reasoning = starts_in_reasoning
         # the markup of calls consists of special tokens in some models
@@ -96,7 +103,14 @@ class OutputParser:
             yield from self._read_reasoning(self._reasoning)
         if self._tools is not None:
             yield from self._tools.run()
+        thoughts = self._later_thoughts
+        while (yield from self._reader.until(self._write_content, *thoughts.begins)) if thoughts.begins else False:
+            yield from thoughts.read()
         yield from self._reader.all(self._writer.plain_content)
+
+    def _write_content(self, text: str) -> None:
+        self._later_thoughts.see(text)
+        self._writer.plain_content(text)
 
     def _read_reasoning(self, markup: ReasoningMarkup) -> Steps[None]:
         """Read the reasoning at the beginning of the text, if there is any, and its closing tag.

@@ -191,6 +191,7 @@ def create_output_parser(
         and (opening is Opening.OPEN or (reasoning.starts_inside and may_start_inside)),
         keeps_blanks=keeps_blanks,
         only_calls=only_calls,
+        thinks_again=not is_constrained,
         max_tool_calls=max_tool_calls,
     )
     parser.push(begun)  # the part of the format that stands in the prompt

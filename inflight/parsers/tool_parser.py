@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 from inflight.parsers.argument_schema import NULLS, ArgumentSchema
 from inflight.parsers.arguments_reader import ArgumentsReader, plain_tail, repaired
 from inflight.parsers.event_writer import EventWriter, MalformedCallError
+from inflight.parsers.later_thoughts import LaterThoughts
 from inflight.parsers.repair import Tail, find_reading, translated
 from inflight.parsers.text_reader import ANYTHING, BLANKS, Steps, TextReader
 
@@ -69,6 +70,7 @@ class ToolParser:
         self._reader = reader
         self._writer = writer
         self._tools = tools
+        self.later_thoughts = LaterThoughts(reader, writer, "", "")
         # the last character of the content before a marker, white space aside; "" at the beginning and after a call
         self._before = ""
         functions = (tool.get("function", tool) for tool in tools)
@@ -91,7 +93,7 @@ class ToolParser:
 
     def run(self) -> Steps[None]:
         """Read content and calls up to the end of the text. By default each call begins with `marker`."""
-        while marker := (yield from self._reader.until(self._write_content, *self.markers)):
+        while marker := (yield from self._until(*self.markers)):
             self._writer.hold(marker)
             try:
                 yield from self._marked_call(marker)
@@ -101,7 +103,17 @@ class ToolParser:
                 self._writer.reject()
                 self._before = marker[-1]
 
+    def _until(self, *markers: str) -> Steps[str]:
+        """Read content, and the reasoning in it, up to one of `markers`, and return it; "" at the end of the text."""
+        thoughts = self.later_thoughts
+        while True:
+            marker = yield from self._reader.until(self._write_content, *markers, *thoughts.begins)
+            if marker not in thoughts.begins or not marker:
+                return marker
+            yield from thoughts.read()
+
     def _write_content(self, text: str) -> None:
+        self.later_thoughts.see(text)
         self._before = text.rstrip()[-1:] or self._before
         self._writer.content(text)
 

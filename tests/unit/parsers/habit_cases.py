@@ -287,7 +287,40 @@ GEMMA: Sequence[Case] = [
 ]
 
 INSIDE = {"opening": Opening.OPEN}
+AGAIN = "<think>a</think>b <think>c</think>"
 IN_REASONING: Sequence[Case] = [
+    # reasoning that comes again
+    Case(
+        "hermes",
+        f"{AGAIN}{hermes('f', '{}')}<think>d</think>\n{hermes('f', '{}')}",
+        [
+            *thought("a"),
+            *content("b"),
+            *thought("\n\nc"),
+            *calls(("f", "{}")),
+            *thought("\n\nd"),
+            *calls(("f", "{}"), ("f", "{}"))[2:],
+        ],
+        "qwen3",
+    ),
+    Case(None, f"{AGAIN}d", [*thought("a"), *content("b "), *thought("\n\nc"), *content("d")], "qwen3"),
+    Case(None, "b<think>c</think>", [*content("b"), *thought("c")], "qwen3", {"is_constrained": False}),
+    Case(None, "b<think>c</think>", content("b<think>c</think>"), "qwen3", {"is_constrained": True}),
+    Case("gemma4", "b<|channel>thought\nc<channel|>d", [*content("b"), *thought("c"), *content("d")], "gemma4"),
+    Case("mistral", "b[THINK]c[/THINK]d", [*content("b"), *thought("c"), *content("d")], "mistral"),
+    Case("llama3_json", "b<think>c</think>d", [*content("b"), *thought("c"), *content("d")], "qwen3"),
+    *(
+        Case(tool, text, content(text), "qwen3")
+        for tool in ("hermes", None)
+        for text in (
+            "Use `<think>x</think>` here",
+            'Say "<think>x</think>"',
+            "So:\n```\n<think>x</think>\n```\nend",
+            "the <think> tag",
+            "<b> <think> <think>",
+        )
+    ),
+    Case("hermes", hermes("f", '{"a": "<think>x</think>"}'), calls(("f", '{"a": "<think>x</think>"}')), "qwen3"),
     Case("llama3_json", '<think>Hm.\n{"name": "f", "parameters": {}}', [*thought("Hm."), *calls(("f", "{}"))], "qwen3"),
     Case("hermes", f"<think>Hm.\n{hermes('f', '{}')}", [*thought("Hm."), *calls(("f", "{}"))], "qwen3"),
     Case(

@@ -516,7 +516,7 @@ REASONING = [
         [*thought(f"Let me {hermes('f', '{}')} </thin"), *calls(("g", "{}"))],
         "qwen3",
     ),
-    Case(None, "\n<think>\n\n</think>\n\nHi <think>x</think> \n", content("Hi <think>x</think> \n"), "qwen3"),
+    Case(None, "\n<think>\n\n</think>\n\nHi <think>x</think> \n", [*content("Hi "), *thought("x")], "qwen3"),
     Case(None, "a\n</think>\n b \n", [*thought("a"), *content("b \n")], "qwen3", INSIDE),
     Case(None, "<think>a</think>b", [*thought("a"), *content("b")], "qwen3", INSIDE),
     Case(None, "a\n</think>\n b", [*thought("a"), *content("b")], "deepseek_r1"),
