@@ -35,7 +35,7 @@ BUDGETS = {
     "unit/metrics": 10,
     "unit/model_loader": 40,
     "unit/models": 75,
-    "unit/parsers": 80,
+    "unit/parsers": 90,
     "unit/processes": 25,
     "unit/sample": 80,
     "unit/scheduler": 30,

@@ -148,8 +148,8 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 def read_arguments(text: str) -> dict[str, Any]:
     """The readable part of the arguments of an answer that were cut: {"city": ""} for '{"city": "'. A text that is not the
-    beginning of an object of JSON becomes the only member, as Anthropic's documentation advises: nobody takes it for a call without
-    arguments."""
+    beginning of an object of JSON becomes the only member, as Anthropic's documentation advises: nobody takes it for a call
+    without arguments."""
     found = parse_object(without_lone_surrogates(text), allow_partial="trailing-strings")
     return ({"INVALID_JSON": text} if text.strip() else {}) if found is None else found
 

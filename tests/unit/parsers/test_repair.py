@@ -16,7 +16,7 @@ from inflight.interface.events import Event, ToolArgumentsDelta, ToolCallStart
 from tests.unit.parsers.damage import damages, parse_call, parse_object, python_forms, random_arguments, readings
 from tests.unit.parsers.parser_cases import Case, parse
 
-NUM_CALLS = 10_000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 80
+NUM_CALLS = 10_000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 52
 NAME = "run"
 
 
