@@ -33,6 +33,7 @@ _PLAIN_JSON = re.compile(r'[^{}\[\]",]+')
 _IN_STRING = {quote: re.compile(rf"[^{quote}\\]+") for quote in "\"'"}
 _LANGUAGE = re.compile(r"[A-Za-z_]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character, which cannot be sent
+_LONGEST_NAME = 256  # characters, with the white space around it
 _MOST_BEFORE_NAME = 160  # characters in which the first key of a damaged call is, and without a marker also its name
 _DAMAGED_CALL = re.compile(r"\{.{0,40}?(?:name|arguments|parameters|type|id)", re.DOTALL)
 _NEXT_CALL = re.compile(r",?\s*\{|\]")
@@ -137,7 +138,13 @@ class ToolParser:
 
     def _name(self, run: re.Pattern[str]) -> Steps[str]:
         """Hold the name of a call, which is a run of these characters. White space around it is left out."""
-        name = (yield from self._hold_run(run)).strip()
+        written = ""
+        while piece := (yield from self._reader.piece(run, _LONGEST_NAME - len(written))):
+            self._writer.hold(piece)
+            written += piece
+            if len(written) == _LONGEST_NAME:  # a text in which the marker is only mentioned
+                raise MalformedCallError
+        name = written.strip()
         if not name.isprintable() or len(name.split()) != 1:
             raise MalformedCallError
         return name

@@ -352,6 +352,17 @@ def test_a_value_that_is_too_long_to_hold_stays_whole_in_any_split(tool: str, va
     assert most <= MAX_HELD + 20_000
 
 
+@pytest.mark.parametrize(
+    "text", ["In GLM <tool_call> begins a call, " + "and so on " * 100, "<tool_call>" + "x" * 1000]
+)
+def test_a_text_that_mentions_a_marker_is_soon_shown(text: str) -> None:
+    parser = Case("glm45", "", []).parser()
+    held = 0
+    for char in text:
+        held += 1 - sum(len(text_of(event)) for event in parser.push(char))
+        assert held <= 300
+
+
 def test_a_thought_about_calls_that_is_too_long_to_hold_is_reasoning() -> None:
     thought = f"<tool_call>{{{'a' * MAX_HELD}"
     for end in ("", "</think>"):
