@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from tests.support.documented_commands import ROOT
 from tests.unit.entrypoints.runner import invoke
 
 DEPLOY = ROOT / "deploy"
+HEALTH = runpy.run_path(str(DEPLOY / "health.py"))
 COMMANDS = Path(sys.executable).parent
 
 
@@ -92,13 +97,62 @@ def test_the_dockerfile() -> None:
 def test_the_dockerfile_copies_what_the_build_reads() -> None:
     copied = re.findall(r"^COPY (?!--)(.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     names = {name for line in copied for name in line.split()}
-    assert names == {"setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "inflight", "inflight_bench"}
+    assert names == {
+        *("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "inflight", "inflight_bench"),
+        "deploy/health.py",
+    }
     assert all((ROOT / name).exists() for name in names)
 
 
 def test_the_images_have_the_torch_of_the_constraints() -> None:
     (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert set(re.findall(r"^ARG TORCH_VERSION=(\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)) == {pinned}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "expected"),
+    [
+        ("", {}, "127.0.0.1 8000 None False False"),
+        ("m --port 9000 --host=::", {"INFLIGHT_SERVE_PORT": "8000"}, "::1 9000 None False False"),
+        ("m --port=1 --port=2", {}, "127.0.0.1 2 None False False"),
+        ("", {"INFLIGHT_SERVE_HOST": "0.0.0.0", "INFLIGHT_SERVE_UDS": "/s"}, "127.0.0.1 8000 /s False False"),
+        ("--ssl_certfile /c", {}, "127.0.0.1 8000 None True False"),
+        ("--config FILE", {"INFLIGHT_SERVE_HOST": "10.0.0.1"}, "10.0.0.1 7000 None True True"),
+    ],
+)
+def test_the_health_check_asks_where_the_server_listens(
+    arguments: str, variables: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("port: 7000 # not 8000\nssl_certfile: '/c'\nssl-ca-certs: /ca\nhost: ::\n")
+    line = ["inflight", "serve", *arguments.replace("FILE", str(file)).split(), ""]
+    assert " ".join(map(str, HEALTH["address_of"](line, variables))) == expected
+
+
+def test_the_health_check_gives_the_status_of_the_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer(status: int) -> None:
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.recv(1000).startswith(b"GET /health ")
+                connection.sendall(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % status)
+
+        address = HEALTH["address_of"]([], {"INFLIGHT_SERVE_PORT": str(listener.getsockname()[1])})
+        for status in (200, 503):
+            server = threading.Thread(target=answer, args=(status,))
+            server.start()
+            assert HEALTH["status_of"](address) == status
+            server.join()
+    with pytest.raises(ConnectionRefusedError):
+        HEALTH["status_of"](address)
+
+
+def test_extras_of_the_images_exist() -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for file in ("Dockerfile", "compose.yaml"):
+        for named in re.findall(r"EXTRAS=([a-z,-]+)", (DEPLOY / file).read_text()):
+            assert set(named.split(",")) <= set(known)
 
 
 def test_the_compose_file() -> None:
