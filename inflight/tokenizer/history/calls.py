@@ -1,5 +1,6 @@
 """Calls and their results: which result belongs to which call."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,37 +27,30 @@ def has_calls(conversation: Conversation) -> bool:
 def matched(conversation: Conversation) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
     """Each result with its call; None if it has none. A result with an id belongs to the last call with this id. A result
     without an id belongs to the first call that waits for a result, and that has the name of the result if this has one."""
-    waiting: list[dict[str, Any]] = []
-    answered: dict[str, dict[str, Any]] = {}
+    by_id: dict[object, dict[str, Any]] = {}
+    waiting: dict[int, dict[str, Any]] = {}  # calls without a result, in their order; the keys are ids of Python
+    by_name: dict[object, deque[dict[str, Any]]] = {}
     for message in conversation:
-        waiting += calls_of(message)
+        for call in calls_of(message):
+            by_id[_key(call.get("id"))] = waiting[id(call)] = call
+            by_name.setdefault(_key(call["function"].get("name")), deque()).append(call)
         if message["role"] != "tool":
             continue
-        found = _call_of(message, waiting)
+        if message.get("tool_call_id") is not None:
+            found = by_id.get(_key(message["tool_call_id"]))
+        else:
+            named = by_name.get(_key(message.get("name")), deque())
+            while named and id(named[0]) not in waiting:
+                named.popleft()
+            found = named[0] if named else next(iter(waiting.values()), None)
         if found is not None:
-            waiting = [call for call in waiting if call is not found]
-            answered[str(found.get("id"))] = found
-        elif "tool_call_id" in message:  # a second result of one call
-            found = answered.get(str(message["tool_call_id"]))
+            waiting.pop(id(found), None)
         yield message, found
 
 
-def _call_of(result: Message, waiting: list[dict[str, Any]]) -> dict[str, Any] | None:
-    call_id, name = result.get("tool_call_id"), result.get("name")
-    if call_id is not None:
-        return next((call for call in reversed(waiting) if call.get("id") == call_id), None)
-    nameless = [call for call in waiting if name is None or call["function"].get("name") == name]
-    return next(iter(nameless or waiting), None)
-
-
-def waiting_calls(conversation: Conversation) -> list[dict[str, Any]]:
-    """The calls of the last messages that have no result."""
-    start = len(conversation)
-    while start and (conversation[start - 1].get("tool_calls") or conversation[start - 1]["role"] == "tool"):
-        start -= 1
-    turn = conversation[start:]
-    answered = [id(call) for _, call in matched(turn)]
-    return [call for message in turn for call in calls_of(message) if id(call) not in answered]
+def _key(value: object) -> object:
+    """A client's value as a key."""
+    return value if isinstance(value, str) else repr(value)
 
 
 def result_as_question(result: Message) -> dict[str, Any]:

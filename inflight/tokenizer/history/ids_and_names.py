@@ -46,12 +46,11 @@ class IdsAndNames:
     def complete(self, conversation: Conversation) -> None:
         """Change messages, which belong to the caller, in place."""
         pairs = list(matched(conversation))
+        calls = [call for message in conversation for call in calls_of(message)]
         for result, call in pairs:
             if "name" not in result and self.needs_names:
-                calls = [each for message in conversation for each in calls_of(message)]
                 called = call or next(reversed(calls), None)
                 result["name"] = "" if called is None else str(called["function"].get("name"))
-        calls = [call for message in conversation for call in calls_of(message)]
         holders = [*((call, "id") for call in calls), *((result, "tool_call_id") for result, _ in pairs)]
         if any(holder.get(key) is None for holder, key in holders) and (self.needs_ids or self.needs_short_ids):
             for number, call in enumerate(calls):

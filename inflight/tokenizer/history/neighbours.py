@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Any
 
-from inflight.tokenizer.history.calls import result_as_question, waiting_calls
+from inflight.tokenizer.history.calls import calls_of, result_as_question
 from inflight.tokenizer.history.joining import join, join_contents
 from inflight.tokenizer.probes import Conversation, Message, TemplateProbe, invented
 
@@ -112,41 +113,57 @@ class Neighbours:
     def _arrange(
         self, conversation: Conversation, choose: Callable[[Kind, Kind], Remedy], *, ends: bool
     ) -> Conversation:
-        found: Conversation = []
+        groups: list[Conversation] = []
         for message in conversation:
-            _append(found, message, choose)
-        before = kind_of(found[-1])
-        if ends and (remedy := choose(before, Kind.END)) != Remedy.NOTHING:
-            for inserted in _inserted(found, remedy):
-                _append(found, inserted, choose)
-        return found
+            _append(groups, message, choose)
+        remedy = choose(_kind_of_group(groups[-1]), Kind.END) if ends else Remedy.NOTHING
+        if remedy != Remedy.NOTHING:
+            for inserted in _inserted(groups, remedy):
+                _append(groups, inserted, choose)
+        return [_joined(group) for group in groups]
 
 
-def _append(found: Conversation, message: dict[str, object], choose: Callable[[Kind, Kind], Remedy]) -> None:
-    before = kind_of(found[-1]) if found else Kind.START
+def _append(groups: list[Conversation], message: dict[str, Any], choose: Callable[[Kind, Kind], Remedy]) -> None:
+    """Each group becomes one message."""
+    before = _kind_of_group(groups[-1]) if groups else Kind.START
     remedy = choose(before, kind_of(message))
     if remedy == Remedy.NOTHING:
-        found.append(message)
-    elif remedy == Remedy.JOIN:
-        found[-1] = join(found[-1], message)
-    elif remedy == Remedy.INTO_RESULT:
-        found[-1] = {**found[-1], "content": join_contents(found[-1].get("content"), message["content"])}  # type: ignore[arg-type]
+        groups.append([message])
+    elif remedy in (Remedy.JOIN, Remedy.INTO_RESULT):
+        groups[-1].append(message)
     elif remedy == Remedy.AS_QUESTION:
-        _append(found, result_as_question(message), choose)
+        _append(groups, result_as_question(message), choose)
     else:
-        for inserted in _inserted(found, remedy):
-            _append(found, inserted, choose)
-        _append(found, message, choose)
+        for inserted in _inserted(groups, remedy):
+            _append(groups, inserted, choose)
+        _append(groups, message, choose)
 
 
-def _inserted(found: Conversation, remedy: Remedy) -> Conversation:
+def _kind_of_group(group: Conversation) -> Kind:
+    """Of answers and calls that are joined: calls. A result with the user's text is a result."""
+    first, last = kind_of(group[0]), kind_of(group[-1])
+    return Kind.CALLS if Kind.CALLS in (first, last) else first
+
+
+def _joined(group: Conversation) -> dict[str, Any]:
+    if len(group) > 1 and kind_of(group[0]) == Kind.RESULT:
+        return {**group[0], "content": join_contents([message.get("content") for message in group])}
+    return join(group)
+
+
+def _inserted(groups: list[Conversation], remedy: Remedy) -> Conversation:
     if remedy == Remedy.QUESTION_BETWEEN:
         return [{"role": "user", "content": ""}]
     if remedy == Remedy.ANSWER_BETWEEN:
         return [{"role": "assistant", "content": ""}]
     assert remedy == Remedy.RESULTS_BETWEEN
+    start = len(groups)
+    while start and _kind_of_group(groups[start - 1]) == Kind.CALLS:
+        start -= 1
     return [
-        {"role": "tool", "content": "", "name": call["function"]["name"]}
+        {"role": "tool", "content": "", "name": call["function"].get("name")}
         | ({"tool_call_id": call["id"]} if "id" in call else {})
-        for call in waiting_calls(found)
+        for group in groups[start:]
+        for message in group
+        for call in calls_of(message)
     ]

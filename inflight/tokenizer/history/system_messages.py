@@ -1,10 +1,9 @@
 """System messages: some templates refuse them, leave them out or move them, be it the first one or those that come later."""
 
-from collections.abc import Sequence
 from functools import cached_property
 
 from inflight.tokenizer.history.joining import join
-from inflight.tokenizer.probes import Conversation, Message, TemplateProbe
+from inflight.tokenizer.probes import Conversation, TemplateProbe
 
 
 class SystemMessages:
@@ -36,19 +35,20 @@ class SystemMessages:
         templates refuse two in a row. Two that the client has sent stay two."""
         if not any(message["role"] == "system" for message in conversation):
             return conversation
-        found: Conversation = []
+        found: list[Conversation] = []  # each group becomes one message
         is_behind_system = False  # the last message was the system's, and is now the user's
+        is_late = False
         for message in conversation:
-            becomes_user = message["role"] == "system" and not self._stays(found)
+            is_late = is_late or message["role"] != "system"
+            becomes_user = message["role"] == "system" and not self._stays(is_late=is_late)
             role = "user" if becomes_user else message["role"]
             joins = becomes_user or (is_behind_system and role == "user")
-            if found and found[-1]["role"] == role and (joins or (role == "system" and not self.takes_several)):
-                found[-1] = join(found[-1], message)
+            if found and found[-1][0]["role"] == role and (joins or (role == "system" and not self.takes_several)):
+                found[-1].append(message)
             else:
-                found.append({**message, "role": role})
+                found.append([{**message, "role": role}])
             is_behind_system = becomes_user
-        return found
+        return [join(group) for group in found]
 
-    def _stays(self, before: Sequence[Message]) -> bool:
-        is_late = any(message["role"] != "system" for message in before)
+    def _stays(self, *, is_late: bool) -> bool:
         return self.takes_late if is_late else self.takes_first

@@ -38,29 +38,27 @@ class ResultOrder:
         if sum(message["role"] == "tool" for message in conversation) == 0:
             return conversation
         owners = {id(result): call for result, call in matched(conversation)}
-        found: Conversation = []
+        callers = {id(call): id(message) for message in conversation for call in calls_of(message)}
+        moved: dict[int, Conversation] = {}  # message with calls -> its results that are elsewhere
+        stays: Conversation = []
         for message in conversation:
-            at = len(found)
-            if message["role"] == "tool" and found and kind_of(found[-1]) not in (Kind.CALLS, Kind.RESULT):
-                at = self._place(found, owners[id(message)])
-            found.insert(at, message)
+            call = owners.get(id(message))
+            if call is not None and not self._takes_behind(stays[-1]):
+                moved.setdefault(callers[id(call)], []).append(message)
+            else:
+                stays.append(message)
+        found = _with_moved(stays, moved) if moved else stays
         return found if self.shows_order(found) else self._in_order_of_calls(found, owners)
 
     def shows_order(self, conversation: Conversation) -> bool:
         """Whether results may keep their order."""
         return all(len(calls_of(message)) < 2 for message in conversation) or self.shows_ids
 
-    def _place(self, found: Conversation, call: dict[str, Any] | None) -> int:
-        """The place of a result: the end, or behind the other results of its call's message."""
-        if call is None or self._neighbours.remedy(kind_of(found[-1]), Kind.RESULT) == Remedy.NOTHING:
-            return len(found)
-        place = next((i for i, message in enumerate(found) if any(each is call for each in calls_of(message))), None)
-        if place is None:
-            return len(found)
-        place += 1
-        while place < len(found) and kind_of(found[place]) in (Kind.CALLS, Kind.RESULT):
-            place += 1
-        return place
+    def _takes_behind(self, before: Message) -> bool:
+        """Whether the template takes a result behind this message."""
+        kind = kind_of(before)
+        is_turn = kind in (Kind.CALLS, Kind.RESULT)
+        return is_turn or self._neighbours.remedy(kind, Kind.RESULT) == Remedy.NOTHING
 
     def _in_order_of_calls(self, conversation: Conversation, owners: dict[int, dict[str, Any] | None]) -> Conversation:
         numbers = {id(call): i for i, call in enumerate(c for message in conversation for c in calls_of(message))}
@@ -76,6 +74,19 @@ class ResultOrder:
             if message is not None:
                 found.append(message)
         return found
+
+
+def _with_moved(stays: Conversation, moved: dict[int, Conversation]) -> Conversation:
+    """Results that are moved come behind the other results of their turn."""
+    found: Conversation = []
+    waiting: Conversation = []
+    for message in stays:
+        if kind_of(message) not in (Kind.CALLS, Kind.RESULT):
+            found += waiting
+            waiting = []
+        found.append(message)
+        waiting += moved.get(id(message), [])
+    return found + waiting
 
 
 class SingleCalls:
@@ -99,7 +110,7 @@ class SingleCalls:
     def arrange(self, conversation: Conversation) -> Conversation:
         if not _has_parallel(conversation) or self.takes_parallel:
             return conversation
-        owners = {id(result): id(call) for result, call in matched(conversation)}
+        owners = {id(result): None if call is None else id(call) for result, call in matched(conversation)}
         found: Conversation = []
         at = 0
         while at < len(conversation):
@@ -118,17 +129,19 @@ def _has_parallel(conversation: Conversation) -> bool:
     return in_next or any(len(calls_of(message)) > 1 for message in conversation)
 
 
-def _singly(turn: Conversation, owners: dict[int, int]) -> Conversation:
+def _singly(turn: Conversation, owners: dict[int, int | None]) -> Conversation:
     """The text and the thoughts of a message stay with its first call."""
-    results = [message for message in turn if message["role"] == "tool"]
+    results: dict[int | None, Conversation] = {}
+    for message in turn:
+        if message["role"] == "tool":
+            results.setdefault(owners[id(message)], []).append(message)
     found: Conversation = []
     for message in turn:
         for number, call in enumerate(calls_of(message)):
             rest = {"role": message["role"]} if number else message
             found.append({**rest, "tool_calls": [call]})
-            found += [result for result in results if owners[id(result)] == id(call)]
-    placed = set(map(id, found))
-    return found + [result for result in results if id(result) not in placed]
+            found += results.pop(id(call), [])
+    return found + [result for others in results.values() for result in others]
 
 
 class TextBesideCalls:
@@ -193,7 +206,7 @@ def _split(message: dict[str, Any]) -> Conversation:
 
 def _with_thought_in_text(message: dict[str, Any]) -> dict[str, Any]:
     made = {key: value for key, value in message.items() if key not in REASONING_FIELDS}
-    return {**made, "content": join_contents(message["reasoning_content"], message["content"])}
+    return {**made, "content": join_contents([message["reasoning_content"], message["content"]])}
 
 
 def _second_call() -> dict[str, Any]:

@@ -48,7 +48,7 @@ class WrittenCalls:
             if calls := calls_of(message):
                 text = self._form(calls)
                 made = {key: value for key, value in message.items() if key != "tool_calls"}
-                found.append({**made, "content": join_contents(message.get("content"), text)})
+                found.append({**made, "content": join_contents([message.get("content"), text])})
             elif message["role"] == "tool" and not self.takes_results:
                 found.append(result_as_question({"name": names.get(id(message)), **message}))
             else:

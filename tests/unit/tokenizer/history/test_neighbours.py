@@ -135,3 +135,10 @@ def test_going_on_with_the_last_message() -> None:
     for roles, wanted in (("uaa", "u:0 a:1\n\n2"), ("uctua", "u:0 a:(1) t:2 a: u:3 a:4"), ("a", "u: a:0")):
         text = template.render(conversation(roles), add_generation_prompt=False, continue_final_message=True)
         assert text == wanted
+
+
+def test_a_long_history_is_joined_at_once() -> None:
+    """Joined one by one, the texts would be copied 5,000 times: 50 GB."""
+    messages = [user("x" * 4_000) for _ in range(5_000)]
+    text = ChatTemplate({"default": ALTERNATES}).render(messages, add_generation_prompt=False)
+    assert len(text) == 2 + 5_000 * 4_000 + 4_999 * 2 + 1
