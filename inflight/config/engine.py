@@ -12,6 +12,7 @@ from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.kv_events import KVEventsConfig
 from inflight.config.kv_transfer import KVTransferConfig
 from inflight.config.ranks import Place, RankLayout, places_on, ranks_of_node
+from inflight.config.reasoning import ReasoningConfig
 from inflight.setting import setting
 
 
@@ -220,6 +221,7 @@ class EngineConfig:
     reasoning_end: str
     reasoning_budget: int
     reasoning_budget_message: str
+    reasoning: ReasoningConfig
     speculative: SpeculativeConfig | None
     execute_model_timeout_seconds: float
     fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)

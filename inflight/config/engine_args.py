@@ -225,6 +225,9 @@ class EngineArgs:
     reasoning_budget_message: str = _engine(
         "", "Text that is written before the end tag if the reasoning reaches its limit.", metavar="TEXT"
     )
+    reasoning_config: Mapping[str, Any] | None = _engine(  # Any: `resolve` checks the values
+        None, 'Tags around the reasoning, in vLLM\'s form: \'{"reasoning_end_str": "I answer now.</think>"}\'.'
+    )
     tensor_parallel_size: int = _parallel(1, "Ranks that share each layer.", short="-tp", **_COUNT)
     pipeline_parallel_size: int = _parallel(1, "Stages that share the layers.", short="-pp", **_COUNT)
     data_parallel_size: int = _parallel(

@@ -32,6 +32,7 @@ from inflight.config.kv_transfer import resolve_kv_transfer
 from inflight.config.machine import Machine
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.ranks import ranks_of_node
+from inflight.config.reasoning import resolve_reasoning
 from inflight.config.unknown_family import native_refusal
 from inflight.config.weight_format import GGUF
 from inflight.errors import ConfigError
@@ -124,6 +125,7 @@ def resolve(
         reasoning_end=args.reasoning_end,
         reasoning_budget=args.reasoning_budget,
         reasoning_budget_message=args.reasoning_budget_message,
+        reasoning=resolve_reasoning(args.reasoning_config),
         speculative=speculative,
         execute_model_timeout_seconds=timeout_seconds,
         fault_tolerance=resolve_fault_tolerance(args.enable_fault_tolerance, args.fault_tolerance_config),

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from inflight.config.reasoning import ReasoningConfig
 from inflight.errors import ConfigError, TokenizerError
 from inflight.parsers.gemma4 import Gemma4ToolParser
 from inflight.parsers.harmony import HarmonyParser
@@ -131,14 +132,64 @@ class DetectedParsers:
 
 
 def reasoning_markup(reasoning_parser: str | None) -> ReasoningMarkup | None:
-    """The tags around the reasoning; None if there is no parser."""
-    return None if reasoning_parser is None else REASONING[reasoning_parser]
+    """The tags around the reasoning; None if there is no parser.
+
+    Raises:
+        ConfigError: there is no parser of this name.
+    """
+    return _look_up("reasoning_parser", reasoning_parser, REASONING)
 
 
 def reasoning_with_end(end: str) -> ReasoningMarkup:
     """The tags around reasoning that ends with `end`. The opening tag is known if a family has this end."""
     known = (each for each in REASONING.values() if each.end == end and not each.starts_inside and not each.answer_ends)
     return next(known, ReasoningMarkup("", end))
+
+
+class NamedTags(NamedTuple):
+    """Tags as an operator names them.
+
+    Attributes:
+        parser: the name of the parser that reads them; None if there is none.
+        message: the text that the operator has put before the closing tag.
+    """
+
+    parser: str | None
+    markup: ReasoningMarkup
+    message: str
+
+
+def read_tags(begin: str, end: str) -> NamedTags:
+    """Find the parser of the tags. `end` may have a text before the closing tag. `begin` may be ""."""
+    known = sorted(REASONING.items(), key=lambda entry: entry[1].starts_inside)
+    for name, markup in known:
+        if end.endswith(markup.end) and begin in ("", markup.begin):
+            message = end.removesuffix(markup.end)
+            if markup.frame is not None:  # further markup of the family is no part of the message
+                message = message.partition(markup.frame.end)[0]
+            return NamedTags(name, markup, message)
+    return NamedTags(None, ReasoningMarkup(begin, end), "")
+
+
+def choose_reasoning_parser(setting: str, config: ReasoningConfig, template: ChatTemplate | None) -> str:
+    """Returns the server's setting of the reasoning parser. If it is "auto", `config` may name a parser, or tags.
+
+    Raises:
+        ConfigError: no parser reads these tags.
+    """
+    if setting != AUTO or not (config.reasoning_parser or config.reasoning_end_str):
+        return setting
+    if config.reasoning_parser:
+        return config.reasoning_parser
+    tags = read_tags(config.reasoning_start_str, config.reasoning_end_str)
+    if tags.parser is None:
+        raise ConfigError(
+            f"reasoning_config: no parser reads reasoning between {config.reasoning_start_str!r} and "
+            f"{config.reasoning_end_str!r}: give the tags of one of {', '.join(REASONING)}"
+        )
+    found = reasoning_markup(detect_parsers(template).reasoning)
+    is_same = found is not None and (found.begin, found.end) == (tags.markup.begin, tags.markup.end)
+    return AUTO if is_same else tags.parser
 
 
 def call_beginnings(tool_parser: str | None) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from inflight.config.reasoning import ReasoningConfig
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.step import SchedulerOutput
 
@@ -59,6 +60,7 @@ def engine_config(
         reasoning_end="",
         reasoning_budget=-1,
         reasoning_budget_message="",
+        reasoning=ReasoningConfig(),
         speculative=None,
         execute_model_timeout_seconds=budget,
     )

@@ -19,11 +19,11 @@ from inflight import LLM, RequestOutput, SamplingParams
 from inflight.engine.start.kv_cache_sizing import blocks_per_sequence, make_groups
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.interface.kv_cache import KVCacheSpec
+from inflight.interface.request import ResolvedSampling
 from inflight.sample.noise import log_exponential, noise_words, token_hashes
 from inflight.sample.seeds import derive_seed, draw_keys
-from inflight.structured_output.backend import num_mask_words
 from inflight.structured_output.llguidance_backend import LLGuidanceBackend
-from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
 from tests.support.erratic_times import ErraticTimes, limit_times
 from tests.support.model_zoo import reference_model
 
@@ -276,20 +276,33 @@ def reference_scores(
     return scores / params.temperature - noise
 
 
+def allowed_tokens(
+    engines: Engines, vocab_size: int, sampling: ResolvedSampling, emitted: list[int]
+) -> npt.NDArray[np.bool_]:
+    """What a grammar and a bound for the reasoning admit after the emitted tokens. [vocab_size]"""
+    tokenizer = engines.llm(PLAIN).llm_engine.tokenizer
+    assert tokenizer is not None and tokenizer.eos_token_id is not None
+    grammar = LLGuidanceBackend(tokenizer, vocab_size, [tokenizer.eos_token_id])
+    manager = StructuredOutputManager(lambda: grammar, vocab_size, num_buffers=1)
+    constraint, frame = sampling.params.structured_outputs, sampling.answer_frame
+    manager.submit("r", constraint, frame=frame, emitted_token_ids=emitted).result(timeout=300)
+    assert not manager.failure("r")
+    row = manager.fill([MaskRequest("r")]).masks[0]
+    manager.close()
+    return np.unpackbits(row.view(np.uint8), bitorder="little")[:vocab_size].astype(bool)
+
+
 def process_logits(
     engines: Engines, logits: npt.NDArray[np.float64], prompt: list[int], emitted: list[int], params: SamplingParams
 ) -> npt.NDArray[np.float64]:
     """A grammar's mask, allowed tokens, bias and penalties, as the sampler's documentation has them. In place."""
     is_allowed = np.ones(len(logits), dtype=bool)
-    if params.structured_outputs is not None:
-        tokenizer = engines.llm(PLAIN).llm_engine.tokenizer
-        assert tokenizer is not None and tokenizer.eos_token_id is not None
-        grammar = LLGuidanceBackend(tokenizer, len(logits), [tokenizer.eos_token_id])
-        matcher = grammar.compile(GrammarSpec.from_params(params.structured_outputs)).matcher()
-        assert matcher.accept_tokens(emitted) == len(emitted)
-        row = np.zeros(num_mask_words(len(logits)), dtype=np.int32)
-        matcher.fill_mask(row)
-        is_allowed = np.unpackbits(row.view(np.uint8), bitorder="little")[: len(logits)].astype(bool)
+    sampling = None
+    if params.structured_outputs is not None or params.thinking_token_budget is not None:
+        processor = engines.llm(PLAIN).llm_engine._input_processor
+        sampling = processor.process("r", prompt, params).sequences[0].sampling
+    if sampling is not None and sampling.has_grammar:
+        is_allowed = allowed_tokens(engines, len(logits), sampling, emitted)
     if params.allowed_token_ids is not None:
         is_allowed[:] = False
         is_allowed[list(params.allowed_token_ids)] = True

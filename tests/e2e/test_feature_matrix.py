@@ -2,8 +2,8 @@
 
 A row is an engine (depth, ranks as threads, chunked prefill, prefix cache, a KV cache that is too small, blocks kept in host
 memory, n-gram speculation, a core that loses all requests, so that they are resumed) and what its requests ask for (n > 1,
-sampling, penalties, log-probabilities, a grammar, stop strings, an abort). Two requests of a schedule ask for all of it, the
-others for some. `make test-full` runs many more schedules of each row.
+sampling, penalties, log-probabilities, a grammar, a bound for the reasoning, stop strings, an abort). Two requests of each
+schedule ask for all of it, the others for some. `make test-full` runs many more schedules of each row.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ PROMPTS = [
     "Größe 東京 ",
     "print(f(41)) ",
 ]
+TAG = {"reasoning_end_str": "quick;;"}  # the reasoning is open from the beginning; "quick" is written before the tag
 PENALTIES = [{"repetition_penalty": 1.2}, {"frequency_penalty": 0.6}, {"presence_penalty": -0.5}]
 STOPS = [["e"], ["he", "1"], [" an", "}"], ["fo", '":'], ["\n"]]
 
@@ -78,6 +79,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "grammar": (None, *GRAMMARS),
     "ngram": (False, True),
     "stop": (False, True),
+    "budget": (False, True),
     "resume": (False, True),
     "slab": (False, True),
 }
@@ -139,10 +141,16 @@ def requests(draw: st.DrawFn, cell: Row, all_features: bool) -> dict[str, Any]:
     if has("stop"):
         fields["stop"] = draw(st.sampled_from(STOPS))
         fields["include_stop_str_in_output"] = draw(st.booleans())
+    if has("budget"):
+        fields["thinking_token_budget"] = draw(st.integers(0, 12))
     if has("grammar"):
         fields["structured_outputs"] = GRAMMARS[str(cell["grammar"])]
     elif has("ngram"):  # few tokens to choose from: what was drawn before comes again
-        fields["allowed_token_ids"] = draw(st.lists(st.integers(10, 90), min_size=2, max_size=4, unique=True))
+        few = draw(st.lists(st.integers(10, 90), min_size=2, max_size=4, unique=True))
+        if "thinking_token_budget" in fields:
+            fields["logit_bias"] = dict.fromkeys(few, 50.0)
+        else:
+            fields["allowed_token_ids"] = few
     return fields
 
 
@@ -165,7 +173,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
         config.bos_token_id, config.eos_token_id = 0, 1
         folder = write_model(config, tmp_path_factory.mktemp("matrix") / name, seed=1)
         save_folder(folder, TOKENIZER)
-        made[name] = Engines(folder, block_size, max_model_len=MAX_MODEL_LEN, shared={})
+        made[name] = Engines(folder, block_size, max_model_len=MAX_MODEL_LEN, shared={"reasoning_config": TAG})
     yield made
     for name, found in made.items():
         print(f"{name}: {found.num_tokens} tokens, {found.num_ties} ties")
@@ -186,15 +194,17 @@ def run_cell(engines: Engines, cell: Row, executor: str, num_examples: int) -> N
         engines.close(but=PLAIN)
 
 
+@pytest.mark.parametrize("budget", [None, 3])
 @pytest.mark.parametrize("kind", [None, *GRAMMARS])
-def test_the_plain_run_draws_what_the_reference_draws(engines: dict[str, Engines], kind: str | None) -> None:
+def test_the_plain_run_draws_what_the_reference_draws(
+    engines: dict[str, Engines], kind: str | None, budget: int | None
+) -> None:
     """So that the plain run is right, and that a tie is found with all that changes logits."""
-    fields: dict[str, Any] = (
-        {"allowed_token_ids": [40, 41, 50]} if kind is None else {"structured_outputs": GRAMMARS[kind]}
-    )
+    fields: dict[str, Any] = {} if budget is not None else {"allowed_token_ids": [40, 41, 50]}
+    fields = fields if kind is None else {"structured_outputs": GRAMMARS[kind]}
     params = SamplingParams(
         n=2, temperature=1.2, seed=3, max_tokens=12, repetition_penalty=1.2, frequency_penalty=0.6, presence_penalty=-0.5,
-        logit_bias={40: 1.0, 41: -0.5}, **fields,
+        logit_bias={40: 1.0, 41: -0.5}, thinking_token_budget=budget, **fields,
     )  # fmt: skip
     found, prompt = engines["full"], [40, 50, 60, 40]
     for completion in found.plain(prompt, params).outputs:
@@ -258,7 +268,8 @@ def test_tokens_of_replicas(engines: dict[str, Engines]) -> None:
     for i, kind in enumerate((None, "json", "regex", None, "grammar", "choice", None, "json_object")):
         fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 1.0, "n": 2, "logprobs": i % 3, "seed": i}
         fields |= {**PENALTIES[i % 3], "stop": STOPS[i % 5], "include_stop_str_in_output": True}
-        fields |= {"allowed_token_ids": [40, 41]} if kind is None else {"structured_outputs": GRAMMARS[kind]}
+        fields |= {"logit_bias": {40: 50.0, 41: 50.0}} if kind is None else {"structured_outputs": GRAMMARS[kind]}
+        fields |= {"thinking_token_budget": i} if i % 2 else {}
         requests.append(((text * 4)[: 60 + i], SamplingParams(**fields)))
 
     async def one(engine: AsyncLLM, prompt: list[int], params: SamplingParams) -> RequestOutput:

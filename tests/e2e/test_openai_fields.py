@@ -31,7 +31,12 @@ TEMPLATE = (
 )
 ASKED: list[Any] = [{"role": "user", "content": "What is 7 + 5?"}]
 OPENED: list[Any] = [*ASKED, {"role": "assistant", "content": "7 + 5"}]
+THINKS: dict[str, Any] = {
+    "messages": [*ASKED, {"role": "assistant", "content": "<think>"}],
+    "continue_final_message": True,
+}
 PROMPT = "<|im_start|>user\nWhat is 7 + 5?<|im_end|>\n<|im_start|>assistant\n"
+TAGS = {"reasoning_parser": "qwen3"}
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 BASE: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "return_token_ids": True}
 DRAWN = {"temperature": 2.0, "seed": 1}
@@ -96,6 +101,11 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
         "tool_choice": ({"tools": TOOLS, "max_tokens": 50}, "required"),
         "parallel_tool_calls": ({"tools": TOOLS, "tool_choice": "required", "max_tokens": 90, **NO_END}, False),
         "reasoning_effort": ({}, "high"),
+        "reasoning": (THINKS, {"max_tokens": 1}),
+        "thinking": (THINKS, {"type": "enabled", "budget_tokens": 1}),
+        "enable_thinking": (THINKS, False),
+        **dict.fromkeys(("thinking_token_budget", "thinking_budget"), (THINKS, 1)),
+        **dict.fromkeys(("thinking_budget_tokens", "reasoning_budget_tokens"), (THINKS, 1)),
     },
     TEXT: {
         "prompt": ({}, "Something else"),
@@ -105,18 +115,12 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
         "echo": ({}, True),
         "add_special_tokens": ({}, False),
         "suffix": ({}, "= 12"),
+        "thinking_token_budget": ({"prompt": "Hi <think>"}, 1),
     },
 }
 # no outcome of one request shows these: they have tests of their own below (kv_transfer_params: in test_kv_offloading.py,
-# thinking_token_budget: in test_thinking_budget.py, include_reasoning: in test_chat.py and test_chat_presenter.py)
-SHOWN_BELOW = {
-    "cache_salt",
-    "priority",
-    "request_id",
-    "kv_transfer_params",
-    "thinking_token_budget",
-    "include_reasoning",
-}
+# include_reasoning: in test_chat.py and test_chat_presenter.py)
+SHOWN_BELOW = {"cache_salt", "priority", "request_id", "kv_transfer_params", "include_reasoning"}
 MODELS: dict[str, type[StrictModel]] = {CHAT: ChatCompletionRequest, TEXT: CompletionRequest}
 
 
@@ -142,7 +146,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     shutil.copytree(EMBEDDED_MODEL, folder)
     make_tokenizer_add_a_token(folder / "tokenizer.json")
     name_fim_tokens(folder / "tokenizer.json")
-    args = demo_args(model=str(folder), chat_template=TEMPLATE, scheduling_policy="priority")
+    args = demo_args(model=str(folder), chat_template=TEMPLATE, scheduling_policy="priority", reasoning_config=TAGS)
     settings = ServerSettings(served_model_names=(MODEL, "another-name"), tool_call_parser="hermes")
     with running_server(args, settings) as running, httpx.Client(base_url=running.url, timeout=60) as made:
         yield made

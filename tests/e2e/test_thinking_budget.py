@@ -1,10 +1,12 @@
-"""Reasoning of at most so many tokens, through `LLM`: the same tokens before the cut, the closing text, and then an answer."""
+"""Reasoning of at most so many tokens, through `LLM` and all APIs: a cut changes no token before it, and an answer follows."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from inflight import LLM, SamplingParams
@@ -13,6 +15,7 @@ from inflight.hub import EMBEDDED_MODEL
 from inflight.outputs import CompletionOutput
 from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
+from tests.e2e.openai_server import demo_args, running_server
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -110,3 +113,104 @@ def test_a_prompt_without_a_chat_is_bounded_by_its_own_tags(llm: LLM) -> None:
 def test_a_budget_for_a_model_whose_reasoning_is_not_found_is_refused() -> None:
     with LLM(str(EMBEDDED_MODEL), **ENGINE) as plain, pytest.raises(InvalidRequestError):
         chat(plain, thinking_token_budget=5)
+
+
+# -- the APIs of the server -----------------------------------------------------------------------------------------------
+
+BUDGET = 2
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    args = demo_args(
+        chat_template=TEMPLATE, max_model_len=256, reasoning_budget=BUDGET, reasoning_budget_message=MESSAGE
+    )
+    with running_server(args) as running, httpx.Client(base_url=running.url, timeout=60) as made:
+        yield made
+
+
+def post(client: httpx.Client, path: str, body: dict[str, Any], status: int = 200) -> httpx.Response:
+    response = client.post(path, json={"messages": CHAT, "temperature": 0, **body})
+    assert response.status_code == status, response.text
+    return response
+
+
+def chat_answer(client: httpx.Client, **fields: Any) -> tuple[str, str, int]:
+    """The reasoning, the content, and how many tokens the usage says that the reasoning has."""
+    answer = post(client, "/v1/chat/completions", {"max_tokens": LENGTH, **fields}).json()
+    message, usage = answer["choices"][0]["message"], answer["usage"]
+    return message.get("reasoning_content") or "", message.get("content") or "", _reasoning_tokens(usage)
+
+
+def _reasoning_tokens(usage: dict[str, Any]) -> int:
+    found: int = usage["completion_tokens_details"]["reasoning_tokens"]
+    return found
+
+
+def test_the_server_has_a_default_and_a_request_another_budget(client: httpx.Client) -> None:
+    by_default, without = chat_answer(client), chat_answer(client, thinking_token_budget=-1)
+    assert by_default == chat_answer(client, thinking_token_budget=BUDGET)
+    assert by_default[0].endswith(MESSAGE) and by_default[1]
+    assert MESSAGE not in without[0] and without[0].startswith(by_default[0].removesuffix(MESSAGE))
+    assert BUDGET < by_default[2] < BUDGET + len(CLOSING)
+    for fields in (
+        {"reasoning": {"max_tokens": 1}},
+        {"thinking": {"type": "enabled", "budget_tokens": 1}},
+        {"thinking_budget": 1},
+    ):
+        assert chat_answer(client, **fields) == chat_answer(client, thinking_token_budget=1) != by_default
+    for fields in ({"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}, {"enable_thinking": False}):
+        thought, content, num_thoughts = chat_answer(client, **fields)
+        assert not thought and content and num_thoughts < len(TAG)
+
+
+def test_a_stream_has_the_same_reasoning_and_usage(client: httpx.Client) -> None:
+    thought, content, num_thoughts = chat_answer(client)
+    asked = {"max_tokens": LENGTH, "stream": True, "stream_options": {"include_usage": True}}
+    text = post(client, "/v1/chat/completions", asked).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == thought
+    assert "".join(delta.get("content") or "" for delta in deltas) == content
+    assert _reasoning_tokens(events[-1]["usage"]) == num_thoughts
+
+
+def test_the_other_apis_bound_the_same_reasoning(client: httpx.Client) -> None:
+    thought, content, num_thoughts = chat_answer(client, thinking_token_budget=1)
+    asked = {"messages": None, "input": CHAT, "max_output_tokens": LENGTH, "reasoning": {"max_tokens": 1}}
+    answer = post(client, "/v1/responses", asked).json()
+    texts = [item["content"][0]["text"] for item in answer["output"]]
+    assert texts == [thought, content]
+    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == num_thoughts
+    thinking = {"type": "enabled", "budget_tokens": 1}
+    answer = post(client, "/v1/messages", {"max_tokens": LENGTH, "thinking": thinking}).json()
+    assert [block.get("thinking") or block.get("text") for block in answer["content"]] == [thought, content]
+    assert answer["usage"]["output_tokens_details"]["thinking_tokens"] == num_thoughts
+    asked = {"think": True, "stream": False, "options": {"temperature": 0, "num_predict": LENGTH}}
+    answer = post(client, "/api/chat", asked).json()
+    by_default = chat_answer(client)
+    assert (answer["message"]["thinking"], answer["message"]["content"]) == by_default[:2]
+    assert answer["thinking_eval_count"] == by_default[2]
+    answer = post(client, "/api/chat", {**asked, "think": False}).json()
+    assert "thinking" not in answer["message"] and answer["message"]["content"]
+
+
+def test_what_cannot_be_bounded_is_refused_or_reported() -> None:
+    with running_server() as plain, httpx.Client(base_url=plain.url, timeout=60) as client:
+        for path, fields, param in (
+            ("chat/completions", {"thinking_token_budget": 5}, "thinking_token_budget"),
+            ("chat/completions", {"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+            ("responses", {"input": "x", "reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+        ):
+            assert post(client, f"/v1/{path}", fields, status=400).json()["error"]["param"] == param
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        answer = post(
+            client, "/v1/messages", {"max_tokens": 4, "thinking": thinking, "output_config": {"effort": "low"}}
+        )
+        assert "thinking.budget_tokens" in answer.headers["x-ignored-fields"]
+        for path, fields, name in (
+            ("/v1/chat/completions", {"max_tokens": 4, "reasoning_effort": "low"}, "reasoning_effort"),
+            ("/v1/messages", {"max_tokens": 4, "output_config": {"effort": "low"}}, "output_config.effort"),
+            ("/api/chat", {"think": "low", "options": {"num_predict": 4}}, "think"),
+        ):
+            assert name in post(client, path, fields).headers["x-ignored-fields"].split(", ")

@@ -10,7 +10,7 @@ from inflight.config.engine import EngineConfig
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import AnswerFrame, Int32Array
 from inflight.parsers.reasoning import ReasoningMarkup, answer_frame, find_opening
-from inflight.parsers.selector import detect_parsers, reasoning_markup, reasoning_with_end
+from inflight.parsers.selector import detect_parsers, read_tags, reasoning_markup, reasoning_with_end
 from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -42,6 +42,11 @@ class AnswerFrames:
         self._end_markup = reasoning_with_end(config.reasoning_end) if config.reasoning_end else None
         self._default_budget = config.reasoning_budget
         self._message = config.reasoning_budget_message
+        self._named_markup = reasoning_markup(config.reasoning.reasoning_parser or None)
+        if end := config.reasoning.reasoning_end_str:
+            tags = read_tags(config.reasoning.reasoning_start_str, end)
+            self._named_markup = tags.markup
+            self._message = self._message or tags.message
         self._closing: dict[
             str, tuple[int, ...]
         ] = {}  # text -> its tokens; there is one text for each end tag and message
@@ -95,7 +100,7 @@ class AnswerFrames:
 
     @cached_property
     def _detected(self) -> ReasoningMarkup | None:
-        return reasoning_markup(detect_parsers(self._chat_template).reasoning)
+        return self._named_markup or reasoning_markup(detect_parsers(self._chat_template).reasoning)
 
     def _frame_in(
         self, markup: ReasoningMarkup, prompt_token_ids: Int32Array, params: SamplingParams

@@ -76,6 +76,7 @@ class AsyncLLM(Texts):
         super().__init__(input_processor, seed)
         config = input_processor.config
         self.num_kv_cache_tokens = [each.num_kv_cache_tokens for each in ready]
+        self.reasoning = config.reasoning
         self.model = ModelInfo.of(config, sum(self.num_kv_cache_tokens))
         self._id_prefix = f"{ready[0].front_end}."
         self._observers = Observers(observers)

@@ -107,7 +107,9 @@ class ToolChoice(StrictModel):
 
 class Thinking(StrictModel):
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = no_effect("max_tokens limits thoughts and answer together.")
+    budget_tokens: int | None = optional(
+        "The most tokens of the thoughts, which are then closed; max_tokens counts them, too.", ge=0, le=MAX_INT
+    )
     display: str | None = no_effect("Thoughts are always sent.")
 
 
@@ -118,7 +120,8 @@ class OutputFormat(StrictModel):
 
 class OutputConfig(StrictModel):
     effort: ReasoningEffort | None = optional(
-        "The variable reasoning_effort of the chat template, such as low, high or max."
+        "The variable reasoning_effort of the chat template, such as low, high or max. If it has none, the effort bounds "
+        "the thoughts (docs/reasoning.md)."
     )
     format: OutputFormat | None = None
 
@@ -142,8 +145,8 @@ class CountTokensRequest(StrictModel):
     )
     tool_choice: ToolChoice | None = optional("auto, any, none, or one tool by name.")
     thinking: Thinking | None = optional(
-        "enabled and adaptive switch thinking on, disabled switches it off, if the chat template can. Left out: "
-        "as --default-chat-template-kwargs says, otherwise off."
+        "enabled and adaptive switch thinking on, if the chat template can; disabled forbids it. Left out: off if the chat "
+        "template can, unless --default-chat-template-kwargs says otherwise."
     )
     output_config: OutputConfig | None = optional("The effort, and the format of the text.")
     output_format: OutputFormat | None = optional("Older name of output_config.format.")

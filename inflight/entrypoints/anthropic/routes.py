@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from inflight.entrypoints.anthropic.answers import AnthropicErrorBody, Message, TokenCount
 from inflight.entrypoints.anthropic.presenter import MessagesPresenter
 from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
-from inflight.entrypoints.anthropic.translation import to_chat
+from inflight.entrypoints.anthropic.translation import thoughts_of_message, to_chat
 from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.errors import ApiError, FieldError
@@ -60,13 +60,14 @@ async def _validate(server: ApiServer, body: CountTokensRequest) -> ValidatedReq
         first = error.errors(include_url=False, include_input=False)[0]
         raise FieldError("messages", f"messages: too many {first['loc'][-1]}: {first['msg']}") from None
     try:
-        validated = await validate_chat(server, chat, hidden_tools=hidden_tools)
+        validated = await validate_chat(server, chat, hidden_tools=hidden_tools, thoughts=thoughts_of_message(body))
     except ContextLengthExceededError as error:
         raise _too_long(server, error.num_tokens) from error
     num_tokens = len(validated.prompts[0].token_ids)
     if num_tokens >= server.engine.model.max_model_len and isinstance(body, MessagesRequest):
         raise _too_long(server, num_tokens)
-    return replace(validated, presentation=replace(validated.presentation, model=model), left_out=left_out)
+    shown = replace(validated.presentation, model=model)
+    return replace(validated, presentation=shown, left_out=(*left_out, *validated.left_out))
 
 
 def _too_long(server: ApiServer, num_tokens: int) -> ApiError:

@@ -39,6 +39,7 @@ from inflight.entrypoints.openai.messages import (
 )
 from inflight.entrypoints.openai.messages import ToolChoice as ChatToolChoice
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.openai.thinking import Thoughts
 
 _BILLING = "x-anthropic-billing-header:"
 
@@ -195,6 +196,20 @@ def _thinking_kwargs(body: CountTokensRequest, defaults: Mapping[str, Any] | Non
         switches = {"enable_thinking": False, "thinking": False}
         return {name: value for name, value in switches.items() if name not in (defaults or {})}
     return dict.fromkeys(("enable_thinking", "thinking"), body.thinking.type != "disabled")
+
+
+def thoughts_of_message(body: CountTokensRequest) -> Thoughts:
+    """What the request says about thinking. Clients must give a budget to every model, also to one that does not think, so it
+    is never refused."""
+    thinking, config = body.thinking, body.output_config
+    return Thoughts(
+        budget=None if thinking is None else thinking.budget_tokens,
+        effort=None if config is None else config.effort,
+        is_on=None if thinking is None else thinking.type != "disabled",
+        budget_field="thinking.budget_tokens",
+        effort_field="output_config.effort",
+        may_ignore_budget=True,
+    )
 
 
 def _response_format(schema: dict[str, Any]) -> JsonSchemaResponseFormat:

@@ -153,7 +153,7 @@ REFUSED = {
     "the server runs no tools": "--tool-server",
     "each tool sets with `strict` whether its arguments must follow the schema": "--tool-strict-level",
     "tools are in the prompt for every tool_choice": "--exclude-tools-when-tool-choice-none",
-    "a request sets variables of its template with chat_template_kwargs": "--reasoning-effort-map --reasoning-config",
+    "a request sets variables of its template with chat_template_kwargs": "--reasoning-effort-map",
     "a request sets return_tokens_as_token_ids instead": "--return-tokens-as-token-ids",
     "times are in /metrics and `inflight trace`, not in answers": "--enable-per-request-metrics --profiler-config",
     "prompts are texts or token ids, and only texts and token ids are returned": """

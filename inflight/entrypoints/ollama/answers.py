@@ -78,6 +78,9 @@ class Line(Body):
     prompt_eval_duration: NotRequired[int]
     eval_count: NotRequired[int]
     eval_duration: NotRequired[int]
+    thinking_eval_count: NotRequired[
+        int
+    ]  # how many of the tokens of `eval_count` are thoughts; Ollama has no such count
 
 
 class ChatAnswer(Line):

@@ -121,6 +121,7 @@ class OllamaPresenter(Presenter):
             pairs = ((0, 3), (0, 1), (1, 2), (2, 3))
             spans = [round((points[end] - points[begin]) * _NANOSECONDS) for begin, end in pairs]
         total, waiting, prompt, answer = spans
+        thoughts = self._usage.reasoning_tokens
         return {
             "done_reason": choice.finish_reason,
             "total_duration": total,
@@ -129,6 +130,7 @@ class OllamaPresenter(Presenter):
             "prompt_eval_duration": prompt,
             "eval_count": self._usage.completion_tokens,
             "eval_duration": answer,
+            **({} if thoughts is None else {"thinking_eval_count": thoughts}),
         }
 
 

@@ -51,7 +51,7 @@ class AnswerRequest(ModelRequest):
         '"json" for a JSON object, or a JSON schema, which is not strict.'
     )
     think: bool | ReasoningEffort | None = optional(
-        "Thinking on or off, if the chat template can do that; a text, such as low, is the effort."
+        "true: thinking on, if the chat template can do that; false: no thinking; a text, such as low, is the effort."
     )
     stream: bool | None = optional("False: one JSON object. Otherwise a line of JSON for each piece.")
     keep_alive: float | int | str | None = no_effect("The model always stays loaded.")

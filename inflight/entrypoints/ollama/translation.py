@@ -12,6 +12,7 @@ from inflight.entrypoints.openai.completions import validate_completion
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.server import ApiServer
+from inflight.entrypoints.openai.thinking import Thoughts
 from inflight.entrypoints.openai.validated import ValidatedRequest
 
 _LATEST = ":latest"
@@ -48,7 +49,7 @@ async def validate_answer(server: ApiServer, body: AnswerRequest) -> ValidatedRe
     else:
         # in a thread, because there may be thousands of messages
         chat = await asyncio.to_thread(lambda: ChatCompletionRequest(**given, **_conversation(body)))
-        validated = await validate_chat(server, chat)
+        validated = await validate_chat(server, chat, thoughts=_thoughts(body))
     return replace(validated, presentation=replace(validated.presentation, model=body.model or given["model"]))
 
 
@@ -60,12 +61,15 @@ def _common(body: AnswerRequest, max_model_len: int) -> dict[str, Any]:
     return {**given, "format": body.format or None, "stream": body.stream is not False}
 
 
+def _thoughts(body: AnswerRequest) -> Thoughts:
+    effort = body.think if isinstance(body.think, str) else None
+    is_on = None if body.think is None else body.think is not False
+    return Thoughts(effort=effort, is_on=is_on, effort_field="think")
+
+
 def _conversation(body: AnswerRequest) -> dict[str, Any]:
     """The fields of a chat that completions do not have."""
     fields: dict[str, Any] = {}
-    if body.think is not None:
-        fields["chat_template_kwargs"] = dict.fromkeys(("enable_thinking", "thinking"), body.think is not False)
-        fields["reasoning_effort"] = body.think if isinstance(body.think, str) else None
     if isinstance(body, ChatRequest):
         return {**fields, "messages": _messages(body.messages or ()), "tools": body.tools or None}
     assert isinstance(body, GenerateRequest)

@@ -11,6 +11,7 @@ from inflight.entrypoints.openai.messages import NamedToolChoice, leave_out_part
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.server import ApiServer
+from inflight.entrypoints.openai.thinking import Thoughts, thoughts_of
 from inflight.entrypoints.openai.validated import ReasoningField, TokenPrompt, ValidatedRequest
 from inflight.interface.request import AnswerFrame
 from inflight.parsers.output_parser import OutputParser
@@ -30,12 +31,17 @@ _REASONING_TAIL = 16  # tokens at the end of the prompt: a tag in them may switc
 
 
 async def validate_chat(
-    server: ApiServer, body: ChatCompletionRequest, *, hidden_tools: frozenset[str] = frozenset()
+    server: ApiServer,
+    body: ChatCompletionRequest,
+    *,
+    hidden_tools: frozenset[str] = frozenset(),
+    thoughts: Thoughts | None = None,
 ) -> ValidatedRequest:
     """Check, render and tokenise a chat request. No generation is started.
 
     Args:
         hidden_tools: names of tools that the template does not list, because the messages describe them.
+        thoughts: what the request of another API says about thinking. Default: what the fields of `body` say.
 
     Raises:
         ApiError, InvalidRequestError: the request is wrong.
@@ -44,9 +50,11 @@ async def validate_chat(
     body.check_stream()
     left_out = leave_out_parts(body.messages)
     tool_choice = _tool_choice(body)
+    thoughts = thoughts_of(body) if thoughts is None else thoughts
     params, tools = await asyncio.to_thread(_constrain, server, body, tool_choice)
+    params, ignored = thoughts.bound(params, server.parsers, writes_efforts=server.writes_efforts)
     listed = [tool for tool in tools or () if tool["function"]["name"] not in hidden_tools]
-    token_ids = await render_messages(server, body, listed or None, _template_kwargs(body))
+    token_ids = await render_messages(server, body, listed or None, _template_kwargs(body, thoughts))
     token_ids = body.truncate_prompt(token_ids, server.engine.model.max_model_len)
     default = server.engine.default_max_tokens
     if params.max_tokens is None and default is not None:
@@ -123,15 +131,10 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
     return {"name": name}
 
 
-def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
+def _template_kwargs(body: ChatCompletionRequest, thoughts: Thoughts) -> dict[str, Any]:
     """The variables for the template: the request's chat_template_kwargs, and those that the templates of gpt-oss and Qwen read
-    for `reasoning_effort`. If both set a variable, chat_template_kwargs has precedence."""
-    effort: dict[str, Any] = {}
-    if body.reasoning_effort is not None:
-        effort["reasoning_effort"] = body.reasoning_effort
-        if body.reasoning_effort == "none":
-            effort["enable_thinking"] = False
-    return {**effort, **(body.chat_template_kwargs or {})}
+    for an effort. If both set a variable, chat_template_kwargs has precedence."""
+    return {**thoughts.template_variables, **(body.chat_template_kwargs or {})}
 
 
 async def _reading(
@@ -145,12 +148,6 @@ async def _reading(
     model's text needs no parser, because it is all content."""
     tool_parser = server.parsers.tool if tools else None
     reasoning_parser = server.parsers.reasoning
-    if reasoning_parser is None and params.thinking_token_budget not in (None, -1):
-        raise FieldError(
-            "thinking_token_budget",
-            "thinking_token_budget needs a model whose reasoning can be found, and no reasoning parser fits the chat template "
-            "of this model: leave it out, or start the server with --reasoning-parser",
-        )
     if tool_parser is None and reasoning_parser is None:
         return None, None
     markup, opening = reasoning_markup(reasoning_parser), Opening.NONE

@@ -40,6 +40,22 @@ class ChatTemplateFields(StrictModel):
     )
 
 
+class ReasoningOptions(StrictModel):
+    """OpenRouter's form of what a request says about thinking."""
+
+    effort: ReasoningEffort | None = optional("The same as reasoning_effort.")
+    max_tokens: int | None = optional("The same as thinking_token_budget.", ge=-1, le=MAX_INT)
+    enabled: bool | None = optional("The same as enable_thinking.")
+    summary: str | None = no_effect("The answer has the reasoning itself, and no summary.")
+
+
+class ThinkingOptions(StrictModel):
+    """The form of Anthropic, DeepSeek, GLM and others."""
+
+    type: Literal["enabled", "adaptive", "auto", "disabled"] | None = optional("disabled: no thinking.")
+    budget_tokens: int | None = optional("The same as thinking_token_budget.", ge=-1, le=MAX_INT)
+
+
 class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     """POST /v1/chat/completions"""
 
@@ -57,11 +73,18 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     tool_choice: ToolChoice | None = optional("none, auto, required, or one function by name.")
     parallel_tool_calls: bool | None = optional("False: at most one call.")
     reasoning_effort: ReasoningEffort | None = optional(
-        "A variable of the chat template, such as low, high or max; none also sets enable_thinking to false."
+        "A variable of the chat template, such as low, high or max; none also switches thinking off. If the template has no "
+        "such variable, it bounds the reasoning (docs/reasoning.md)."
     )
     include_reasoning: bool | None = optional(
         "False: the answer leaves the reasoning out. The model thinks all the same."
     )
+    enable_thinking: bool | None = optional("A variable of the chat template; false also forbids reasoning.")
+    reasoning: ReasoningOptions | None = optional("OpenRouter's form: effort, max_tokens, enabled.")
+    thinking: ThinkingOptions | None = optional("Anthropic's form: type, budget_tokens.")
+    thinking_budget: int | None = optional("Another name of thinking_token_budget.", ge=-1, le=MAX_INT)
+    thinking_budget_tokens: int | None = optional("llama.cpp's name of thinking_token_budget.", ge=-1, le=MAX_INT)
+    reasoning_budget_tokens: int | None = optional("llama.cpp's name of thinking_token_budget.", ge=-1, le=MAX_INT)
     modalities: list[Literal["text"]] | None = neutral("Text only.", max_length=1, min_length=1)
     audio: None = neutral("Text only.")
     store: bool | None = no_effect("Nothing is stored.")

@@ -18,7 +18,8 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import InvalidRequestError, RequestTimeoutError
 from inflight.metrics.log_lines import RequestLog
 from inflight.metrics.serving import ServingMetrics
-from inflight.parsers.selector import resolve_parsers
+from inflight.parsers.reasoning_effort import writes_efforts
+from inflight.parsers.selector import choose_reasoning_parser, resolve_parsers
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
@@ -29,6 +30,7 @@ class ApiServer:
     Attributes:
         model_names: all names of the one model. The answer to a request without a model name has the first of these names.
         request_log: writes a line when a request begins or ends; None if requests are not logged.
+        writes_efforts: whether `reasoning_effort` changes what the chat template writes.
         parsers: the parsers of tool calls and reasoning that the settings or the chat template choose.
         ignored_fields: removes and reports unknown fields.
         fingerprint: a text for clients. It changes when the version, the model or the dtype changes, because then the answers
@@ -48,7 +50,9 @@ class ApiServer:
         known = f"{inflight.__version__} {model.name} {model.dtype}"
         self.fingerprint = "fp_" + hashlib.sha256(known.encode("utf-8")).hexdigest()[:12]
         self.ignored_fields = IgnoredFields(is_strict=settings.strict_fields)
-        self.parsers = resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, engine.chat_template)
+        reasoning_parser = choose_reasoning_parser(settings.reasoning_parser, engine.reasoning, engine.chat_template)
+        self.parsers = resolve_parsers(settings.tool_call_parser, reasoning_parser, engine.chat_template)
+        self.writes_efforts = writes_efforts(engine.chat_template, settings.default_chat_template_kwargs)
 
     def check_model(self, name: str | None) -> str:
         """Returns the model name for the answer. `name` is the model name in the request, or None.

@@ -14,6 +14,7 @@ from inflight.entrypoints.openai.messages import MAX_TOOLS
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.strict_model import StrictModel
+from inflight.entrypoints.openai.thinking import Thoughts
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.entrypoints.responses_api.client_tools import output_text
 from inflight.entrypoints.responses_api.items import (
@@ -29,7 +30,13 @@ from inflight.entrypoints.responses_api.items import (
     ReasoningItem,
     Text,
 )
-from inflight.entrypoints.responses_api.protocol import LOGPROBS, PlainFormat, ResponsesRequest, SchemaFormat
+from inflight.entrypoints.responses_api.protocol import (
+    LOGPROBS,
+    PlainFormat,
+    ReasoningOptions,
+    ResponsesRequest,
+    SchemaFormat,
+)
 from inflight.entrypoints.responses_api.tools import INPUT, ClientToolChoice, NamedTool, PromptTools, prompt_name
 
 # fields that mean the same in a chat
@@ -73,7 +80,7 @@ async def validate_response(server: ApiServer, body: ResponsesRequest) -> Valida
     tools = PromptTools([*(body.tools or ()), *added], enforces_patterns=can_enforce, found=found)
     # in a thread, because there may be thousands of items
     chat, left_out = await asyncio.to_thread(_chat, body, tools)
-    validated = await validate_chat(server, chat, hidden_tools=tools.hidden)
+    validated = await validate_chat(server, chat, hidden_tools=tools.hidden, thoughts=_thoughts(body))
     same = {field.name: getattr(validated, field.name) for field in fields(ValidatedRequest)}
     same["left_out"] = (*tools.left_out, *left_out, *validated.left_out)
     return ValidatedResponse(**same, asked=body, tools=tools)
@@ -93,6 +100,16 @@ def _chat(body: ResponsesRequest, tools: PromptTools) -> tuple[ChatCompletionReq
     if body.text is not None and body.text.format is not None:
         given["response_format"] = _response_format(body.text.format)
     return ChatCompletionRequest(**given), read.left_out
+
+
+def _thoughts(body: ResponsesRequest) -> Thoughts:
+    reasoning = body.reasoning or ReasoningOptions()
+    return Thoughts(
+        budget=reasoning.max_tokens,
+        effort=reasoning.effort,
+        budget_field="reasoning.max_tokens",
+        effort_field="reasoning.effort",
+    )
 
 
 def _response_format(wanted: PlainFormat | SchemaFormat) -> dict[str, Any]:

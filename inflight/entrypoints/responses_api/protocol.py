@@ -32,8 +32,10 @@ class TextOptions(StrictModel):
 
 class ReasoningOptions(StrictModel):
     effort: ReasoningEffort | None = optional(
-        "A variable of the chat template, such as low, high or max; none also sets enable_thinking to false."
+        "A variable of the chat template, such as low, high or max; none also switches thinking off. If the template has no "
+        "such variable, it bounds the reasoning (docs/reasoning.md)."
     )
+    max_tokens: int | None = optional("The most tokens of the reasoning, which is then closed.", ge=-1, le=MAX_INT)
     summary: str | None = no_effect("The answer has the reasoning itself, and no summary.")
     generate_summary: str | None = no_effect("Older name of summary.")
     context: str | None = no_effect("The chat template decides which reasoning of earlier turns it shows.")
@@ -58,7 +60,7 @@ class ResponsesRequest(SamplingFields):
     # the answer
     max_output_tokens: int | None = optional("The most tokens of an answer.", ge=1, le=MAX_INT)
     text: TextOptions | None = optional("format: text, json_object or a json_schema.")
-    reasoning: ReasoningOptions | None = optional("effort: a variable of the chat template.")
+    reasoning: ReasoningOptions | None = optional("effort, and max_tokens, a bound for the reasoning.")
     top_logprobs: int | None = sampling_field(
         "logprobs", "Log-probabilities of this number of the most probable tokens at each place of the text."
     )

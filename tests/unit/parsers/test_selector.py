@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from inflight.config.reasoning import ReasoningConfig
 from inflight.errors import ConfigError
 from inflight.interface.events import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.markup import MARKUPS, default_markup
@@ -14,10 +15,13 @@ from inflight.parsers.reasoning import ReasoningMarkup
 from inflight.parsers.reasoning_families import REASONING
 from inflight.parsers.selector import (
     _TOOL_PARSERS,
+    AUTO,
     DetectedParsers,
     call_beginnings,
+    choose_reasoning_parser,
     create_output_parser,
     detect_parsers,
+    read_tags,
     reasoning_markup,
     reasoning_with_end,
     resolve_parsers,
@@ -296,3 +300,27 @@ def test_the_tags_of_a_parser() -> None:
     assert reasoning_markup("mistral") == REASONING["mistral"]
     assert reasoning_with_end("</think>") == REASONING["qwen3"]
     assert reasoning_with_end(";;") == ReasoningMarkup("", ";;")
+
+
+def test_tags_that_an_operator_names_choose_a_parser() -> None:
+    def chosen(setting: str = AUTO, template: ChatTemplate | None = None, **config: str) -> str:
+        return choose_reasoning_parser(setting, ReasoningConfig(**config), template)
+
+    end = "I answer now.</think>"
+    assert chosen() == AUTO
+    assert chosen(reasoning_parser="mistral", reasoning_end_str=end) == "mistral"
+    assert chosen("none", reasoning_end_str=end) == "none"
+    assert chosen("seed_oss", reasoning_parser="mistral") == "seed_oss"
+    assert read_tags("", chosen_end := "x</seed:think>").message == "x"
+    assert chosen(reasoning_end_str=chosen_end) == "seed_oss"
+    tags = read_tags("<think>", end)
+    assert (tags.markup.begin, tags.markup.end, tags.message) == ("<think>", "</think>", "I answer now.")
+    assert not tags.markup.starts_inside
+    assert chosen(reasoning_end_str=end) == tags.parser
+    thinking = ChatTemplate({"default": "{{ messages }}{% if add_generation_prompt %}<think>{% endif %}"})
+    assert chosen(template=thinking, reasoning_end_str=end) == AUTO, "the parser that is found reads these tags"
+    harmony = read_tags("", "Enough.<|end|><|start|>assistant<|channel|>final<|message|>")
+    assert (harmony.parser, harmony.message) == ("openai_gptoss", "Enough.")
+    assert read_tags("<a>", "</a>") == (None, ReasoningMarkup("<a>", "</a>"), "")
+    with pytest.raises(ConfigError):
+        chosen(reasoning_start_str="<a>", reasoning_end_str="</a>")

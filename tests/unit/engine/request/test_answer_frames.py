@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from inflight.config.engine import EngineConfig
+from inflight.config.reasoning import ReasoningConfig
 from inflight.engine.request.answer_frames import FIND, AnswerFrames, GivenFrame
 from inflight.engine.request.prompt import token_array
 from inflight.errors import InvalidRequestError
@@ -28,7 +29,8 @@ CHOICE = StructuredOutputsParams(choice=["a"])
 
 
 def frames(template: str = THINKING, **config: Any) -> AnswerFrames:
-    settings = {"reasoning_end": "", "reasoning_budget": -1, "reasoning_budget_message": "", **config}
+    settings: dict[str, Any] = {"reasoning_end": "", "reasoning_budget": -1, "reasoning_budget_message": ""}
+    settings |= {"reasoning": ReasoningConfig(), **config}
     return AnswerFrames(
         cast("EngineConfig", SimpleNamespace(**settings)),
         BYTES,
@@ -121,3 +123,15 @@ def test_a_budget_for_a_model_whose_reasoning_is_not_found_is_refused() -> None:
     assert find(frames(PLAIN, reasoning_end=";;"), thinking_token_budget=1) == AnswerFrame(
         begin="", end=";;", is_open=True, max_reasoning_tokens=1, closing_token_ids=(*BYTES.encode(";;", False),)
     )
+
+
+def test_the_tags_of_the_operator_come_before_those_of_the_template() -> None:
+    named = ReasoningConfig(reasoning_start_str="<a>", reasoning_end_str="</a>")
+    found = find(frames(PLAIN, reasoning=named), "?<a>", thinking_token_budget=1)
+    assert found is not None and (found.begin, found.end, found.is_open) == ("<a>", "</a>", True)
+    with_message = ReasoningConfig(reasoning_end_str="Enough.</think>")
+    assert closing(find(frames(reasoning=with_message), "?<think>", thinking_token_budget=1)) == "Enough.</think>"
+    both = frames(reasoning=with_message, reasoning_budget_message="Now.")
+    assert closing(find(both, "?<think>", thinking_token_budget=1)) == "Now.</think>"
+    by_name = frames(PLAIN, reasoning=ReasoningConfig(reasoning_parser="seed_oss"))
+    assert closing(find(by_name, "?<seed:think>", thinking_token_budget=1)) == "</seed:think>"

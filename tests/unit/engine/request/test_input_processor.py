@@ -12,6 +12,7 @@ import pytest
 
 from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig, ModelConfig
+from inflight.config.reasoning import ReasoningConfig
 from inflight.engine.request.input_processor import InputProcessor, ProcessedRequest
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.interface.request import AnswerFrame
@@ -44,6 +45,7 @@ def make(
         reasoning_end=kwargs.pop("reasoning_end", ""),
         reasoning_budget=-1,
         reasoning_budget_message="",
+        reasoning=ReasoningConfig(),
         scheduler=SimpleNamespace(policy=kwargs.pop("policy", "fcfs")),
         parallel=SimpleNamespace(routes_by_prefix=False),
     )

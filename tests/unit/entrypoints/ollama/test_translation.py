@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from inflight.entrypoints.ollama.protocol import ChatRequest, GenerateRequest
-from inflight.entrypoints.ollama.translation import _common, _conversation, served_name
+from inflight.entrypoints.ollama.translation import _common, _conversation, _thoughts, served_name
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.openai.thinking import Thoughts
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -33,11 +34,9 @@ def test_options_have_the_names_of_a_chat() -> None:
 def test_format_and_thinking() -> None:
     assert (chat(format="").format, chat(format="json").format) == (None, "json")
     assert chat(format={"type": "object"}).format == {"type": "object"}
-    assert chat().chat_template_kwargs is None
+    assert _thoughts(ChatRequest()) == Thoughts(effort_field="think")
     for think, on, effort in ((True, True, None), (False, False, None), ("low", True, "low")):
-        asked = chat(think=think)
-        assert asked.chat_template_kwargs == {"enable_thinking": on, "thinking": on}
-        assert asked.reasoning_effort == effort
+        assert _thoughts(ChatRequest(think=think)) == Thoughts(effort=effort, is_on=on, effort_field="think")
 
 
 def test_results_belong_to_the_calls_in_their_order() -> None:

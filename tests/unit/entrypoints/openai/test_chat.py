@@ -19,6 +19,7 @@ from inflight.entrypoints.openai.chat import (
 )
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.openai.thinking import thoughts_of
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.interface.events import ContentDelta, ReasoningDelta, ToolCallStart
@@ -57,7 +58,13 @@ class Engine:
 
 def server(settings: ServerSettings = ServerSettings(), **parsers: Any) -> Any:  # noqa: B008  frozen
     found = SimpleNamespace(**{"tool": None, "reasoning": None, "markup": None, **parsers})
-    return SimpleNamespace(engine=Engine(), parsers=found, settings=settings, check_model=lambda name: name or "first")
+    return SimpleNamespace(
+        engine=Engine(),
+        parsers=found,
+        settings=settings,
+        check_model=lambda name: name or "first",
+        writes_efforts=False,
+    )
 
 
 def request(**more: Any) -> ChatCompletionRequest:
@@ -230,13 +237,10 @@ def test_the_frame_of_an_answer(fields: dict[str, Any], frame: AnswerFrame | Non
     assert [*parser.push("thought"), *parser.finish()] == [kind("thought")]
 
 
-def test_a_budget_for_a_model_whose_reasoning_is_not_found_is_refused() -> None:
-    for budget in (0, 5):
-        with pytest.raises(FieldError) as refused:
-            validated(server(tool="hermes"), thinking_token_budget=budget)
-        assert refused.value.param == "thinking_token_budget"
-        assert validated(server(reasoning="qwen3"), thinking_token_budget=budget).params.thinking_token_budget == budget
-    assert validated(server(), thinking_token_budget=-1).answer_frame is None
+def test_a_bound_for_the_reasoning_comes_from_the_request() -> None:
+    assert validated(server(reasoning="qwen3"), reasoning={"max_tokens": 5}).params.thinking_token_budget == 5
+    found = validated(server(tool="hermes"), reasoning_effort="low")
+    assert (found.params.thinking_token_budget, found.left_out) == (None, ("reasoning_effort",))
 
 
 def test_a_call_may_come_instead_of_json_if_no_grammar_knows_its_markup() -> None:
@@ -250,7 +254,8 @@ def test_a_call_may_come_instead_of_json_if_no_grammar_knows_its_markup() -> Non
 
 def test_the_variables_of_the_template() -> None:
     def variables(**fields: Any) -> dict[str, Any]:
-        return _template_kwargs(request(**fields))
+        body = request(**fields)
+        return _template_kwargs(body, thoughts_of(body))
 
     assert variables() == {}
     assert variables(reasoning_effort="high") == {"reasoning_effort": "high"}
