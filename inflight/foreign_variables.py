@@ -163,6 +163,8 @@ OF_OTHER_SERVERS = {
     "LLAMA_ARG_MODEL": "use --model",
     "LLAMA_ARG_HF_REPO": "use --model",
     "LLAMA_ARG_ALIAS": "use --served-model-name",
+    "LLAMA_ARG_THINK_BUDGET": "use --reasoning-budget",
+    "LLAMA_ARG_THINK_BUDGET_MESSAGE": "use --reasoning-budget-message",
     "LLAMA_ARG_CTX_SIZE": "use --max-model-len",
     "LLAMA_ARG_N_PARALLEL": "use --max-num-seqs",
     "LLAMA_ARG_THREADS": "use --num-threads",

@@ -1,7 +1,5 @@
 """`ReasoningConfig`: the tags around the reasoning, as vLLM's option --reasoning-config names them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

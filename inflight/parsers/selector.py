@@ -161,8 +161,10 @@ class NamedTags(NamedTuple):
 
 def read_tags(begin: str, end: str) -> NamedTags:
     """Find the parser of the tags. `end` may have a text before the closing tag. `begin` may be ""."""
-    known = sorted(REASONING.items(), key=lambda entry: entry[1].starts_inside)
-    for name, markup in known:
+    # of several families with the same tags, one that has nothing else comes first
+    for name, markup in sorted(
+        REASONING.items(), key=lambda entry: entry[1] != ReasoningMarkup(entry[1].begin, entry[1].end)
+    ):
         if end.endswith(markup.end) and begin in ("", markup.begin):
             message = end.removesuffix(markup.end)
             if markup.frame is not None:  # further markup of the family is no part of the message

@@ -109,7 +109,7 @@ class FreeTextReader(FrameReader):
     def _advance_in_reasoning(self, text: bytes) -> Position:
         _, end, rest = text.partition(self._end)
         if not end:
-            return Position(Section.REASONING, seen=self._kept(text))
+            return Position(Section.REASONING, (), self._kept(text))
         return self._waiting._replace(seen=self._kept(rest)) if self._has_messages else Position(Section.FREE)
 
     def _kept(self, text: bytes) -> bytes:

@@ -25,6 +25,7 @@ class RequestGrammar:
         self._position = Position(Section.ANSWER)
         self._token_ids: list[int] = []  # emitted
         self._error = ""
+        self._is_compiled = False  # known after the compilation; asking a future needs locks
 
     def read_frame(self, reader: FrameReader) -> None:
         self._reader = reader
@@ -33,13 +34,14 @@ class RequestGrammar:
     @property
     def failure(self) -> str:
         """Why the grammar cannot be used. "" if it can be used, or if its compilation has not ended."""
-        if self._error or not self.future.done():
+        if self._error or self._is_compiled or not self.future.done():
             return self._error
         if self.future.cancelled():
             return "the engine was closed"
         error = self.future.exception()
         if isinstance(error, InvalidRequestError | ConfigError | TokenizerError):
             return str(error)
+        self._is_compiled = error is None
         return "" if error is None else f"the grammar could not be compiled: {type(error).__name__}: {error}"
 
     @property

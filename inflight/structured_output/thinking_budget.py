@@ -52,7 +52,10 @@ class ThinkingBudget(FrameReader):
             num_closing = position.num_closing + bool(forced)
             if num_closing == len(self._closing):  # it does not close this reasoning
                 return None
-        return self._bounded(following._replace(num_thoughts=num_thoughts, num_closing=num_closing))
+        section, literals, seen, num_blanks, is_answer, _, _, may_think = following
+        # not `_replace`, which takes three times as long
+        counted = Position(section, literals, seen, num_blanks, is_answer, num_thoughts, num_closing, may_think)
+        return self._bounded(counted)
 
     def fill(self, position: Position, matcher: GrammarMatcher, row: MaskRow) -> None:
         if forced := self.forced(position):

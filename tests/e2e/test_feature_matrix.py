@@ -261,6 +261,7 @@ def test_tokens_of_replicas(engines: dict[str, Engines]) -> None:
         generation_config="none",
         num_threads=1,
         data_parallel_size=2,
+        reasoning_config=TAG,
         **features.arguments(MAX_MODEL_LEN),
     )
     text = trained(TOKENIZER).encode(PROMPTS[0], add_special_tokens=False).ids

@@ -164,6 +164,13 @@ def test_the_server_has_a_default_and_a_request_another_budget(client: httpx.Cli
         assert not thought and content and num_thoughts < len(TAG)
 
 
+def test_reasoning_may_be_left_out_of_the_answer(client: httpx.Client) -> None:
+    """OpenRouter's name. The usage counts it all the same."""
+    thought, content, num_thoughts = chat_answer(client)
+    assert thought
+    assert chat_answer(client, reasoning={"exclude": True}) == ("", content, num_thoughts)
+
+
 def test_a_stream_has_the_same_reasoning_and_usage(client: httpx.Client) -> None:
     thought, content, num_thoughts = chat_answer(client)
     asked = {"max_tokens": LENGTH, "stream": True, "stream_options": {"include_usage": True}}

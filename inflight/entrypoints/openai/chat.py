@@ -63,6 +63,7 @@ async def validate_chat(
     make_parser, frame = await _reading(server, body, tools, token_ids, params)
     if make_parser is not None and make_parser().needs_special_tokens:
         params = replace(params, skip_special_tokens=False)
+    hides_reasoning = body.include_reasoning is False or (body.reasoning is not None and body.reasoning.exclude is True)
     return ValidatedRequest(
         prompts=(TokenPrompt(token_ids, None),),
         params=params,
@@ -73,11 +74,9 @@ async def validate_chat(
         make_parser=make_parser,
         presentation=replace(
             body.presentation(model, force_usage=server.settings.enable_force_include_usage),
-            reasoning_fields=()
-            if body.include_reasoning is False
-            else _REASONING_FIELDS[server.settings.reasoning_field],
+            reasoning_fields=() if hides_reasoning else _REASONING_FIELDS[server.settings.reasoning_field],
         ),
-        left_out=tuple(left_out),
+        left_out=(*left_out, *ignored),
     )
 
 

@@ -46,6 +46,7 @@ class ReasoningOptions(StrictModel):
     effort: ReasoningEffort | None = optional("The same as reasoning_effort.")
     max_tokens: int | None = optional("The same as thinking_token_budget.", ge=-1, le=MAX_INT)
     enabled: bool | None = optional("The same as enable_thinking.")
+    exclude: bool | None = optional("True: the same as include_reasoning=false.")
     summary: str | None = no_effect("The answer has the reasoning itself, and no summary.")
 
 

@@ -316,7 +316,7 @@ def test_tags_that_an_operator_names_choose_a_parser() -> None:
     tags = read_tags("<think>", end)
     assert (tags.markup.begin, tags.markup.end, tags.message) == ("<think>", "</think>", "I answer now.")
     assert not tags.markup.starts_inside
-    assert chosen(reasoning_end_str=end) == tags.parser
+    assert chosen(reasoning_end_str=end) == tags.parser == "qwen3", "a family with these tags and nothing else"
     thinking = ChatTemplate({"default": "{{ messages }}{% if add_generation_prompt %}<think>{% endif %}"})
     assert chosen(template=thinking, reasoning_end_str=end) == AUTO, "the parser that is found reads these tags"
     harmony = read_tags("", "Enough.<|end|><|start|>assistant<|channel|>final<|message|>")

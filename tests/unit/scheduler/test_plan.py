@@ -38,6 +38,17 @@ def test_a_row_samples_only_at_its_last_token() -> None:
     assert [delta.slots.tolist() for delta in plan.block_table_deltas] == [[], []]
 
 
+@pytest.mark.parametrize(("first_masked", "num_drafts", "has_mask"), [
+    (5, NO_DRAFTS, True), (6, NO_DRAFTS, False), (6, 0, False), (6, 1, True), (7, 1, False), (7, 2, True), (0, 3, True),
+])  # fmt: skip
+def test_a_row_has_a_mask_only_if_one_of_its_draws_needs_it(first_masked: int, num_drafts: int, has_mask: bool) -> None:
+    """The first token is drawn at position 5, and one more after each draft."""
+    request = running(0, 4, 5, regex="a")
+    request.first_masked = first_masked
+    plan = make_plan(7, [PlannedRow(request, 1 + max(num_drafts, 0), 0, False, num_drafts)], 2)
+    assert plan.grammar_rows.tolist() == [0] * has_mask
+
+
 def test_a_row_with_drafts_draws_after_the_last_of_them() -> None:
     rows = [
         PlannedRow(running(0, 4, 5), 3, 0, False, 2),

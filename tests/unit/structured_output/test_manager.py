@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -95,6 +96,39 @@ def test_a_grammar_that_only_dropped_requests_wanted_is_not_compiled() -> None:
     finally:
         slow.gate.set()
         manager.close()
+
+
+def bounded(budget: int) -> AnswerFrame:
+    return replace(INSIDE, max_reasoning_tokens=budget, closing_token_ids=tuple(encode("</think>")))
+
+
+def test_a_bound_for_the_reasoning_of_a_free_text(manager: StructuredOutputManager) -> None:
+    manager.submit("first", None, frame=bounded(3)).result(timeout=300)
+    for budget in range(9):  # nothing is compiled or prepared for other budgets
+        assert manager.submit(f"{budget}", None, frame=bounded(budget)).done()
+        assert manager.num_free(f"{budget}") == budget
+    assert len(manager._readers) == 1
+    assert manager.forced_tokens("0", 99) == encode("</think>")
+    assert not manager.forced_tokens("1", 99)
+    text = encode("one two three four five six")
+    for i in range(3):
+        assert manager.num_free("first") == 3 - i
+        assert not advance(manager, "first", text[i : i + 1])
+    closing = encode("</think>")
+    assert manager.num_free("first") == 0
+    assert manager.forced_tokens("first", 1) == closing[:1]
+    rows = manager.fill([MaskRequest("first", closing)]).masks
+    assert [allowed_ids(row) for row in rows[:-1]] == [[token_id] for token_id in closing]
+    assert set(rows[-1].tolist()) == {-1}
+    assert not advance(manager, "first", [*closing, *text])
+    assert manager.num_free("first") > 10**6 and not manager.forced_tokens("first", 99)
+    assert not manager.has_ended("first")
+    manager.submit("resumed", None, frame=bounded(3), emitted_token_ids=text[:2]).result(timeout=300)
+    assert manager.num_free("resumed") == 1
+    assert advance(manager, "0", text[:1])  # another token than the closing one
+    for name in ("first", "resumed", *map(str, range(9))):
+        manager.drop(name)
+    manager.check_integrity([])
 
 
 def test_a_grammar_that_cannot_be_compiled_fails_its_request(manager: StructuredOutputManager) -> None:
