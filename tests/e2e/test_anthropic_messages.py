@@ -159,7 +159,7 @@ def test_recorded_requests_are_answered(http: httpx.Client, name: str) -> None:
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "this model takes text only"),
-        ({"messages": [{"role": "user", "content": [{"type": "odd"}]}]}, "the type 'odd' is none of"),
+        ({"messages": [{"role": "user", "content": [{**CALL, "name": 5}]}]}, "messages[0].content[0].name"),
         ({"messages": [{"role": "user", "content": [{"type": []}]}]}, "messages[0].content[0]"),
         ({"messages": [*SUM, {"role": "assistant", "content": [CALL] * 513}]}, "messages: too many tool_calls"),
         ({"system": 5}, "system"),

@@ -155,3 +155,10 @@ def test_a_schema_is_named_by_its_own_field(api: Api) -> None:
     wanted = {"format": {"type": "json_schema", "schema": {"type": "no such type"}}}
     message = refusal(api.post(PATH, body_of(output_config=wanted)))
     assert message.startswith("output_config.format")
+
+
+@BOTH
+def test_blocks_that_are_left_out_are_told(api: Api, path: str) -> None:
+    answer = api.post(path, body_of([{"type": "text", "text": "x"}, {"type": "unheard_of", "text": "y"}], odd=1))
+    assert answer.status == 200
+    assert answer.headers["x-ignored-fields"] == "odd, messages[].content[] (unheard_of)"
