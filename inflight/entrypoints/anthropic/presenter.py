@@ -39,6 +39,7 @@ class MessagesPresenter(Presenter):
         self._id, self._model = to.answer_id, to.request.presentation.model
         self._num_prompt_tokens = len(to.request.prompts[0].token_ids)
         self._max_tokens = to.request.params.max_tokens
+        self._shows_thoughts = to.request.presentation.reasoning
         self._has_begun = False
         self._block: type[Event] | None = None  # the kind of the block that is open
         self._num_blocks = 0
@@ -51,7 +52,7 @@ class MessagesPresenter(Presenter):
         self._usage.add(prompt_index, output)
         (choice,) = output.outputs
         chunks = self._beginning()
-        for event in events_of(choice):
+        for event in self._shown(choice):
             chunks += self._event_chunks(event)
         if choice.finish_reason is not None:
             self._stop = self._stop_of(choice)
@@ -112,7 +113,7 @@ class MessagesPresenter(Presenter):
         (output,) = outputs
         self._usage.add(0, output)
         (choice,) = output.outputs
-        content = _blocks(events_of(choice))
+        content = _blocks(self._shown(choice))
         self._has_call = any(block["type"] == "tool_use" for block in content)
         return to_json(self._message(content, *self._stop_of(choice)))
 
@@ -129,6 +130,10 @@ class MessagesPresenter(Presenter):
             "stop_sequence": stop_text,
             "usage": self._usage_json(),
         }
+
+    def _shown(self, choice: CompletionOutput) -> list[Event]:
+        """The events of the blocks. Clients that do not ask for thoughts read the text of the first block."""
+        return [event for event in events_of(choice) if self._shows_thoughts or not isinstance(event, ReasoningDelta)]
 
     def _usage_json(self) -> MessageUsage:
         """Before the first output it is not known yet which tokens are in the prefix cache."""

@@ -53,7 +53,7 @@ async def _validate(server: ApiServer, body: CountTokensRequest) -> ValidatedReq
     is_strict = server.settings.strict_model_names
     model = server.check_model(body.model) if is_strict else body.model or server.model_names[0]
     try:
-        chat, hidden_tools, left_out = await asyncio.to_thread(
+        chat, hidden_tools, shows_thoughts, left_out = await asyncio.to_thread(
             to_chat, body, server.settings.default_chat_template_kwargs
         )
     except ValidationError as error:  # more messages or calls than a chat may have
@@ -66,8 +66,8 @@ async def _validate(server: ApiServer, body: CountTokensRequest) -> ValidatedReq
     num_tokens = len(validated.prompts[0].token_ids)
     if num_tokens >= server.engine.model.max_model_len and isinstance(body, MessagesRequest):
         raise _too_long(server, num_tokens)
-    shown = replace(validated.presentation, model=model)
-    return replace(validated, presentation=shown, left_out=(*left_out, *validated.left_out))
+    presentation = replace(validated.presentation, model=model, reasoning=shows_thoughts)
+    return replace(validated, presentation=presentation, left_out=(*left_out, *validated.left_out))
 
 
 def _too_long(server: ApiServer, num_tokens: int) -> ApiError:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from inflight.entrypoints.anthropic.blocks import ToolDefinition
 from inflight.entrypoints.anthropic.message_reader import MessageReader, chat_message, chat_tool
-from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest, ToolChoice
+from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest, Thinking, ToolChoice
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.generation_fields import JsonSchemaResponseFormat, SamplingFields
 from inflight.entrypoints.openai.messages import NamedFunction, NamedToolChoice
@@ -21,16 +21,20 @@ from inflight.entrypoints.openai.messages import ToolChoice as ChatToolChoice
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.thinking import Thoughts
 
+_THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates
+
 
 class Translation(NamedTuple):
     """
     Attributes:
         hidden_tools: names of tools that the chat template must not list, because the messages have their definitions.
+        shows_thoughts: whether the answer has blocks with thoughts, if the model thinks.
         left_out: the tools and blocks that are ignored, as names for the answer's header.
     """
 
     chat: ChatCompletionRequest
     hidden_tools: frozenset[str]
+    shows_thoughts: bool
     left_out: tuple[str, ...]
 
 
@@ -67,7 +71,7 @@ def to_chat(body: CountTokensRequest, default_kwargs: Mapping[str, Any] | None) 
         given |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}
     chat = ChatCompletionRequest(**given)
     left_out = (*(f"tools[] ({tool.type})" for tool in foreign), *reader.left_out)
-    return Translation(chat, frozenset(reader.loaded), left_out)
+    return Translation(chat, frozenset(reader.loaded), _shows_thoughts(body.thinking, default_kwargs), left_out)
 
 
 def _tool_choice(choice: ToolChoice) -> ChatToolChoice:
@@ -82,9 +86,16 @@ def _thinking_kwargs(body: CountTokensRequest, defaults: Mapping[str, Any] | Non
     """The variables with which templates switch thinking on and off. In Anthropic's API a request that does not say `thinking`
     wants none. Such a request leaves the variables that are set in `defaults` as they are."""
     if body.thinking is None:
-        switches = {"enable_thinking": False, "thinking": False}
-        return {name: value for name, value in switches.items() if name not in (defaults or {})}
-    return dict.fromkeys(("enable_thinking", "thinking"), body.thinking.type != "disabled")
+        return {name: False for name in _THINKING_SWITCHES if name not in (defaults or {})}
+    return dict.fromkeys(_THINKING_SWITCHES, body.thinking.type != "disabled")
+
+
+def _shows_thoughts(thinking: Thinking | None, defaults: Mapping[str, Any] | None) -> bool:
+    """Some models think although the template has no switch, or think against it. A client that has not asked for thoughts
+    expects the text in the first block."""
+    if thinking is None:
+        return any((defaults or {}).get(name) for name in _THINKING_SWITCHES)
+    return thinking.type != "disabled"
 
 
 def thoughts_of_message(body: CountTokensRequest) -> Thoughts:

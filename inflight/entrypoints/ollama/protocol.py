@@ -2,8 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
 from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopStrings, sampling_field
 from inflight.entrypoints.openai.messages import (
@@ -19,14 +18,10 @@ from inflight.entrypoints.openai.messages import (
 from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 
-
-def _check_images(images: object) -> object:
-    if images:
-        raise PydanticCustomError("part_type", "this model takes text only: no images; leave the field out")
-    return images
-
-
-Images = Annotated[list[Any] | None, neutral("Text only.", max_length=0), BeforeValidator(_check_images)]
+Images = Annotated[
+    list[Any] | None,
+    optional("A 400 where the client asks about them now. Elsewhere the model reads that there were images."),
+]
 
 
 class Options(SamplingFields):
@@ -75,7 +70,9 @@ class OllamaMessage(StrictModel):
         "Calls that were made.", max_length=MAX_TOOLS
     )
     tool_name: ToolName | None = optional("The name of the tool whose result this message has.")
-    tool_call_id: str | None = optional("The id of the call. Default: the next call that has no result.")
+    tool_call_id: str | None = optional(
+        "The id of the call. Default: the next call of the tool tool_name that has no result, or else the next call."
+    )
     images: Images = None
 
     @model_validator(mode="before")

@@ -1,14 +1,15 @@
 """Turns requests to /api/chat and /api/generate into the chat or the completion that means the same."""
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from inflight.entrypoints.ollama.protocol import AnswerRequest, ChatRequest, GenerateRequest, OllamaMessage
+from inflight.entrypoints.ollama.results import RESULT, name_calls
 from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.completions import validate_completion
+from inflight.entrypoints.openai.content_parts import check_medium, text_instead
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.server import ApiServer
@@ -16,6 +17,7 @@ from inflight.entrypoints.openai.thinking import Thoughts
 from inflight.entrypoints.openai.validated import ValidatedRequest
 
 _LATEST = ":latest"
+_IMAGE = "image"
 _NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}  # options with another name in a chat
 
 
@@ -36,6 +38,9 @@ async def validate_answer(server: ApiServer, body: AnswerRequest) -> ValidatedRe
         ApiError, InvalidRequestError: the request is wrong.
         TokenizerError: the model has no chat template.
     """
+    if isinstance(body, GenerateRequest) and body.images:
+        check_medium(_IMAGE, "images")
+    left_out: list[str] = []
     given = {"model": served_name(server, body.model), **_common(body, server.engine.model.max_model_len)}
     if isinstance(body, GenerateRequest) and (body.raw or body.suffix):
         if body.system:
@@ -48,9 +53,13 @@ async def validate_answer(server: ApiServer, body: AnswerRequest) -> ValidatedRe
         validated = await validate_completion(server, asked)
     else:
         # in a thread, because there may be thousands of messages
-        chat = await asyncio.to_thread(lambda: ChatCompletionRequest(**given, **_conversation(body)))
+        chat = await asyncio.to_thread(lambda: ChatCompletionRequest(**given, **_conversation(body, left_out)))
         validated = await validate_chat(server, chat, thoughts=_thoughts(body))
-    return replace(validated, presentation=replace(validated.presentation, model=body.model or given["model"]))
+    return replace(
+        validated,
+        presentation=replace(validated.presentation, model=body.model or given["model"]),
+        left_out=(*left_out, *validated.left_out),
+    )
 
 
 def _common(body: AnswerRequest, max_model_len: int) -> dict[str, Any]:
@@ -67,36 +76,46 @@ def _thoughts(body: AnswerRequest) -> Thoughts:
     return Thoughts(effort=effort, is_on=is_on, effort_field="think")
 
 
-def _conversation(body: AnswerRequest) -> dict[str, Any]:
-    """The fields of a chat that completions do not have."""
+def _conversation(body: AnswerRequest, left_out: list[str]) -> dict[str, Any]:
+    """The fields of a chat that completions do not have. `left_out` gets the names of the fields that the model does not see,
+    for the answer's header.
+
+    Raises:
+        FieldError: the client asks about images.
+    """
     fields: dict[str, Any] = {}
     if isinstance(body, ChatRequest):
-        return {**fields, "messages": _messages(body.messages or ()), "tools": body.tools or None}
+        return {**fields, "messages": _messages(body.messages or (), left_out), "tools": body.tools or None}
     assert isinstance(body, GenerateRequest)
     texts = {"system": body.system, "user": body.prompt}
     return {**fields, "messages": [{"role": role, "content": text} for role, text in texts.items() if text]}
 
 
-def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """In Ollama's API calls may have no ids, and results come in the order of the calls. Some chat templates need ids, so calls
-    without an id get one. It depends only on the call's place, because the prompt's beginning must stay the same."""
+def _messages(messages: Sequence[OllamaMessage], left_out: list[str]) -> list[dict[str, Any]]:
+    """In Ollama's API calls may have no ids. Some chat templates need ids, so calls without an id get one. It depends only on
+    the call's place, because the prompt's beginning must stay the same."""
     found: list[dict[str, Any]] = []
-    waiting: deque[str] = deque()  # the calls whose results have not come yet
     num_calls = 0
-    for message in messages:
+    num_answered = max((i + 1 for i, message in enumerate(messages) if message.role == "assistant"), default=0)
+    for i, message in enumerate(messages):
         made: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.images:
+            if i >= num_answered and message.role != RESULT:
+                check_medium(_IMAGE, f"messages[{i}].images")
+            made["content"] = "\n".join(filter(None, (message.content, text_instead(_IMAGE))))
+            left_out.append("messages[].images")
         if message.thinking:
             made["reasoning_content"] = message.thinking
         if message.tool_calls:
             calls = []
             for call in message.tool_calls:
-                waiting.append(call.id or f"call{num_calls:05}")  # nine characters, as Mistral's templates want it
+                call_id = call.id or f"call{num_calls:05}"  # nine characters, as Mistral's templates want it
                 function = {"name": call.function.name, "arguments": call.function.arguments}
-                calls.append({"id": waiting[-1], "type": "function", "function": function})
+                calls.append({"id": call_id, "type": "function", "function": function})
                 num_calls += 1
             made["tool_calls"] = calls
-        if message.role == "tool":
-            next_call = waiting.popleft() if waiting else None
-            made |= {"tool_call_id": message.tool_call_id or next_call, "name": message.tool_name}
+        if message.role == RESULT:
+            made |= {"name": message.tool_name, "tool_call_id": message.tool_call_id}
         found.append(made)
+    name_calls(found)
     return found

@@ -33,6 +33,7 @@ class Presentation:
         return_token_ids: whether the answer has the token ids of the prompt and of the completions.
         tokens_as_ids: whether log-probabilities name tokens by their ids, as "token_id:7".
         echo: whether the answer shows the prompt before the completion, in the text and in the log-probabilities.
+        reasoning: whether the answer shows the reasoning, in an API where a request asks for it.
         prompt_only: whether the answer shows only the prompt. The engine draws at least one token, which is then left out.
         reasoning_fields: the members of a chat's message and deltas that have the reasoning; empty to leave it out.
     """
@@ -46,6 +47,7 @@ class Presentation:
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     echo: bool = False
+    reasoning: bool = True
     prompt_only: bool = False
     reasoning_fields: tuple[ReasoningField, ...] = ("reasoning_content",)
 

@@ -69,7 +69,9 @@ def test_a_wrong_value_of_a_known_block_is_named(block: dict[str, Any], field: s
     assert any(error["loc"][0] == 1 and field in error["loc"] for error in raised.value.errors())
 
 
-@pytest.mark.parametrize(("content", "text"), [({"n": 1}, '{"n": 1}'), ([1, "a"], '[1, "a"]'), (5, "5"), (True, "true")])
+@pytest.mark.parametrize(
+    ("content", "text"), [({"n": 1}, '{"n": 1}'), ([1, "a"], '[1, "a"]'), (5, "5"), (True, "true")]
+)
 def test_a_result_may_be_any_json(content: Any, text: str) -> None:
     block = ToolResultBlock.model_validate({"type": "tool_result", "tool_use_id": "1", "content": content})
     assert block.content == text

@@ -51,7 +51,12 @@ def test_an_unknown_block_is_left_out_wherever_it_is(kind: str) -> None:
     ]  # fmt: skip
     assert read(history, system=[block, SAID]) == expected
     left_out = translated(history, system=[block, SAID]).left_out
-    places = ["system[]", *["messages[].content[]"] * 3, "messages[].content[].content[]", *["messages[].content[]"] * 4]
+    places = [
+        "system[]",
+        *["messages[].content[]"] * 3,
+        "messages[].content[].content[]",
+        *["messages[].content[]"] * 4,
+    ]
     assert sorted(left_out) == sorted(f"{place} ({kind})" for place in places)
 
 

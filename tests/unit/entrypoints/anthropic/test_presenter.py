@@ -38,8 +38,10 @@ ANSWERS = [
 ]
 
 
-def presenter(max_tokens: int | None = None) -> MessagesPresenter:
-    asked = replace(request(stream=True), params=SamplingParams(max_tokens=max_tokens))
+def presenter(max_tokens: int | None = None, *, reasoning: bool = True) -> MessagesPresenter:
+    made = request(stream=True)
+    shown = replace(made.presentation, reasoning=reasoning)
+    asked = replace(made, presentation=shown, params=SamplingParams(max_tokens=max_tokens))
     return MessagesPresenter(AnswerTo("msg-1", asked, "fp", None))
 
 
@@ -114,6 +116,18 @@ def _joined(outputs: list[CompletionOutput]) -> list[CompletionOutput]:
     events = [event for each in outputs for event in each.events or ()]
     count = sum(len(each.token_ids) for each in outputs)
     return [completion("", count, events=events, finish_reason=outputs[-1].finish_reason)]
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_thoughts_that_nobody_asked_for_are_left_out_and_counted(text: str, size: int) -> None:
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    shown = collected(streamed(presenter(), parsed(pieces, "stop")))
+    hidden = collected(streamed(presenter(reasoning=False), parsed(pieces, "stop")))
+    without = [block for block in shown["content"] if block["type"] != "thinking"]
+    assert hidden == {**shown, "content": without}
+    whole = json.loads(presenter(reasoning=False).body([output(*_joined(parsed([text], "stop")))]))
+    assert (whole["content"], whole["usage"]["output_tokens"]) == (without, hidden["usage"]["output_tokens"])
 
 
 def test_thought_text_and_calls_are_blocks() -> None:

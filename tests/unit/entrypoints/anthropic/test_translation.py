@@ -156,18 +156,25 @@ def test_a_deferred_tool_is_written_where_it_is_referred_to() -> None:
     assert after.hidden_tools == {"get_weather"}
 
 
+ON, OFF = {"enable_thinking": True, "thinking": True}, {"enable_thinking": False, "thinking": False}
+
+
 @pytest.mark.parametrize(
-    ("thinking", "defaults", "switches"),
+    ("thinking", "defaults", "switches", "shows"),
     [
-        ({"type": "enabled", "budget_tokens": 1024}, None, {"enable_thinking": True, "thinking": True}),
-        ({"type": "adaptive", "display": "omitted"}, None, {"enable_thinking": True, "thinking": True}),
-        ({"type": "disabled"}, {"enable_thinking": True}, {"enable_thinking": False, "thinking": False}),
-        (None, None, {"enable_thinking": False, "thinking": False}),
-        (None, {"enable_thinking": True, "thinking": True}, {}),  # the user of the server has decided
+        ({"type": "enabled", "budget_tokens": 1024}, None, ON, True),
+        ({"type": "adaptive", "display": "omitted"}, None, ON, True),
+        ({"type": "disabled"}, {"enable_thinking": True}, OFF, False),
+        (None, None, OFF, False),
+        (None, ON, {}, True),  # the user of the server has decided
+        (None, {"enable_thinking": True}, {"thinking": False}, True),
+        (None, OFF, {}, False),
+        (None, {"other": True}, OFF, False),
     ],
 )
-def test_thinking(thinking: Any, defaults: Any, switches: dict[str, bool]) -> None:
-    assert translated(thinking=thinking, kwargs=defaults).chat.chat_template_kwargs == switches
+def test_thinking(thinking: Any, defaults: Any, switches: dict[str, bool], shows: bool) -> None:
+    found = translated(thinking=thinking, kwargs=defaults)
+    assert (found.chat.chat_template_kwargs, found.shows_thoughts) == (switches, shows)
 
 
 @pytest.mark.parametrize("newer", [False, True])

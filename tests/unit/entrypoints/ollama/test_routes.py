@@ -128,7 +128,7 @@ def test_what_is_refused(api: Api, path: str) -> None:
         ({"stream": 1}, "stream"),
         (
             {"images": ["x"]} if path == TEXT else {"messages": [{"role": "user", "content": "x", "images": [1]}]},
-            "no images",
+            "takes text only",
         ),
     ):
         answer = api.post(path, {**BODIES[path], **more})

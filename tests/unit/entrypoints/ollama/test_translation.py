@@ -9,6 +9,7 @@ import pytest
 
 from inflight.entrypoints.ollama.protocol import ChatRequest, GenerateRequest
 from inflight.entrypoints.ollama.translation import _common, _conversation, _thoughts, served_name
+from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.thinking import Thoughts
 
@@ -17,7 +18,7 @@ USER = {"role": "user", "content": "Hi"}
 
 def chat(**fields: Any) -> ChatCompletionRequest:
     body = ChatRequest.model_validate({"messages": [USER], **fields})
-    return ChatCompletionRequest(**_common(body, 512), **_conversation(body))
+    return ChatCompletionRequest(**_common(body, 512), **_conversation(body, []))
 
 
 def test_options_have_the_names_of_a_chat() -> None:
@@ -61,7 +62,7 @@ def test_results_belong_to_the_calls_in_their_order() -> None:
     [({}, [("user", "Hi")]), ({"system": "S"}, [("system", "S"), ("user", "Hi")]), ({"system": ""}, [("user", "Hi")])],
 )
 def test_a_prompt_is_a_message(fields: dict[str, Any], messages: list[tuple[str, str]]) -> None:
-    found = _conversation(GenerateRequest(prompt="Hi", **fields))["messages"]
+    found = _conversation(GenerateRequest(prompt="Hi", **fields), [])["messages"]
     assert [(message["role"], message["content"]) for message in found] == messages
 
 
@@ -70,3 +71,18 @@ def test_latest_may_be_added_to_a_name_or_left_out() -> None:
     for asked, found in (("foo", "foo:latest"), ("foo:latest", "foo:latest"), ("bar:latest", "bar"), ("x", "x")):
         assert served_name(server, asked) == found
     assert served_name(server, None) is None, "check_model chooses"
+
+
+def test_images_in_older_messages_and_in_results_are_texts() -> None:
+    text = "[image: left out, because this model reads text only]"
+    picture = {"role": "user", "content": "Look", "images": ["aGk="]}
+    answer = {"role": "assistant", "content": "A cat.", "images": ["aGk="]}
+    result = {"role": "tool", "images": ["aGk=", "aGk="]}
+    left_out: list[str] = []
+    body = ChatRequest.model_validate({"messages": [picture, answer, USER, {**USER, "images": []}, result]})
+    found = _conversation(body, left_out)["messages"]
+    assert [message["content"] for message in found] == [f"Look\n{text}", f"A cat.\n{text}", "Hi", "Hi", text]
+    assert left_out == ["messages[].images"] * 3
+    with pytest.raises(FieldError) as raised:
+        _conversation(ChatRequest.model_validate({"messages": [picture, answer, picture]}), [])
+    assert raised.value.param == "messages[2].images"
