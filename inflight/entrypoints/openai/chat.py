@@ -76,7 +76,7 @@ async def validate_chat(
             body.presentation(model, force_usage=server.settings.enable_force_include_usage),
             reasoning_fields=() if hides_reasoning else _REASONING_FIELDS[server.settings.reasoning_field],
         ),
-        left_out=(*left_out, *ignored),
+        left_out=(*left_out, *ignored, *(server.tool_support.report() if tools else ())),
     )
 
 

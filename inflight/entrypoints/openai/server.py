@@ -14,24 +14,26 @@ from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.engine.serving.output_stream import OutputStream
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.strict_model import IgnoredFields
+from inflight.entrypoints.openai.tool_support import ToolSupport
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import InvalidRequestError, RequestTimeoutError
 from inflight.metrics.log_lines import RequestLog
 from inflight.metrics.serving import ServingMetrics
 from inflight.parsers.reasoning_effort import writes_efforts
-from inflight.parsers.selector import choose_reasoning_parser, resolve_parsers
+from inflight.parsers.selector import NONE, choose_reasoning_parser, resolve_parsers
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class ApiServer:
-    """Immutable, except that `ignored_fields` remembers the names that it has logged.
+    """Immutable, except that `ignored_fields` and `tool_support` remember what they have logged.
 
     Attributes:
         model_names: all names of the one model. The answer to a request without a model name has the first of these names.
         request_log: writes a line when a request begins or ends; None if requests are not logged.
         writes_efforts: whether `reasoning_effort` changes what the chat template writes.
         parsers: the parsers of tool calls and reasoning that the settings or the chat template choose.
+        tool_support: whether the model can use tools.
         ignored_fields: removes and reports unknown fields.
         fingerprint: a text for clients. It changes when the version, the model or the dtype changes, because then the answers
             to the same requests may change, too.
@@ -53,6 +55,9 @@ class ApiServer:
         reasoning_parser = choose_reasoning_parser(settings.reasoning_parser, engine.reasoning, engine.chat_template)
         self.parsers = resolve_parsers(settings.tool_call_parser, reasoning_parser, engine.chat_template)
         self.writes_efforts = writes_efforts(engine.chat_template, settings.default_chat_template_kwargs)
+        self.tool_support = ToolSupport(
+            model.name, engine.chat_template, self.parsers, is_wanted=settings.tool_call_parser != NONE
+        )
 
     def check_model(self, name: str | None) -> str:
         """Returns the model name for the answer. `name` is the model name in the request, or None.

@@ -283,7 +283,7 @@ def test_what_the_masks_allow_is_what_the_parser_reads(kind: str, markup: ToolMa
     for choice, parallel, seeds in (("required", True, 8), ("required", False, 4), ({"name": "tree"}, True, 3)):
         compiled = grammar.compile(spec_of(tools, choice, parallel=parallel, markup=markup))
         for seed in range(seeds):
-            token_ids = walk(compiled.matcher(), grammar, random.Random(seed), max_tokens=600)
+            token_ids = walk(compiled.matcher(), grammar, random.Random(seed), max_tokens=900)
             if token_ids[-1] not in grammar.eos_token_ids:  # white space, or one call after another
                 continue
             text = text_of(kind, token_ids, grammar)

@@ -64,6 +64,7 @@ def server(settings: ServerSettings = ServerSettings(), **parsers: Any) -> Any: 
         settings=settings,
         check_model=lambda name: name or "first",
         writes_efforts=False,
+        tool_support=SimpleNamespace(report=lambda: ()),
     )
 
 

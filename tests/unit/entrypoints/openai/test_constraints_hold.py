@@ -221,6 +221,8 @@ def server(kind: str, model: str) -> Any:
     return SimpleNamespace(
         engine=Engine(kind, template),
         parsers=resolve_parsers(tool_parser, reasoning_parser, template),
+        tool_support=SimpleNamespace(report=lambda: ()),
+        writes_efforts=False,
         settings=ServerSettings(),
         check_model=lambda name: name or "first",
     )
