@@ -110,7 +110,7 @@ def test_what_is_not_enforced_is_told_in_the_words_of_each_api(http: httpx.Clien
     for path, body, field in (
         (PATH, {**BASE, "output_config": {"format": loose}}, "output_config.format"),
         ("/v1/responses", {"input": "Hi", "text": {"format": {**loose, "name": "x"}}}, "text.format"),
-        ("/v1/chat/completions", {"messages": SUM, "format": loose["schema"]}, "response_format"),
+        ("/v1/chat/completions", {"messages": SUM, "format": loose["schema"]}, "format"),
     ):
         assert http.post(path, json=body).headers["x-ignored-fields"] == f"{field}: #/uniqueItems"
 

@@ -14,6 +14,7 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 
+from inflight.entrypoints.openai.constraint_fields import ConstraintFields
 from inflight.entrypoints.openai.strict_model import EFFECT
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -206,7 +207,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tools": [{**WEATHER, "parameters": {"type": "object", "not": {}}}]}, "tools", "get_weather"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "required"),
-    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"not": {}}, "strict": True}}}, "text", "not"),
+    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"not": {}}, "strict": True}}}, "text.format", "not"),
     ({"background": True}, "background", "False"),
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
     ({"temperature": "hot"}, "temperature", "valid number"),
@@ -276,10 +277,13 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 # fields that no outcome of one request shows; they have tests of their own
 SHOWN_ELSEWHERE = {"cache_salt", "priority", "previous_response_id"}
+# those of tests/unit/entrypoints/openai/test_constraint_fields.py
+SHOWN_ELSEWHERE |= ConstraintFields.model_fields.keys() - FIELDS.keys() - {"use_beam_search", "logits_processors"}
 NONE: dict[str, Any] = {  # fields that change nothing: a value that is accepted
     "stream_options": {"include_obfuscation": False}, "store": True, "background": False, "truncation": "auto",
     "max_tool_calls": 3, "metadata": {"a": "b"}, "client_metadata": {"a": "b"}, "user": "u", "safety_identifier": "s",
-    "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "auto",
+    "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "auto", "use_beam_search": False,
+    "logits_processors": [],
 }  # fmt: skip
 
 

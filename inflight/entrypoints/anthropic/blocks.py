@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from inflight.entrypoints.openai.content_parts import OtherPart
-from inflight.entrypoints.openai.generation_fields import Schema
 from inflight.entrypoints.openai.messages import ToolName, result_text
+from inflight.entrypoints.openai.sampling_fields import Schema
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 
 CacheControl = Annotated[dict[str, Any] | None, no_effect("Equal prefixes are found without marks.")]

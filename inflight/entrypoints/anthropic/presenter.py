@@ -32,7 +32,6 @@ class MessagesPresenter(Presenter):
     """For a request with one prompt and one choice."""
 
     id_prefix = "msg"
-    format_field = "output_config.format"
 
     def __init__(self, to: AnswerTo) -> None:
         super().__init__(to)

@@ -5,10 +5,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from inflight.entrypoints.anthropic.blocks import CacheControl, ContentBlocks, ToolDefinition
-from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopList
+from inflight.entrypoints.openai.constraint_fields import ConstraintFields
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ToolName
 from inflight.entrypoints.openai.protocol import ReasoningEffort
+from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
+from inflight.entrypoints.openai.text_formats import OutputFormat, OutputFormats
 
 MAX_MODEL_NAME = 256  # characters
 
@@ -32,17 +34,11 @@ class Thinking(StrictModel):
     display: str | None = no_effect("Thoughts are always sent.")
 
 
-class OutputFormat(StrictModel):
-    type: Literal["json_schema"]
-    schema_: Schema = Field(alias="schema", description="The JSON schema that the text satisfies. It is not strict.")
-
-
-class OutputConfig(StrictModel):
+class OutputConfig(OutputFormats):
     effort: ReasoningEffort | None = optional(
         "The variable reasoning_effort of the chat template, such as low, high or max. If it has none, the effort bounds "
         "the thoughts (docs/reasoning.md)."
     )
-    format: OutputFormat | None = None
 
 
 class CountTokensRequest(StrictModel):
@@ -70,11 +66,11 @@ class CountTokensRequest(StrictModel):
     cache_control: CacheControl = None
 
 
-class MessagesRequest(CountTokensRequest, SamplingFields):
+class MessagesRequest(CountTokensRequest, ConstraintFields, SamplingFields):
     """POST /v1/messages"""
 
+    output_config: OutputConfig | None = optional("The effort, and the format of the text.")
     max_tokens: int | None = optional("The most tokens of an answer, cut to the room in the context.", ge=1, le=MAX_INT)
     stream: bool | None = optional("Server-sent events.")
-    stop_sequences: StopList | None = optional("Strings that end the text. Empty ones are ignored.")
     metadata: dict[str, Any] | None = no_effect("Data of the caller; nothing is stored.")
     service_tier: str | None = no_effect("There is only one tier.")

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 from inflight.entrypoints.anthropic.blocks import ToolDefinition
 from inflight.entrypoints.anthropic.message_reader import MessageReader, chat_message, chat_tool
 from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest, Thinking, ToolChoice
+from inflight.entrypoints.openai.constraint_fields import ConstraintFields
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.generation_fields import JsonSchemaResponseFormat, SamplingFields
 from inflight.entrypoints.openai.messages import NamedFunction, NamedToolChoice
 from inflight.entrypoints.openai.messages import ToolChoice as ChatToolChoice
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.openai.sampling_fields import SamplingFields
 from inflight.entrypoints.openai.thinking import Thoughts
 
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates
@@ -55,7 +56,6 @@ def to_chat(body: CountTokensRequest, default_kwargs: Mapping[str, Any] | None) 
     messages = [chat_message("system", system)] if system else []
     messages += reader.read()
     last, config, choice = messages[-1], body.output_config, body.tool_choice
-    wanted = config.format if config is not None and config.format is not None else body.output_format
     given: dict[str, Any] = {  # Any: the fields of a chat request
         "messages": messages,
         "tools": [*map(chat_tool, listed), *reader.loaded.values()],
@@ -64,11 +64,15 @@ def to_chat(body: CountTokensRequest, default_kwargs: Mapping[str, Any] | None) 
         "reasoning_effort": None if config is None else config.effort,
         "chat_template_kwargs": _thinking_kwargs(body, default_kwargs),
         "continue_final_message": last.role == "assistant" and bool(last.content) and not last.tool_calls,
-        "response_format": None if wanted is None else _response_format(wanted.schema_),
+        "output_config": config,
+        "output_format": body.output_format,
     }
     if isinstance(body, MessagesRequest):
-        given |= {name: getattr(body, name) for name in (*SamplingFields.model_fields, "stream")}
-        given |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}
+        given |= {
+            name: getattr(body, name)
+            for name in (*SamplingFields.model_fields, *ConstraintFields.model_fields, "stream")
+        }
+        given["max_completion_tokens"] = body.max_tokens
     chat = ChatCompletionRequest(**given)
     left_out = (*(f"tools[] ({tool.type})" for tool in foreign), *reader.left_out)
     return Translation(chat, frozenset(reader.loaded), _shows_thoughts(body.thinking, default_kwargs), left_out)
@@ -109,10 +113,4 @@ def thoughts_of_message(body: CountTokensRequest) -> Thoughts:
         budget_field="thinking.budget_tokens",
         effort_field="output_config.effort",
         may_ignore_budget=True,
-    )
-
-
-def _response_format(schema: dict[str, Any]) -> JsonSchemaResponseFormat:
-    return JsonSchemaResponseFormat.model_validate(
-        {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
     )

@@ -39,7 +39,6 @@ class OllamaPresenter(Presenter):
 
     id_prefix = "ollama"
     media_type = "application/x-ndjson"
-    format_field = "format"
 
     def __init__(self, to: AnswerTo) -> None:
         super().__init__(to)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from inflight.entrypoints.openai.generation_fields import MAX_INT, SamplingFields, Schema, StopStrings, sampling_field
+from inflight.entrypoints.openai.constraint_fields import ConstraintFields, Constraints
 from inflight.entrypoints.openai.messages import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -16,6 +16,7 @@ from inflight.entrypoints.openai.messages import (
     result_text,
 )
 from inflight.entrypoints.openai.protocol import ReasoningEffort
+from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields, sampling_field
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 
 Images = Annotated[
@@ -24,13 +25,12 @@ Images = Annotated[
 ]
 
 
-class Options(SamplingFields):
+class Options(Constraints, SamplingFields):
     """Those options of Ollama that change an answer. The others are about its own engine, such as num_ctx and num_gpu."""
 
     num_predict: int | None = optional(
         "The most tokens of an answer; 0, -1 and -2 allow the whole context.", ge=-2, le=MAX_INT
     )
-    stop: StopStrings = optional("Strings that end the text. Empty ones are ignored.")
     repeat_penalty: float | None = sampling_field(
         "repetition_penalty", "Lowers the logits of tokens that are in the prompt or the output."
     )
@@ -40,11 +40,8 @@ class ModelRequest(StrictModel):
     model: str | None = optional("A name in /api/tags, with or without :latest. Default: the first.")
 
 
-class AnswerRequest(ModelRequest):
+class AnswerRequest(ModelRequest, ConstraintFields):
     options: Options | None = optional("How tokens are drawn, and where the answer ends.")
-    format: Schema | Literal["", "json"] | None = optional(
-        '"json" for a JSON object, or a JSON schema, which is not strict.'
-    )
     think: bool | ReasoningEffort | None = optional(
         "true: thinking on, if the chat template can do that; false: no thinking; a text, such as low, is the effort."
     )

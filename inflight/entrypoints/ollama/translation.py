@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from inflight.entrypoints.ollama.protocol import AnswerRequest, ChatRequest, GenerateRequest, OllamaMessage
+from inflight.entrypoints.ollama.protocol import AnswerRequest, ChatRequest, GenerateRequest, OllamaMessage, Options
 from inflight.entrypoints.ollama.results import RESULT, name_calls
 from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.completions import validate_completion
+from inflight.entrypoints.openai.constraint_fields import ConstraintFields, Constraints
 from inflight.entrypoints.openai.content_parts import check_medium, text_instead
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
@@ -63,11 +64,13 @@ async def validate_answer(server: ApiServer, body: AnswerRequest) -> ValidatedRe
 
 
 def _common(body: AnswerRequest, max_model_len: int) -> dict[str, Any]:
-    options = body.options.model_dump(exclude_none=True) if body.options is not None else {}
-    given: dict[str, Any] = {_NAMES.get(name, name): value for name, value in options.items()}
+    names = Options.model_fields.keys() - Constraints.model_fields.keys()
+    options = {} if body.options is None else {name: getattr(body.options, name) for name in names}
+    given: dict[str, Any] = {_NAMES.get(name, name): value for name, value in options.items() if value is not None}
     if given.get("max_tokens", 1) < 1:
         given["max_tokens"] = max_model_len  # it is cut to the room in the context
-    return {**given, "format": body.format or None, "stream": body.stream is not False}
+    given |= {name: getattr(body, name) for name in ConstraintFields.model_fields}  # also those in `options`
+    return {**given, "stream": body.stream is not False}
 
 
 def _thoughts(body: AnswerRequest) -> Thoughts:

@@ -84,11 +84,15 @@ _INSTEAD = {
 }
 _PATH = re.compile(r"(?:the )?([a-z_]+)((?:\[\d+\]|\['\w+'\]|\.[a-z_]+)*)")
 _KEY = re.compile(r"\['(\w+)'\]")
-_OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
-# the fields with which a request constrains the text
-_CONSTRAINING = (
-    "response_format text structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
-)
+RESPONSE_FORMAT = "response_format"  # the engine's name for the schema of a text that is not strict
+_OF_CONSTRAINTS = {
+    *CONSTRAINTS,
+    RESPONSE_FORMAT,
+    "structured_outputs",
+    "whitespace_pattern",
+    "separators",
+    "disable_any_whitespace",
+}
 _MAX_COMPARED = 100  # pydantic's errors that are read for one answer; each of them is compared with all others
 
 
@@ -170,13 +174,13 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
     return ApiError(500, message, type="server_error", code=name, headers=headers)
 
 
-def named_field(error: Exception, body: BaseModel) -> str | None:
+def named_field(error: Exception, body: BaseModel, constraint: str | None = None) -> str | None:
     """Returns the field of the request that an error of the engine is about, as a path such as messages[0]. None if the field
     is not known.
 
     The engine does not know the fields of requests. But its messages begin with the name of the wrong parameter, as in
     "min_tokens=10 is more than max_tokens=3", and usually the field has the same name. A constraint of the text can come from
-    several fields. If a constraint is wrong, the result is the first of `_CONSTRAINING` that the request has.
+    several fields: `constraint` is the one that the request has.
     """
     prompt_field = next((name for name in ("messages", "input") if _has(body, name)), "prompt")
     if isinstance(error, ContextLengthExceededError):
@@ -192,7 +196,7 @@ def named_field(error: Exception, body: BaseModel) -> str | None:
     if name == "tools" and prompt_field == "input":
         return name  # the number is that of a tool of the chat, which may have another number in the request
     if name in _OF_CONSTRAINTS:
-        return next((field for field in _CONSTRAINING if _has(body, field)), None)
+        return constraint or ("tools" if _has(body, "tools") else None)
     return name + _KEY.sub(r".\1", path) if _has(body, name) else None
 
 

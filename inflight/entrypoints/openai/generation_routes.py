@@ -14,7 +14,8 @@ from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.chat_presenter import ChatPresenter
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.completions import validate_completion
-from inflight.entrypoints.openai.errors import named_field, to_api_error
+from inflight.entrypoints.openai.constraint_fields import ConstraintFields
+from inflight.entrypoints.openai.errors import RESPONSE_FORMAT, named_field, to_api_error
 from inflight.entrypoints.openai.generation import send_events, submit, whole_answer
 from inflight.entrypoints.openai.presenter import AnswerTo, Presenter
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
@@ -67,12 +68,13 @@ def respond(
     """Returns a response that does all the work when it is sent, even rendering and tokenising. `WorkResponse` cancels the work
     if the client disconnects."""
     ignored = server.ignored_fields.take_out(body)
+    constraint = body.constraint_name() if isinstance(body, ConstraintFields) else None
 
     def own_name(text: str) -> str:
         """Returns `text`. If it begins with `response_format`, a chat's name of the field with the schema, this is replaced
-        by the name that this request's API has for the field."""
-        rest = text.removeprefix(Presenter.format_field)
-        return text if rest == text else presenter_type.format_field + rest
+        by the name of the field that this request has."""
+        rest = text.removeprefix(RESPONSE_FORMAT)
+        return text if rest == text else (constraint or RESPONSE_FORMAT) + rest
 
     async def start() -> tuple[list[OutputStream], Presenter, ValidatedRequest]:
         with server.engine.accepted():  # if the queue is full, refuse before anything is tokenised
@@ -97,8 +99,10 @@ def respond(
             await send_events(streams, presenter, events)
             return None
         except (InvalidRequestError, TokenizerError) as error:
-            told = to_api_error(error, named_field(error, body))
+            told = to_api_error(error, named_field(error, body, constraint))
             told.detail = own_name(told.detail)
+            if told.param is not None and told.param == constraint and told.param not in told.detail:
+                told.detail = f"{told.param}: {told.detail}"  # other APIs' errors have no member with the field
             raise told from error
         except OverloadedError:
             if not streams:

@@ -66,7 +66,6 @@ class Presenter(ABC):
 
     id_prefix: str  # the beginning of an answer's id
     media_type = EVENTS  # of a stream
-    format_field = "response_format"  # the field of a request that has the JSON schema of the text
 
     def __init__(self, to: AnswerTo) -> None:
         self._tokenizer, self._top_logprobs = to.tokenizer, to.request.params.logprobs  # None: no log-probabilities

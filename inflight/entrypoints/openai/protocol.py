@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from inflight.entrypoints.openai.generation_fields import MAX_INT, GenerationFields, TokenId, sampling_field
+from inflight.entrypoints.openai.generation_fields import GenerationFields
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool, ToolChoice
+from inflight.entrypoints.openai.sampling_fields import MAX_INT, TokenId, sampling_field
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 from inflight.sampling_params import MAX_N
 

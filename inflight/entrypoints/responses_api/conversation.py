@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from inflight.entrypoints.openai.chat import validate_chat
+from inflight.entrypoints.openai.constraint_fields import ConstraintFields
 from inflight.entrypoints.openai.content_parts import readable_parts
 from inflight.entrypoints.openai.errors import ApiError, FieldError
-from inflight.entrypoints.openai.generation_fields import SamplingFields
 from inflight.entrypoints.openai.messages import MAX_TOOLS
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.openai.sampling_fields import SamplingFields
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.strict_model import StrictModel
 from inflight.entrypoints.openai.thinking import Thoughts
@@ -30,18 +31,13 @@ from inflight.entrypoints.responses_api.items import (
     ReasoningItem,
     Text,
 )
-from inflight.entrypoints.responses_api.protocol import (
-    LOGPROBS,
-    PlainFormat,
-    ReasoningOptions,
-    ResponsesRequest,
-    SchemaFormat,
-)
+from inflight.entrypoints.responses_api.protocol import LOGPROBS, ReasoningOptions, ResponsesRequest
 from inflight.entrypoints.responses_api.tools import INPUT, ClientToolChoice, NamedTool, PromptTools, prompt_name
 
 # fields that mean the same in a chat
 _SAME = (
     *SamplingFields.model_fields,
+    *ConstraintFields.model_fields,
     *"model parallel_tool_calls stream chat_template_kwargs cache_salt priority".split(),
 )
 
@@ -97,8 +93,6 @@ def _chat(body: ResponsesRequest, tools: PromptTools) -> tuple[ChatCompletionReq
         given |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     if body.reasoning is not None:
         given["reasoning_effort"] = body.reasoning.effort
-    if body.text is not None and body.text.format is not None:
-        given["response_format"] = _response_format(body.text.format)
     return ChatCompletionRequest(**given), read.left_out
 
 
@@ -110,12 +104,6 @@ def _thoughts(body: ResponsesRequest) -> Thoughts:
         budget_field="reasoning.max_tokens",
         effort_field="reasoning.effort",
     )
-
-
-def _response_format(wanted: PlainFormat | SchemaFormat) -> dict[str, Any]:
-    if isinstance(wanted, PlainFormat):
-        return {"type": wanted.type}
-    return {"type": wanted.type, "json_schema": wanted.model_dump(by_alias=True, exclude={"type"})}
 
 
 class _Messages:

@@ -96,7 +96,6 @@ class _ClientCall:
 
 class ResponsesPresenter(Presenter):
     id_prefix = "resp"
-    format_field = "text.format"
 
     def __init__(self, to: AnswerTo) -> None:
         super().__init__(to)

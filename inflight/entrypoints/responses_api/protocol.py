@@ -4,29 +4,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from inflight.entrypoints.openai.generation_fields import MAX_INT, MAX_PRIORITY, SamplingFields, Schema, sampling_field
+from inflight.entrypoints.openai.constraint_fields import ConstraintFields
+from inflight.entrypoints.openai.generation_fields import MAX_PRIORITY
 from inflight.entrypoints.openai.protocol import ReasoningEffort
+from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields, sampling_field
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
+from inflight.entrypoints.openai.text_formats import TextFormats
 from inflight.entrypoints.responses_api.items import InputItems
 from inflight.entrypoints.responses_api.tools import ClientToolChoice, NamedTool, ResponseTools
 
 LOGPROBS = "message.output_text.logprobs"  # a value of `include`
 
 
-class PlainFormat(StrictModel):
-    type: Literal["text", "json_object"]
-
-
-class SchemaFormat(StrictModel):
-    type: Literal["json_schema"]
-    name: str | None = no_effect("A name for the schema.", max_length=64)
-    schema_: Schema = Field(alias="schema", description="The JSON schema that the text satisfies.")
-    description: str | None = no_effect("What the schema is for. The model does not see it.")
-    strict: bool | None = optional("Refuse a schema if a part of it cannot be enforced.")
-
-
-class TextOptions(StrictModel):
-    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
+class TextOptions(TextFormats):
     verbosity: str | None = no_effect("Ask for short or long answers in the input.")
 
 
@@ -45,7 +35,7 @@ class EventOptions(StrictModel):
     include_obfuscation: bool | None = no_effect("The server adds no padding to events.")
 
 
-class ResponsesRequest(SamplingFields):
+class ResponsesRequest(ConstraintFields, SamplingFields):
     """POST /v1/responses"""
 
     model: str | None = optional("One of the names in /v1/models; the first of them if left out.")

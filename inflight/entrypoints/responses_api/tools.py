@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.generation_fields import GrammarText
 from inflight.entrypoints.openai.messages import MAX_TOOL_NAME, MAX_TOOLS, ToolName
+from inflight.entrypoints.openai.sampling_fields import GrammarText
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 from inflight.entrypoints.responses_api.client_tools import CLIENT_TOOLS, ClientTool, is_run_by_client
 

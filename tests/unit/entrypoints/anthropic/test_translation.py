@@ -50,7 +50,15 @@ def prompt_of(found: Translation, source: str = CHATML) -> str:
 def test_the_fields_of_sampling() -> None:
     more: dict[str, Any] = {"stop_sequences": ["a"], "temperature": 0.5, "top_p": 0.5, "top_k": 3, "stream": True}
     chat = translated(**more).chat
-    found = (chat.max_completion_tokens, chat.stop, chat.temperature, chat.top_p, chat.top_k, chat.stream, chat.model)
+    found = (
+        chat.max_completion_tokens,
+        chat.stop_strings(),
+        chat.temperature,
+        chat.top_p,
+        chat.top_k,
+        chat.stream,
+        chat.model,
+    )
     assert found == (9, ["a"], 0.5, 0.5, 3, True, None)
 
 
@@ -183,7 +191,7 @@ def test_effort_and_format(newer: bool) -> None:
     more: dict[str, Any] = {"output_config": {"effort": "high", "format": given}} if newer else {"output_format": given}
     chat = translated(**more).chat
     assert chat.reasoning_effort == ("high" if newer else None)
-    params = chat._structured_outputs()
+    params = chat.constraint()
     assert params is not None and json.loads(str(params.json)) == SCHEMA and params.lenient
 
 

@@ -25,7 +25,12 @@ def test_options_have_the_names_of_a_chat() -> None:
     asked = chat(
         options={"repeat_penalty": 1.5, "num_predict": 7, "top_k": 3, "stop": ["x"], "seed": -1, "top_p": None}
     )
-    assert (asked.repetition_penalty, asked.max_tokens, asked.top_k, asked.stop) == (1.5, 7, 3, ["x"])
+    assert (asked.repetition_penalty, asked.max_tokens, asked.top_k, asked.given_constraints()["stop"]) == (
+        1.5,
+        7,
+        3,
+        ["x"],
+    )
     assert (asked.seed, asked.top_p, asked.stream) == (-1, None, True)
     for unlimited in (0, -1, -2):
         assert chat(options={"num_predict": unlimited}).max_tokens == 512
@@ -33,7 +38,7 @@ def test_options_have_the_names_of_a_chat() -> None:
 
 
 def test_format_and_thinking() -> None:
-    assert (chat(format="").format, chat(format="json").format) == (None, "json")
+    assert (chat(format="").constraint(), chat(format="json").format) == (None, "json")
     assert chat(format={"type": "object"}).format == {"type": "object"}
     assert _thoughts(ChatRequest()) == Thoughts(effort_field="think")
     for think, on, effort in ((True, True, None), (False, False, None), ("low", True, "low")):

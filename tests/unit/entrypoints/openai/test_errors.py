@@ -196,6 +196,8 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
         ("prompt token 9 at position 0 is outside", {}, "messages"),
         ("json: #/not is not supported", {"response_format": {"type": "json_object"}}, "response_format"),
         ("json: #/not is not supported", {"guided_json": {}}, "guided_json"),
+        ("response_format: #/not is no", {"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
+        ("response_format: #/not is no", {"options": {"format": "json"}}, "options.format"),
         ("regex: unclosed group", {"structured_outputs": {"regex": "("}}, "structured_outputs"),
         ("structural_tag: structures[0]", {"tools": TOOLS}, "tools"),
         ("the answer might hold 5 log-probabilities", {"logprobs": True}, None),
@@ -204,7 +206,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 )
 def test_the_field_that_a_message_begins_with(message: str, given: dict[str, Any], expected: str | None) -> None:
     body = ChatCompletionRequest.model_validate({"messages": HELLO, **given})
-    assert named_field(InvalidRequestError(message), body) == expected
+    assert named_field(InvalidRequestError(message), body, body.constraint_name()) == expected
 
 
 def test_errors_of_one_field() -> None:

@@ -249,7 +249,7 @@ BAD: dict[str, Any] = {"type": "no such type"}
         ),
         ("/api/generate", {"format": BAD}, "format"),
         ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "n", "schema": BAD}}}, "text.format"),
-        ("/v1/messages", {"output_format": {"type": "json_schema", "schema": BAD}}, "output_config.format"),
+        ("/v1/messages", {"output_format": {"type": "json_schema", "schema": BAD}}, "output_format"),
     ],
 )
 def test_a_wrong_schema_is_named_as_in_its_api(api: Api, path: str, fields: dict[str, Any], place: str) -> None:

@@ -16,6 +16,7 @@ from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.entrypoints.responses_api.tools import CalledTool, PromptTools
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.parsers.markup import default_markup
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.unit.entrypoints.openai.test_chat import server
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
@@ -116,15 +117,11 @@ def test_fields_have_their_names_of_a_chat() -> None:
         stream=True,
         parallel_tool_calls=False,
     )
-    assert found.response_format is not None
-    assert found.response_format.model_dump(by_alias=True, exclude_none=True) == {
-        "type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True},
-    }  # fmt: skip
+    assert found.constraint() == StructuredOutputsParams(json=schema)
     assert (found.reasoning_effort, found.max_tokens, found.temperature) == ("none", 3, 0.5)
     assert (found.stream, found.parallel_tool_calls, found.logprobs) == (True, False, None)
-    assert chat(text={"verbosity": "low"}).response_format is None
-    any_object = chat(text={"format": {"type": "json_object"}}).response_format
-    assert any_object is not None and any_object.model_dump(exclude_none=True) == {"type": "json_object"}
+    assert chat(text={"verbosity": "low"}).constraint() is None
+    assert chat(text={"format": {"type": "json_object"}}).constraint() == StructuredOutputsParams(json_object=True)
 
 
 @pytest.mark.parametrize(
