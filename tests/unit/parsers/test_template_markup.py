@@ -15,6 +15,7 @@ import pytest
 from inflight.errors import InvalidRequestError
 from inflight.interface.events import ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.markup import MARKUPS, ToolMarkup
+from inflight.parsers.reasoning import Opening, find_opening
 from inflight.parsers.reasoning_families import REASONING
 from inflight.parsers.selector import DetectedParsers, create_output_parser, detect_parsers
 from inflight.parsers.template_markup import shows_tools
@@ -61,9 +62,9 @@ def read_calls(template: ChatTemplate, found: DetectedParsers, arguments: list[d
         whole = template.render([QUESTION, turn], tools=[TOOL], add_generation_prompt=False)
     except InvalidRequestError:
         return None
-    events = parse(
-        create_output_parser(found.tool, found.reasoning, tools=[TOOL]), [behind(prompt, whole)], is_cut=False
-    )
+    opening = Opening.NONE if found.reasoning is None else find_opening(REASONING[found.reasoning], prompt)
+    parser = create_output_parser(found.tool, found.reasoning, tools=[TOOL], opening=opening)
+    events = parse(parser, [behind(prompt, whole)], is_cut=False)
     assert all(event.name == "f" for event in events if isinstance(event, ToolCallStart))
     return [json.loads(event.text) for event in events if isinstance(event, ToolArgumentsDelta)]
 
