@@ -162,37 +162,20 @@ def names_unknown(
                 raise error(
                     f"{kind.__name__} takes its values by name, as in {first}=...; given was {values[0]!r:.100}"
                 )
-            if not given.keys() <= known:
-                given = {name: value for name, value in given.items() if not (name in advice and value is None)}
-                for name in given.keys() - known:
-                    if name in advice:
-                        raise error(f"{kind.__name__} has no {name!r}: {advice[name]}")
-                    raise error(f"{kind.__name__} has no {unknown_name(kind, [name])}")
-            construct(self, **given)
+            construct(self, **(given if given.keys() <= known else known_names(given)))
+
+        def known_names(given: Mapping[str, object]) -> dict[str, object]:
+            found = {name: value for name, value in given.items() if not (name in advice and value is None)}
+            for name in found.keys() - known:
+                if name in advice:
+                    raise error(f"{kind.__name__} has no {name!r}: {advice[name]}")
+                raise error(f"{kind.__name__} has no {unknown_name(kind, [name])}")
+            return found
 
         kind.__init__ = check_names  # type: ignore[assignment, method-assign]
         return kind
 
     return decorate
-
-
-def read_texts(kind: type, values: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
-    """Reads values that are given as text for fields of other types, as the command line does: "200M" for a number of bytes.
-
-    Returns:
-        The values that were read, and field name -> what is wrong with the text. Fields that the command line has no parser
-        for are left out.
-    """
-    found: dict[str, object] = {}
-    problems: dict[str, str] = {}
-    for name, declared in settings_of(kind).items():
-        text = values.get(name)
-        if isinstance(text, str) and declared.parse is not None:
-            try:
-                found[name] = declared.parse(text)
-            except ValueError as error:
-                problems[name] = f"{name}: {error}"
-    return found, problems
 
 
 def _text(bound: float) -> str:

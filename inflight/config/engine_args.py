@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from inflight.config.milliseconds import parse_milliseconds, time_problem
+from inflight.config.text_values import read_texts
 from inflight.config.weight_format import STORED_QUANTIZATIONS
 from inflight.errors import ConfigError, UnknownArgumentError
 from inflight.model_name import read_model_name
-from inflight.setting import check_values, names_unknown, read_texts, setting, unknown_name
+from inflight.setting import check_values, names_unknown, setting, unknown_name
 from inflight.setting_text import parse_bytes, parse_count
 
 _EXECUTORS = ("uni", "mp", "ray", "external_launcher")

@@ -3,15 +3,16 @@
 The arguments are those of the command line, so the tables of `cli/foreign_flags.py` hold for both.
 """
 
+import difflib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.foreign_flags import HARMLESS_VALUES, SAME, SAME_VALUES, find_flag
-from inflight.errors import UnknownArgumentError, UnsupportedMethodError
+from inflight.errors import InvalidRequestError, UnknownArgumentError, UnsupportedMethodError
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,24 @@ _NO_EFFECT = {
     "mm_processor_kwargs": "models take text only",
 }
 
+# Arguments that `generate` and `chat` have.
+_COMMON = ("sampling_params", "use_tqdm", "priority")
+
+# Arguments of these methods in vLLM -> what to do instead.
+_ARGUMENTS = {
+    "lora_request": "LoRA adapters are not served",
+    "prompt_token_ids": "give the token ids as the prompts",
+    "chat_template": "give chat_template to `LLM`; it holds for all chats",
+    "chat_template_content_format": "leave it out: the format is found in the template",
+    "response_format": "give SamplingParams(structured_outputs=StructuredOutputsParams(json=...))",
+    "guided_options_request": "give SamplingParams(structured_outputs=StructuredOutputsParams(...))",
+    "tool_choice": 'use StructuredOutputsParams, or tools with "strict": True',
+    "tokenization_kwargs": "give token ids as prompts, if the tokenizer shall work in another way",
+    "mm_processor_kwargs": "models take text only",
+    "prompt_adapter_request": "there are no prompt adapters",
+    "system": 'give it as the first message: {"role": "system", "content": ...}',
+}
+
 
 def own_arguments(given: Mapping[str, Any]) -> dict[str, Any]:  # Any: EngineArgs checks every value
     """Returns the arguments without those of other engines. A note is logged for each argument that has no effect.
@@ -64,6 +83,21 @@ def own_arguments(given: Mapping[str, Any]) -> dict[str, Any]:  # Any: EngineArg
         elif value not in (None, False, *HARMLESS_VALUES.get(flag, ())):
             logger.warning("%s has no effect here: %s", name, reason)
     return found
+
+
+def refuse_others(method: str, given: Mapping[str, object], more: Iterable[str]) -> None:
+    """Refuse arguments that `method` does not have. If an argument is None, it is ignored: programs for vLLM pass some so.
+
+    Args:
+        more: the arguments that `method` has besides the common ones.
+    """
+    known = [*_COMMON, *more]
+    for name, value in given.items():
+        if value is None:
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        advice = _ARGUMENTS.get(name) or (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}")
+        raise InvalidRequestError(f"{method} has no argument {name!r} (given: {value!r:.100}); {advice}")
 
 
 def missing_attribute(llm: object, name: str) -> AttributeError:

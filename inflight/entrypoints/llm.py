@@ -26,17 +26,11 @@ from inflight.engine.core.chrome_trace import chrome_trace
 from inflight.engine.core.step_figures import StepFigures, step_figures
 from inflight.engine.request.input_processor import ChatOptions, RequestOptions
 from inflight.engine.request.prompt import Prompt
-from inflight.entrypoints.foreign_llm import missing_attribute, own_arguments
-from inflight.entrypoints.llm_arguments import (
-    Message,
-    as_conversations,
-    as_prompts,
-    one_each,
-    one_of,
-    priorities,
-    refuse_others,
-)
-from inflight.entrypoints.llm_engine import LLMEngine, OfflineEngine
+from inflight.entrypoints.conversations import Message, as_conversations
+from inflight.entrypoints.foreign_llm import missing_attribute, own_arguments, refuse_others
+from inflight.entrypoints.llm_arguments import as_prompts, one_each, one_of, priorities
+from inflight.entrypoints.llm_engine import LLMEngine
+from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.errors import ConfigError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
@@ -119,7 +113,8 @@ class LLM:
             EngineDeadError: the engine failed permanently in an earlier call. The message names the cause.
             KeyboardInterrupt: all requests of this call are aborted. The engine can be used again.
         """
-        refuse_others("generate", others, ())
+        if others:
+            refuse_others("generate", others, ())
         given = as_prompts(prompts)
         params = one_each(sampling_params, len(given))
         options = [RequestOptions(priority=each) for each in priorities(priority, len(given))]

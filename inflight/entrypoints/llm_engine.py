@@ -5,114 +5,28 @@ The engine core runs in the caller's process. Ranks may be processes of their ow
 
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Iterable
+from typing import Unpack
 
 from inflight.config.engine_args import EngineArgs
 from inflight.config.openmp import placement_hidden
 from inflight.engine.core.engine_core import EngineCore
 from inflight.engine.core.step_figures import ENGINE
-from inflight.engine.request.input_processor import ChatOptions, InputProcessor, RequestOptions
+from inflight.engine.request.input_processor import InputProcessor, RequestOptions
 from inflight.engine.request.model_info import make_input_processor
 from inflight.engine.request.output_processor import OutputProcessor
 from inflight.engine.request.prompt import Prompt
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.start.make_core import make_core
 from inflight.engine.start.model_files import make_grammars, resolve_config
-from inflight.entrypoints.assistant_message import assistant_message
-from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError
+from inflight.entrypoints.offline_engine import OfflineEngine
+from inflight.errors import ConfigError, EngineClosedError
 from inflight.executor.executor import Executor
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
 
 logger = logging.getLogger(__name__)
-
-MAX_UNENFORCED_LINES = 1000  # at most this many log lines about parts of schemas that are not enforced
-
-
-class OfflineEngine(ABC):
-    """What `LLM` needs of an engine.
-
-    Attributes:
-        tokenizer: None if skip_tokenizer_init=True.
-        chat_template: None if skip_tokenizer_init=True.
-        default_params: used for a request without `SamplingParams`.
-    """
-
-    def __init__(self, input_processor: InputProcessor) -> None:
-        self.tokenizer = input_processor.tokenizer
-        self.chat_template = input_processor.chat_template
-        self.default_params = input_processor.default_params
-        self._input_processor = input_processor
-        self._logged_unenforced: set[str] = set()
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self.chat_template is not None and self.chat_template.default_source is not None
-
-    # Any: JSON
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
-        """Render a conversation with the model's chat template, and return the token ids of the prompt."""
-        text = self._input_processor.render_text(messages, **options)
-        return self._input_processor.encode(text, add_special_tokens=False)
-
-    def with_strict_tools(
-        self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
-    ) -> SamplingParams | None:
-        """See `InputProcessor.with_strict_tools`."""
-        return self._input_processor.with_strict_tools(params, tools)
-
-    def assistant_message(
-        self, output: RequestOutput, tools: Sequence[Mapping[str, Any]] | None, index: int
-    ) -> dict[str, Any]:  # Any: JSON
-        """See `LLM.assistant_message`."""
-        if self.tokenizer is None:
-            raise InvalidRequestError("a message needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
-        completion = next((each for each in output.outputs if each.index == index), None)
-        if completion is None:
-            raise InvalidRequestError(f"index={index}: the output has {len(output.outputs)} completions, from index 0")
-        parsers = self._input_processor.parsers
-        return assistant_message(completion, output.prompt_token_ids, self.tokenizer, parsers, tools)
-
-    def _log_unenforced(self, places: Iterable[str]) -> None:
-        """Log each place only once, because the requests of a batch usually have the same schema."""
-        for place in places:
-            if place not in self._logged_unenforced and len(self._logged_unenforced) < MAX_UNENFORCED_LINES:
-                self._logged_unenforced.add(place)
-                logger.warning("%s: the grammar library cannot enforce this part, so it is ignored", place)
-
-    @abstractmethod
-    def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> None:
-        """Queue a request. Calls of `step` compute it. `InputProcessor.process` describes the arguments.
-
-        Raises:
-            InvalidRequestError: the request is wrong (the message says what to do), or a request with this id still runs.
-        """
-
-    @abstractmethod
-    def step(self) -> list[RequestOutput]:
-        """Go on for a moment. Returns outputs of requests, at least of those that have ended.
-
-        Raises:
-            EngineError: requests have failed. Abort all.
-            EngineDeadError: the engine cannot continue.
-        """
-
-    @abstractmethod
-    def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests at once. `step` returns no more outputs of them. Ids of unknown or ended requests are ignored."""
-
-    @abstractmethod
-    def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
-        """Forget the KV blocks of earlier prompts. With `reset_connector` also those in host memory and tiers."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End all threads and processes of the engine. Unfinished requests are dropped. Idempotent."""
 
 
 class LLMEngine(OfflineEngine):
@@ -182,7 +96,8 @@ class LLMEngine(OfflineEngine):
         self._check_open()
         request = self._input_processor.process(request_id, prompt, params, **options)
         self._output_processor.add_request(request, kind)
-        self._log_unenforced(request.unenforced)
+        if request.unenforced:
+            self._log_unenforced(request.unenforced)
         for sequence in request.sequences:
             self.core.add_request(sequence, request.prompt_array)
 

@@ -15,7 +15,7 @@ from inflight.engine.request.prompt import Prompt
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.engine.serving.output_stream import OutputStream
-from inflight.entrypoints.llm_engine import OfflineEngine
+from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.errors import EngineClosedError
 from inflight.outputs import RequestOutput
 from inflight.processes.io_thread import IoThread

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
 
 from inflight.executor.failures import failure_of
+from inflight.executor.run_call import reply_of, run_call
 from inflight.interface.messages import (
     ExecuteModel,
     ProvideGrammarOutput,
     RpcCall,
-    RpcReply,
     StepReply,
     WorkerActivity,
     WorkerCommand,
@@ -138,7 +137,7 @@ class CommandLoop(ABC):
                 self._run_beside(command)
             case RpcCall():
                 self._method = command.method
-                reply = self._run_call(command)
+                reply = run_call(self._worker, self._rank, command)
                 self._method = ""
                 self._reply(reply)
 
@@ -198,32 +197,11 @@ class CommandLoop(ABC):
 
     def _run_beside(self, command: RpcCall) -> None:
         """Begin the call. If the method returns a future, the thread that completes the future replies."""
-        begun = self._run_call(command)
+        begun = run_call(self._worker, self._rank, command)
         if isinstance(begun.value, Future):
-            begun.value.add_done_callback(lambda future: self._reply(self._reply_of(command, future.result)))
+            begun.value.add_done_callback(lambda future: self._reply(reply_of(self._rank, command, future.result)))
         else:
             self._reply(begun)
-
-    def _run_call(self, command: RpcCall) -> RpcReply:
-        method = None if command.method.startswith("_") else getattr(self._worker, command.method, None)
-        if callable(method):
-            return self._reply_of(command, lambda: method(*command.args, **command.kwargs))
-        failure = self._no_such_method(command.method)
-        return RpcReply(epoch=command.epoch, call_id=command.call_id, rank=self._rank, failure=failure)
-
-    def _reply_of(self, command: RpcCall, call: Callable[[], Any]) -> RpcReply:  # Any: each method has its own result
-        value, failure = None, None
-        try:
-            value = call()
-        except Exception as error:
-            failure = failure_of(error)
-        return RpcReply(epoch=command.epoch, call_id=command.call_id, rank=self._rank, value=value, failure=failure)
-
-    def _no_such_method(self, name: str) -> WorkerFailure:
-        cls = type(self._worker)
-        known = [known for known in dir(cls) if not known.startswith("_") and callable(getattr(cls, known))]
-        message = f"{cls.__name__} has no public method {name!r}; its public methods are {', '.join(known)}"
-        return WorkerFailure(type_name="AttributeError", message=message, traceback="")
 
     # -- epochs: worker_loop.py ----------------------------------------------------------------------------------------
 

@@ -83,13 +83,6 @@ class ResolvedSampling:
     answer_frame: AnswerFrame | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
-    @property
-    def has_grammar(self) -> bool:
-        """Whether masks restrict some of its draws: those of a grammar, or those that end the reasoning."""
-        frame = self.answer_frame
-        has_budget = frame is not None and frame.max_reasoning_tokens is not None
-        return has_budget or self.params.structured_outputs is not None
-
 
 # A sequence has made progress after a fault if it has got so many new tokens (see scheduler/suspects.py).
 MIN_PROGRESS_TOKENS = 2

@@ -18,9 +18,13 @@ def check_sampling(sampling: ResolvedSampling, vocab_size: int) -> None:
     _check_within("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     _check_within("logit_bias", params.logit_bias or (), vocab_size)
     _check_within("stop_token_ids", params.stop_token_ids or (), vocab_size)
-    if params.allowed_token_ids is None:
-        return
-    allowed = frozenset(params.allowed_token_ids)
+    if params.allowed_token_ids is not None:
+        _check_allowed(sampling, frozenset(params.allowed_token_ids))
+
+
+def _check_allowed(sampling: ResolvedSampling, allowed: frozenset[int]) -> None:
+    """Check that a token of `allowed` can be drawn."""
+    params = sampling.params
     bad = {word[0] for word in sampling.bad_words_token_ids if len(word) == 1}
     if allowed <= bad:
         raise InvalidRequestError(

@@ -75,7 +75,9 @@ class Request:
         self.num_prompt_logprobs_done = core.num_prompt_logprobs_done
         self.arrival_time = time.monotonic()  # at this engine; the front end's clock may be another machine's
         self.queue_seconds = 0.0  # from then to the first admission
-        self.has_grammar = core.sampling.has_grammar
+        # Whether masks restrict some of its draws: those of a grammar, or those that end the reasoning.
+        frame, constraint = core.sampling.answer_frame, core.sampling.params.structured_outputs
+        self.has_grammar = constraint is not None or (frame is not None and frame.max_reasoning_tokens is not None)
         self.first_masked = 0
         self.draft_token_ids: list[int] = []
         self.num_drawn_tokens = 0

@@ -32,7 +32,8 @@ from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, 
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profile_run import one_token_each, zero_activations
 from inflight.worker.prompt_logprobs import joined
-from inflight.worker.runner import RankParts, Runner
+from inflight.worker.runner import Runner
+from inflight.worker.runner_base import RankParts
 from inflight.worker.token_inbox import TokenInbox
 
 

@@ -9,30 +9,17 @@ One thread prepares, a second executes and samples, a third drains. Each thread 
 prepares may be several steps ahead. A step's forward may run before the sample of the previous step (see `phase_order`).
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from concurrent.futures import Future
-from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend
-from inflight.config.engine import EngineConfig
-from inflight.device.accelerator import Accelerator
-from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from inflight.layers.attention import Attention
-from inflight.models.causal_lm import CausalLM
-from inflight.sample.state import SamplingState
-from inflight.timeline import Timeline
 from inflight.worker.input_batch import InputBatch, StepInputs
-from inflight.worker.pipeline import Pipeline
-from inflight.worker.profile_run import cache_spec, run_largest_step
-from inflight.worker.prompt_logprobs import PromptLogprobsProgress, PromptLogprobsSpan
-from inflight.worker.token_inbox import TokenInbox
+from inflight.worker.prompt_logprobs import PromptLogprobsSpan
+from inflight.worker.runner_base import RunnerBase
 
 
 class PreparedStep(Protocol):
@@ -45,100 +32,8 @@ class PreparedStep(Protocol):
     def inputs(self) -> StepInputs: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankParts:
-    """What a runner gets from its worker.
-
-    Attributes:
-        model: the layers of this rank's pipeline stage.
-        pipeline: the links to the other stages; the worker closes them.
-    """
-
-    config: EngineConfig
-    model: CausalLM
-    backend: AttentionBackend
-    device: Device
-    timeline: Timeline
-    tp: TensorParallelGroup
-    pipeline: Pipeline
-
-
-class Runner(ABC):
-    """Owns the model, the KV arena (the memory of all KV blocks) and the `InputBatch`. On an accelerator the constructor tunes
-    the model's matrix products, so call it in the device's compute thread."""
-
-    def __init__(self, parts: RankParts) -> None:
-        config, model, device, pipeline = parts.config, parts.model, parts.device, parts.pipeline
-        self._config, self._model, self._device, self._timeline = config, model, device, parts.timeline
-        self._backend = parts.backend
-        self._tp, self._stage, self._pipeline = parts.tp, pipeline.stage, pipeline
-        self._draws = self._stage.is_last and parts.tp.rank == 0
-        architecture = config.model.architecture
-        self._linears = model.tune(config.scheduler.max_num_seqs) if isinstance(device, Accelerator) else []
-        self._sampling_state = SamplingState(
-            config.scheduler.max_num_seqs, architecture.vocab_size, device.torch_device
-        )
-        self._prompt_logprobs = PromptLogprobsProgress()
-        self._kv_cache_config: KVCacheConfig | None = None
-        self._batch: InputBatch | None = None
-        self.arena: Tensor  # uint8 [num_blocks, block_bytes], see `initialize`
-        self._inbox: TokenInbox  # each runner makes it, with its own function that applies received tokens
-
-    def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
-        """The spec of each layer's cache, by layer name, in layer order."""
-        return {name: cache_spec(layer, self._config) for name, layer in self._model.cached_layers().items()}
-
-    def initialize(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the arena and bind every layer to its part of it."""
-        self._kv_cache_config = kv_cache_config
-        self.arena = self._device.allocate_arena(kv_cache_config.num_blocks, kv_cache_config.block_bytes)
-        layers = self._model.cached_layers()
-        for group_index, group in enumerate(kv_cache_config.groups):
-            for i, name in enumerate(group.layer_names):
-                layers[name].bind(self._backend.layer_cache(self.arena, group.spec, i), group_index)
-        self._batch = self._new_batch(kv_cache_config)
-
-    def warm_up(self) -> None:
-        """Run a step without requests, because the first call of each kernel is slow. All ranks do this together, after
-        `initialize`, and once in each later epoch."""
-        self.dummy_run(1)
-
-    def begin_epoch(self, pipeline: Pipeline) -> None:
-        """Use the links of a new epoch, which begins after a fault. The steps of the old epoch are void. Weights and KV arena
-        stay as they are. Call this only while nothing is computed."""
-        self._pipeline = pipeline
-        self._prompt_logprobs = PromptLogprobsProgress()
-        if self._kv_cache_config is not None:
-            self._batch = self._new_batch(self._kv_cache_config)
-
-    def _new_batch(self, kv_cache_config: KVCacheConfig) -> InputBatch:
-        return InputBatch(
-            max_num_seqs=self._config.scheduler.max_num_seqs,
-            max_model_len=self._config.model.max_model_len,
-            block_size=self._config.cache.block_size,
-            num_groups=len(kv_cache_config.groups),
-        )
-
-    def reserved_bytes(self, peak_bytes: int) -> int:
-        """Device bytes that `initialize` and later steps need besides the arena. The profile run needed `peak_bytes`."""
-        specs, num_threads = self.kv_cache_specs(), self._config.device.num_threads
-        found: dict[tuple[int, int], int] = {}  # by query heads per key head, and head_dim
-        for name, layer in self._model.cached_layers().items():
-            spec = specs[name]
-            if isinstance(layer, Attention) and isinstance(spec, KVCacheSpec):
-                per_head = layer.num_heads // layer.num_kv_heads
-                scratch_bytes = self._backend.scratch_bytes(spec, per_head=per_head, num_threads=num_threads)
-                found[per_head, spec.head_dim] = scratch_bytes
-        return sum(found.values())
-
-    def graph_report(self) -> dict[str, Any]:  # Any: JSON
-        """See `Worker.graph_report`."""
-        return {
-            "num_graphs": 0,
-            "seconds": 0.0,
-            "bytes": 0,
-            "linears": [list(astuple(linear)) for linear in self._linears],
-        }
+class Runner(RunnerBase):
+    """The phases of a step."""
 
     def _apply_plan(self, plan: SchedulerOutput) -> tuple[InputBatch, StepInputs]:
         """Apply the plan to the batch. Returns the batch and the step's inputs. Runs in the thread that prepares."""
@@ -199,18 +94,3 @@ class Runner(ABC):
     @abstractmethod
     def drain(self, drawn: Any) -> ModelRunnerOutput:
         """Return the step's output. Runs in the drain thread, while later steps run."""
-
-    @abstractmethod
-    def dummy_run(self, num_tokens: int) -> None:
-        """Run a forward pass that belongs to no request: `num_tokens` sequences of one token, all in the dummy block.
-
-        It uses no link to other stages. Zeros replace the activations of the previous stage.
-        """
-
-    @abstractmethod
-    def _profile_draws(self, hidden: Tensor) -> None:
-        """Run the LM head and the sampler on these hidden states, with as many rows as the largest step has."""
-
-    def profile_run(self) -> None:
-        """Run a step of the largest size, so that its peak memory can be measured. The memory is freed at the end."""
-        run_largest_step(self._config, self._model, self._backend, self._device, self._stage, self._profile_draws)

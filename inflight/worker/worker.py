@@ -34,7 +34,8 @@ from inflight.worker.model_runner import ModelRunner
 from inflight.worker.phase_order import PhaseOrder
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profiling import RankProfiler
-from inflight.worker.runner import RankParts, Runner
+from inflight.worker.runner import Runner
+from inflight.worker.runner_base import RankParts
 from inflight.worker.startup import join_world, start_threads
 from inflight.worker.step_pipeline import StepPipeline
 

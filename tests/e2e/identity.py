@@ -301,7 +301,7 @@ def process_logits(
     if params.structured_outputs is not None or params.thinking_token_budget is not None:
         processor = engines.llm(PLAIN).llm_engine._input_processor
         sampling = processor.process("r", prompt, params).sequences[0].sampling
-    if sampling is not None and sampling.has_grammar:
+    if sampling is not None and (params.structured_outputs is not None or sampling.answer_frame is not None):
         is_allowed = allowed_tokens(engines, len(logits), sampling, emitted)
     if params.allowed_token_ids is not None:
         is_allowed[:] = False

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from inflight.setting import check_values, names_unknown, read_texts, setting, settings_of, unknown_name
+from inflight.config.text_values import read_texts
+from inflight.setting import check_values, names_unknown, setting, settings_of, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from inflight.engine.request.prompt import Prompt, as_token_ids, open_prompt, to
 from inflight.engine.request.text_parameters import check_text_parameters, tokenize_bad_words, unenforced_places
 from inflight.engine.start.generation_defaults import default_sampling_params, model_eos_token_ids
 from inflight.errors import ContextLengthExceededError, InvalidRequestError, UnknownParameterError
-from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
+from inflight.interface.request import AnswerFrame, EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.kv_cache.block_hash import BlockHasher
 from inflight.parsers.markup import ToolMarkup
 from inflight.parsers.output_parser import OutputParser
@@ -174,7 +174,8 @@ class InputProcessor:
             ContextLengthExceededError: the prompt leaves no room for a generated token.
             InvalidRequestError: the request is wrong. The message says what was given, what is allowed and what to do.
         """
-        _refuse_unknown(options)
+        if not options.keys() <= RequestOptions.__annotations__.keys():
+            raise _unknown_option(options)
         arrival_time, priority = options.get("arrival_time", time.monotonic()), options.get("priority", 0)
         if priority and self.config.scheduler.policy != "priority":
             raise InvalidRequestError(
@@ -198,13 +199,9 @@ class InputProcessor:
             max_tokens=max_tokens,
             stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
             eos_token_ids=eos,
-            answer_frame=self._frames.find(
-                params,
-                token_ids,
-                max_tokens=max_tokens,
-                thinks_first=options.get("thinks_first", True),
-                given=options.get("answer_frame", FIND),
-            ),
+            answer_frame=self._frame_of(params, token_ids, max_tokens, options)
+            if self._may_have_frame(params)
+            else None,
             bad_words_token_ids=self._bad_words_of(params),
         )
         check_sampling(sampling, self._vocab_size)
@@ -216,7 +213,7 @@ class InputProcessor:
             prompt_array=token_ids,
             params=params,
             arrival_time=arrival_time,
-            sequences=_make_sequences(parent),
+            sequences=(parent,) if params.n == 1 else _siblings(parent),
             trace_headers=options.get("trace_headers", {}),
             unenforced=unenforced,
             make_parser=options.get("make_parser"),
@@ -256,6 +253,17 @@ class InputProcessor:
         return self.parsers.markup
 
     # -- parameters ----------------------------------------------------------------------------------------------------
+
+    def _may_have_frame(self, params: SamplingParams) -> bool:
+        """A frame serves a grammar or a reasoning budget, so most requests have none."""
+        has_budget = params.thinking_token_budget is not None or self.config.reasoning_budget >= 0
+        return has_budget or params.structured_outputs is not None
+
+    def _frame_of(
+        self, params: SamplingParams, token_ids: Int32Array, max_tokens: int, options: RequestOptions
+    ) -> AnswerFrame | None:
+        thinks_first, given = options.get("thinks_first", True), options.get("answer_frame", FIND)
+        return self._frames.find(params, token_ids, max_tokens=max_tokens, thinks_first=thinks_first, given=given)
 
     def _bad_words_of(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words or self.tokenizer is None:
@@ -298,25 +306,20 @@ class InputProcessor:
             )
 
 
-def _refuse_unknown(options: RequestOptions) -> None:
-    """
-    Raises:
-        UnknownParameterError: an option has a name that `RequestOptions` does not have. A program may give it, since Python
-            does not check the keys of a TypedDict.
-    """
+def _unknown_option(options: RequestOptions) -> UnknownParameterError:
+    """Makes the error for an option that `RequestOptions` does not have. A program may give it, since Python does not check the
+    keys of a TypedDict."""
     known = RequestOptions.__annotations__
-    for name in options.keys() - known.keys():
-        near = difflib.get_close_matches(name, known, n=1)
-        advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        raise UnknownParameterError(f"a request has no option {name!r}; {advice}")
+    name = next(name for name in options if name not in known)
+    near = difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    return UnknownParameterError(f"a request has no option {name!r}; {advice}")
 
 
-def _make_sequences(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
-    """Returns the n sequences of a request, each with its own seed. The first sequence computes the prompt, and the
+def _siblings(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
+    """Returns the n sequences of a request with n > 1, each with its own seed. The first sequence computes the prompt, and the
     log-probabilities of the prompt if they are wanted. The other sequences use the KV cache of this prompt."""
     params, seed = parent.sampling.params, parent.sampling.seed
-    if params.n == 1:
-        return (parent,)
     without_prompt_logprobs = dataclasses.replace(params, prompt_logprobs=None)
     leader = f"0_{parent.request_id}"
     return tuple(

@@ -55,7 +55,8 @@ from inflight.worker.gpu.step_programs import StepPrograms
 from inflight.worker.input_batch import NO_STEP, StepInputs
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.prompt_logprobs import PromptLogprobsSpan
-from inflight.worker.runner import RankParts, Runner
+from inflight.worker.runner import Runner
+from inflight.worker.runner_base import RankParts
 from inflight.worker.token_inbox import TokenInbox
 
 logger = logging.getLogger(__name__)

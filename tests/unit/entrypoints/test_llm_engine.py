@@ -12,7 +12,8 @@ from benchmarks.shared.mock_executor import mock_tokens
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.entrypoints import llm_engine
-from inflight.entrypoints.llm_engine import MAX_UNENFORCED_LINES, LLMEngine
+from inflight.entrypoints.llm_engine import LLMEngine
+from inflight.entrypoints.offline_engine import MAX_UNENFORCED_LINES
 from inflight.errors import ConfigError, EngineClosedError, EngineDeadError, InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams

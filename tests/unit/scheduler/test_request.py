@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inflight.interface.request import EngineCoreRequest, ResolvedSampling
+from inflight.interface.request import AnswerFrame, EngineCoreRequest, ResolvedSampling
 from inflight.kv_cache.manager import RequestBlocks
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
@@ -32,6 +32,15 @@ def test_a_new_request() -> None:
     assert (request.num_faults, request.num_tokens_at_fault, request.num_prompt_logprobs_done) == (1, 3, 2)
     assert not (request.has_begun or request.has_grammar or request.is_decoding or request.has_planned_prompt)
     assert make_request(regex="a").has_grammar
+
+
+@pytest.mark.parametrize(("budget", "has_masks"), [(None, False), (0, True), (9, True)])
+def test_a_reasoning_budget_needs_masks(budget: int | None, has_masks: bool) -> None:
+    frame = AnswerFrame(begin="<t>", end="</t>", max_reasoning_tokens=budget)
+    sampling = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=6, answer_frame=frame)
+    given = EngineCoreRequest(request_id="a", sampling=sampling)
+    blocks = RequestBlocks(([4], [6]), b"")
+    assert Request(given, np.array([1], np.int32), order=2, blocks=blocks, max_model_len=64).has_grammar == has_masks
 
 
 @pytest.mark.parametrize(("max_tokens", "max_model_len", "most"), [(6, 64, 9), (6, 9, 9), (6, 8, 8), (1, 64, 4)])
