@@ -1,16 +1,61 @@
 """`name_calls`: finds out which call each result of a tool belongs to. In Ollama's API a result may have the id of its call, or
 the name of the tool, or neither."""
 
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 RESULT = "tool"  # the role of a result
 
 
-class _Call(NamedTuple):
+@dataclass(slots=True)
+class _Call:
     id: str
     name: str
+    is_answered: bool = False
+
+
+class _WaitingCalls:
+    """The calls without a result, in the order in which results without a name belong to them.
+
+    A request may have thousands of calls and of results, so no result may cost a search through all calls. An answered call
+    stays in a queue until it is the queue's first.
+    """
+
+    def __init__(self) -> None:
+        self._all: deque[_Call] = deque()
+        self._by_name: dict[str, deque[_Call]] = defaultdict(deque)
+        self._by_id: dict[str, list[_Call]] = defaultdict(list)
+
+    def add(self, calls: Iterable[_Call]) -> None:
+        for call in calls:
+            self._all.append(call)
+            self._by_name[call.name].append(call)
+            self._by_id[call.id].append(call)
+
+    def add_first(self, calls: Sequence[_Call]) -> None:
+        """Add calls before those that are waiting already."""
+        for call in reversed(calls):
+            self._all.appendleft(call)
+            self._by_name[call.name].appendleft(call)
+            self._by_id[call.id].append(call)
+
+    def answer(self, call_id: str) -> None:
+        """There is a result with this id."""
+        for call in self._by_id.pop(call_id, ()):
+            call.is_answered = True
+
+    def take(self, name: str | None = None) -> str | None:
+        """The id of the first call, or of the first one with this name, which has its result now. None if there is none."""
+        queue = self._all if name is None else self._by_name.get(name)
+        while queue:
+            call = queue.popleft()
+            if not call.is_answered:
+                call.is_answered = True
+                return call.id
+        return None
 
 
 def name_calls(messages: Sequence[dict[str, Any]]) -> None:
@@ -19,7 +64,7 @@ def name_calls(messages: Sequence[dict[str, Any]]) -> None:
     Args:
         messages: the messages of a chat, whose calls all have ids.
     """
-    waiting: list[_Call] = []  # the calls without a result, in the order in which results without a name belong to them
+    waiting = _WaitingCalls()
     is_asked_anew = False  # whether the user has written something since the last call
     for is_result, group in groupby(messages, lambda message: message["role"] == RESULT):
         together = list(group)
@@ -30,11 +75,14 @@ def name_calls(messages: Sequence[dict[str, Any]]) -> None:
             is_asked_anew = is_asked_anew or message["role"] == "user"
             calls = [_Call(call["id"], call["function"]["name"]) for call in message.get("tool_calls", ())]
             # calls before the user's message have been given up, if there are newer ones
-            waiting[:] = [*calls, *waiting] if is_asked_anew else [*waiting, *calls]
+            if is_asked_anew:
+                waiting.add_first(calls)
+            else:
+                waiting.add(calls)
             is_asked_anew = is_asked_anew and not calls
 
 
-def _name_calls(results: Iterable[dict[str, Any]], waiting: list[_Call]) -> None:
+def _name_calls(results: Iterable[dict[str, Any]], waiting: _WaitingCalls) -> None:
     """For results without other messages between them. Ids come before names, and names before the order. A name that is none
     of a waiting call's says nothing."""
     without_id = []
@@ -42,14 +90,12 @@ def _name_calls(results: Iterable[dict[str, Any]], waiting: list[_Call]) -> None
         if result.get("tool_call_id") is None:
             without_id.append(result)
         else:
-            waiting[:] = [call for call in waiting if call.id != result["tool_call_id"]]
+            waiting.answer(result["tool_call_id"])
     unnamed = []
     for result in without_id:
-        named = next((call for call in waiting if call.name == result.get("name")), None)
-        if named is None:
+        name = result.get("name")
+        result["tool_call_id"] = None if name is None else waiting.take(name)
+        if result["tool_call_id"] is None:
             unnamed.append(result)
-        else:
-            waiting.remove(named)
-            result["tool_call_id"] = named.id
     for result in unnamed:
-        result["tool_call_id"] = waiting.pop(0).id if waiting else None
+        result["tool_call_id"] = waiting.take()

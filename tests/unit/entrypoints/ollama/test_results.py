@@ -63,3 +63,38 @@ def test_names_and_ids_find_the_call_in_every_order(order: tuple[int, ...]) -> N
 )
 def test_conversations(messages: list[dict[str, Any]], found: list[str | None]) -> None:
     assert ids(*messages) == found
+
+
+class CountedName(str):
+    """Counts how often names are compared."""
+
+    num_compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.num_compared += 1
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize("way", ["id", "name", "neither"])
+def test_each_result_costs_the_same_whatever_the_number_of_calls(way: str) -> None:
+    def num_compared(num_calls: int) -> int:
+        names = [CountedName(f"f{i}") for i in range(num_calls)]
+        asked: list[dict[str, Any]] = []
+        for i, name in enumerate(names):
+            call = {"id": CountedName(f"id{i}"), "function": {"name": name}}
+            asked += [{"role": "assistant", "tool_calls": [call]}, {"role": "user"}]
+        given: dict[str, Any] = {"id": {"tool_call_id": CountedName("x")}, "name": {"name": CountedName("x")}}.get(
+            way, {}
+        )
+        messages = [*asked, *({"role": "tool", "tool_call_id": None, **given} for _ in range(num_calls))]
+        CountedName.num_compared = 0
+        name_calls(messages)
+        assert way == "id" or None not in {message["tool_call_id"] for message in messages[-num_calls:]}
+        return CountedName.num_compared
+
+    assert num_compared(1000) < 20 * num_compared(100) + 1000
