@@ -22,10 +22,16 @@ class LaterThoughts:
 
     Attributes:
         begins: the opening tag, as texts to look for.
+        num_begun: how many opening tags have been read that may begin reasoning.
+        num_pieces: how many pieces of the text were reasoning. Those of a thought count when it ends.
     """
 
     def __init__(self, reader: TextReader, writer: EventWriter, begin: str, end: str) -> None:
         self.begins: tuple[str, ...] = (begin,) if begin else ()
+        self.num_begun = 0
+        self.num_pieces = 0
+        self._num_waiting_pieces = 0  # since the last opening tag
+        self._is_open = False  # its closing tag is awaited
         self._end = end
         self._reader = reader
         self._writer = writer
@@ -46,6 +52,10 @@ class LaterThoughts:
             self._line, self._num_backticks = "", 0
             self._add_to_line(line)
 
+    def add_piece(self) -> None:
+        """A piece of the text has been read in which no reasoning has begun."""
+        self._num_waiting_pieces += self._is_open
+
     def _add_to_line(self, text: str) -> None:
         self._line = (self._line + text)[:16]
         self._num_backticks += text.count("`")
@@ -58,6 +68,7 @@ class LaterThoughts:
         if not thought:
             self._writer.content(begin)
             return
+        self.num_pieces += self._num_waiting_pieces
         self._writer.begin_reasoning()
         self._writer.reasoning("\n\n")  # between two thoughts; dropped before the first
         self._writer.reasoning(thought[: -len(self._end)])
@@ -66,6 +77,13 @@ class LaterThoughts:
     def _thought(self, begin: str) -> Steps[str]:
         """Consume and return the text up to the closing tag and this tag. If it does not come, nothing is consumed, and "" is
         returned."""
+        self.num_begun += 1
+        self._num_waiting_pieces, self._is_open = 0, True
+        found = yield from self._up_to_end(begin)
+        self._is_open = False
+        return found
+
+    def _up_to_end(self, begin: str) -> Steps[str]:
         pieces: list[str] = []
         room = _MOST_HELD
         plain = re.compile(f"[^{re.escape(begin[0] + self._end[0])}]+")

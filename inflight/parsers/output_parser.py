@@ -22,6 +22,8 @@ class OutputParser:
     Attributes:
         needs_special_tokens: whether the text must be decoded with skip_special_tokens=False, because markup may consist of
             special tokens.
+        num_reasoning_pieces: how many pieces were reasoning. The piece that completes a tag does not count. A piece may be
+            empty.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class OutputParser:
             reasoning is not None and reasoning.needs_special_tokens
         )
         self._writer.is_reasoning = starts_in_reasoning
+        self._num_first_pieces = 0  # of reasoning that is known to be reasoning
         self._steps = self._run()
         next(self._steps)  # runs until it waits for text
 
@@ -66,6 +69,10 @@ class OutputParser:
     def is_reasoning(self) -> bool:
         """Whether the text so far ends inside the reasoning."""
         return self._writer.is_reasoning
+
+    @property
+    def num_reasoning_pieces(self) -> int:
+        return self._num_first_pieces + self._later_thoughts.num_pieces
 
     def search_content(self, stop_search: StopSearch | None) -> None:
         """Let the content end at the first stop string. Stop strings in the reasoning and in calls do not count."""
@@ -78,9 +85,13 @@ class OutputParser:
             may_stop: if False, a stop string may begin in the text, but not end there.
         """
         self._writer.may_stop = may_stop
+        was_reasoning, num_begun = self.is_reasoning, self._later_thoughts.num_begun
         if text:
             self._reader.push(text)
             next(self._steps)
+        self._num_first_pieces += was_reasoning and self.is_reasoning
+        if self._later_thoughts.num_begun == num_begun:
+            self._later_thoughts.add_piece()
         return self._writer.take_events()
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:

@@ -247,7 +247,8 @@ def create_output_parser(
         thinks_again=not is_constrained,
         max_tool_calls=max_tool_calls,
     )
-    parser.push(begun)  # the part of the format that stands in the prompt
+    if begun:
+        parser.push(begun)  # the part of the format that stands in the prompt
     return parser
 
 

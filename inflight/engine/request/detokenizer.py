@@ -22,7 +22,7 @@ class Detokenizer:
 
     Attributes:
         num_reasoning_tokens: how many tokens were reasoning. The token that completes a tag does not count. Without a parser it
-            is 0.
+            is 0. The tokens of a thought behind content or a call count when it ends.
     """
 
     def __init__(
@@ -68,6 +68,8 @@ class Detokenizer:
         for count, token_id in enumerate(token_ids, 1):
             self._num_tokens += 1
             self._add(self._decoder.push(token_id), search=self._num_tokens > self._min_tokens)
+            if self._parser is not None:
+                self.num_reasoning_tokens = self._parser.num_reasoning_pieces
             if self.stop_string is not None:
                 return count
         return None
@@ -102,9 +104,7 @@ class Detokenizer:
 
     def _add(self, text: str, *, search: bool) -> None:
         if self._parser is not None:
-            was_reasoning = self._parser.is_reasoning
             self._events += self._parser.push(text, may_stop=search)
-            self.num_reasoning_tokens += was_reasoning and self._parser.is_reasoning
         elif self._search is not None:
             self._pieces.append(self._search.write(text, search=search))
         else:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 from inflight.tokenizer.call_arguments import (
     called_with_objects,
@@ -38,8 +39,7 @@ class MessageFields:
                 message["content"] = joined(content)
             if calls_of(message):
                 message["tool_calls"] = [
-                    {**call, "function": {**call["function"]}} if has_function(call) else call
-                    for call in message["tool_calls"]
+                    _complete_call(call) if has_function(call) else call for call in message["tool_calls"]
                 ]
             found.append(self._absent_content.complete(message))
         if has_calls(found):
@@ -84,6 +84,11 @@ class MessageFields:
         if found is None and not self.takes_cut_text:
             found = readable_part(arguments)
         return arguments if found is None else found
+
+
+def _complete_call(call: Message) -> dict[str, Any]:
+    """A copy of a call. Some clients leave its type out, and some templates read it."""
+    return {**call, "type": call.get("type") or "function", "function": {**call["function"]}}
 
 
 def _has_thought(parts: Sequence[Message]) -> bool:

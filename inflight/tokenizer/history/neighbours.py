@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any
 
 from inflight.tokenizer.history.calls import calls_of, result_as_question
@@ -36,7 +37,7 @@ Pair = tuple[Kind, Kind]
 _REMEDIES: dict[Pair, tuple[Remedy, ...]] = {
     (Kind.USER, Kind.USER): (Remedy.JOIN, Remedy.ANSWER_BETWEEN),
     (Kind.ANSWER, Kind.ANSWER): (Remedy.JOIN, Remedy.QUESTION_BETWEEN),
-    (Kind.ANSWER, Kind.CALLS): (Remedy.JOIN,),
+    (Kind.ANSWER, Kind.CALLS): (Remedy.JOIN, Remedy.QUESTION_BETWEEN),
     (Kind.CALLS, Kind.CALLS): (Remedy.JOIN, Remedy.RESULTS_BETWEEN),
     (Kind.CALLS, Kind.ANSWER): (Remedy.RESULTS_BETWEEN,),
     (Kind.CALLS, Kind.USER): (Remedy.RESULTS_BETWEEN,),
@@ -72,7 +73,16 @@ class Neighbours:
 
     def arrange(self, conversation: Conversation, *, ends: bool) -> Conversation:
         """`ends`: an answer of the model follows. Otherwise the model goes on with the last message."""
-        return self._arrange(conversation, self.remedy, ends=ends)
+        found = self._arrange(conversation, self.remedy, ends=ends)
+        if any(kind_of(message) is Kind.USER for message in found) or self._takes_no_question:
+            return found
+        start = next((i for i, message in enumerate(found) if kind_of(message) is not Kind.SYSTEM), len(found))
+        return [*found[:start], {"role": "user", "content": ""}, *found[start:]]
+
+    @cached_property
+    def _takes_no_question(self) -> bool:
+        """Whether the template takes a conversation without any message of the user."""
+        return self._probe.takes("a") or not self._probe.takes("ua")
 
     def remedy(self, before: Kind, after: Kind) -> Remedy:
         """What is done with a message of the kind `after` behind one of the kind `before`."""

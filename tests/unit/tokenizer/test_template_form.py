@@ -204,3 +204,13 @@ def test_parts_are_joined_too() -> None:
     text = ChatTemplate({"default": REFUSES}).render(messages, add_generation_prompt=False)
     assert text == "s:0 u:a\nb\n\n2 "
     assert [message["role"] for message in messages] == ["system", "user", "system"], "the caller's messages stay"
+
+
+def test_the_type_of_a_call() -> None:
+    source = LOOP + "{% for c in m.tool_calls or [] %}{{ c.type + '' }}{% endfor %}" + END
+    for kind in ({}, {"type": None}, {"type": "function"}):
+        message = call()
+        [made] = message["tool_calls"]
+        made.pop("type", None)
+        made |= kind
+        assert render(source, message) == f"function{WRITTEN}"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from inflight.engine.request.detokenizer import Detokenizer
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.output_parser import OutputParser
+from inflight.parsers.reasoning import Opening
 from inflight.parsers.selector import create_output_parser
 from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.stop_strings import StopStrings
@@ -155,9 +156,31 @@ def test_with_a_parser_stop_strings_end_the_content_only(
         assert late.push(ids) is None
 
 
-def test_the_token_that_completes_a_tag_is_no_reasoning_token() -> None:
-    parser = create_output_parser(None, "qwen3", tools=None)
-    detokenizer = make(parser)
-    detokenizer.push(list(b"<think>four</think>answer"))
-    num_bytes = len("four</think")  # each byte is a token
-    assert detokenizer.num_reasoning_tokens == num_bytes
+THOUGHTS = [
+    ("<think>four</think>answer", len("four</think")),
+    ("<think>cut", len("cut")),
+    ("<think>cut </th", len("cut </th")),
+    ("<think>a</think>so <think>bc</think>on<think>d</think>", len("a</think" + "bc</think" + "d</think")),
+    # text, not reasoning
+    ("<think>a</think>so <think>never closed", len("a</think")),
+    ("<think>a</think>so `<think>b</think>`", len("a</think")),
+    ("<think>a</think>so <think>text <think>bc</think>", len("a</think" + "bc</think")),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), THOUGHTS)
+def test_the_token_that_completes_a_tag_is_no_reasoning_token(text: str, expected: int) -> None:
+    """Each byte is a token. The end of the text adds none."""
+    detokenizer = make(create_output_parser(None, "qwen3", tools=None))
+    detokenizer.push(list(text.encode()))
+    detokenizer.finish(is_cut=True)
+    assert detokenizer.num_reasoning_tokens == expected
+
+
+def test_there_are_no_more_reasoning_tokens_than_tokens() -> None:
+    """Also where the prompt has opened the reasoning, and a character is incomplete at the end."""
+    detokenizer = make(create_output_parser(None, "qwen3", tools=None, opening=Opening.OPEN))
+    ids = list("né".encode())[:-1]
+    detokenizer.push(ids)
+    detokenizer.finish(is_cut=True)
+    assert detokenizer.num_reasoning_tokens == len(ids)

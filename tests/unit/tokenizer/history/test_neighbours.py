@@ -142,3 +142,16 @@ def test_a_long_history_is_joined_at_once() -> None:
     messages = [user("x" * 4_000) for _ in range(5_000)]
     text = ChatTemplate({"default": ALTERNATES}).render(messages, add_generation_prompt=False)
     assert len(text) == 2 + 5_000 * 4_000 + 4_999 * 2 + 1
+
+
+def test_a_template_that_needs_a_question_gets_an_empty_one() -> None:
+    source = "{% if not messages | selectattr('role', 'equalto', 'user') | list %}{{ raise_exception('no query') }}{% endif %}"
+    for roles, wanted in {"a": "u: a:0", "sa": "s:0 u: a:1", "ct": "u: a:(0) t:1", "au": "a:0 u:1"}.items():
+        assert render(source + TAKES_ALL, roles) == wanted
+        assert render(TAKES_ALL, roles) == wanted.replace("u: ", "")
+
+
+def test_an_answer_before_calls_is_not_lost() -> None:
+    """Where the text of a message with calls is not written."""
+    source = ALTERNATES.replace("{{ m.content or '' }}", "{{ m.content if m.content and not m.tool_calls else '' }}")
+    assert render(source, "uactau") == "u:0 a:1 u: a:(2) t:3 a:4 u:5"
