@@ -140,7 +140,7 @@ def test_without_fault_tolerance_a_step_that_fails_on_one_rank_ends_the_server_a
         assert_dead(server, summary)
         assert events_of(stream.rest())[-1]["error"]["message"] == summary
         log = server.text_of_log()
-        assert "failed on rank 1: ValueError: bad luck in /a/secret/path\nTraceback" in log
+        assert "failed on rank 1: ValueError: bad luck in /a/secret/path\n    Traceback" in log
         assert log.count("The plan was:") == 1
         assert "error: the engine has failed: step " in log.splitlines()[-1]
 

@@ -108,7 +108,7 @@ def test_pages_and_probes_that_people_expect() -> None:
             settings = ServerSettings(disable_fastapi_docs=disable, access_log="off")
             app: Any = wrap(build_app(engine, settings, metrics=ServingMetrics(MODEL)), settings)  # type: ignore[arg-type]
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-                for path, text in (("/docs", "/openapi.json"), ("/openapi.json", "/v1/chat/completions")):
+                for path, text in (("/docs", "openapi.json"), ("/openapi.json", "/v1/chat/completions")):
                     answer = await client.get(path)
                     assert answer.status_code == (404 if disable else 200), path
                     assert disable or text in answer.text

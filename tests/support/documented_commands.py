@@ -24,7 +24,7 @@ from tests.support.gguf_files import Number, floats, write_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").glob("*.md")])
-LANGUAGES = frozenset({"sh", "python", "text", "json", "yaml", "js", "ini", "toml"})
+LANGUAGES = frozenset({"sh", "python", "text", "json", "yaml", "js", "ini", "nginx", "toml"})
 EMBEDDED_MODEL = ROOT / "inflight" / "demo" / "model"
 COMMIT = "0" * 40
 

@@ -43,6 +43,7 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
         "kv_cache_memory_bytes": (1, 2**60),
         "gpu_memory_utilization": (0, 1),
         "state_checkpoint_tokens": (1, M),
+        "reasoning_budget": (-1, 2**31 - 1),
         "kv_offloading_size": (0, M),
         "max_num_partial_prefills": (1, 65536),
         "max_long_partial_prefills": (1, 65536),

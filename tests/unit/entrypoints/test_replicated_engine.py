@@ -70,7 +70,7 @@ def test_answers_are_those_of_one_engine(
     for prompts in ([PROMPTS[0], {"prompt": 3}], [PROMPTS[0], ""]):
         with pytest.raises(InvalidRequestError):
             llm.generate(prompts, PARAMS[0], use_tqdm=False)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequestError, match="no SamplingParams"):
+    with pytest.raises(InvalidRequestError, match="give only SamplingParams"):
         llm.generate(PROMPTS[:2], [PARAMS[0], 5], use_tqdm=False)  # type: ignore[list-item]
     assert not used, "nothing of these calls was computed"
     assert len(llm.generate(PROMPTS[:1], PARAMS[0], use_tqdm=False)) == len(used) == 1, "nor by the next call"

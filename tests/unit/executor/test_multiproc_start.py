@@ -119,7 +119,7 @@ def test_log_lines_carry_the_rank_once(capfd: pytest.CaptureFixture[str], monkey
         executor.shutdown()
         err = capfd.readouterr().err
         for rank in range(2):
-            lines = re.findall(rf"^INFO \[worker tp{rank} pp0\] inflight\.scripted: here I am$", err, re.MULTILINE)
+            lines = re.findall(rf"^\S+ INFO \[worker tp{rank} pp0\] inflight\.scripted: here I am$", err, re.MULTILINE)
             assert len(lines) == wanted
 
 

@@ -16,7 +16,8 @@ LOOP = "{% for m in messages %}{{ m.content }}{% endfor %}"
         (LOOP, False),
         (LOOP + "{{ reasoning_effort }}", True),
         (LOOP + "{% if reasoning_effort == 'high' %}Think hard.{% endif %}", True),
-        (LOOP + "{% if reasoning_effort == 'low' %}{{ raise_exception('no') }}{% endif %}", True),
+        # an effort that a template refuses becomes the nearest one
+        (LOOP + "{% if reasoning_effort == 'low' %}{{ raise_exception('no') }}{% endif %}", False),
         (LOOP + "{% if enable_thinking %}<think>{{ reasoning_effort }}{% endif %}", False),
         (LOOP + "{% set e = reasoning_effort if reasoning_effort is defined else 'medium' %}Effort: {{ e }}", True),
     ],

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
+from inflight.config.reasoning import ReasoningConfig
 from inflight.engine.request.input_processor import InputProcessor, ProcessedRequest
 from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.async_llm import AsyncLLM
@@ -56,6 +57,7 @@ def front_end_of(
         cache=SimpleNamespace(block_size=16),
         execute_model_timeout_seconds=60.0,
         fault_tolerance=FaultToleranceConfig(),
+        reasoning=ReasoningConfig(),
         model=SimpleNamespace(
             name="lone",
             folder=Path("nowhere"),
