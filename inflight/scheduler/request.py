@@ -11,6 +11,7 @@ from inflight.kv_cache.manager import RequestBlocks
 
 NO_SLOT = -1
 NO_DRAFTS = -1  # for a row without drafts; the positions of such a row are known when it is planned
+NO_MASKS = -1  # of a request without a grammar
 
 
 class RequestStatus(Enum):
@@ -44,7 +45,7 @@ class Request:
         num_faults: during how many faults it was in flight, without progress between them (`Suspects`).
         num_tokens_at_fault: `num_tokens` at the last of these faults.
         defers_grammar: its grammar is not compiled yet, because there are suspects (`Suspects`).
-        first_masked: a token that is drawn at this position or later needs a mask, if the request has a grammar.
+        first_masked: a token that is drawn at this position or later needs a mask; NO_MASKS if the request has no grammar.
         has_untold_tokens: a grammar has forced the last tokens, and the workers do not know them yet. The next plan contains
             them.
     """
@@ -75,16 +76,21 @@ class Request:
         self.num_prompt_logprobs_done = core.num_prompt_logprobs_done
         self.arrival_time = time.monotonic()  # at this engine; the front end's clock may be another machine's
         self.queue_seconds = 0.0  # from then to the first admission
-        # Whether masks restrict some of its draws: those of a grammar, or those that end the reasoning.
         frame, constraint = core.sampling.answer_frame, core.sampling.params.structured_outputs
-        self.has_grammar = constraint is not None or (frame is not None and frame.max_reasoning_tokens is not None)
-        self.first_masked = 0
+        has_budget = frame is not None and frame.max_reasoning_tokens is not None
+        self.first_masked = 0 if constraint is not None or has_budget else NO_MASKS
         self.draft_token_ids: list[int] = []
         self.num_drawn_tokens = 0
         self.num_faults = core.num_losses
         self.num_tokens_at_fault = self.num_tokens
         self.defers_grammar = False
         self.has_untold_tokens = False
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether masks restrict some of its draws: those of a grammar, or those that end the reasoning. It is no attribute,
+        because an object with 30 attributes has a dictionary of its own: five times the memory."""
+        return self.first_masked != NO_MASKS
 
     @property
     def token_ids(self) -> Int32Array:
