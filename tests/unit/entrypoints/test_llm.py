@@ -21,7 +21,7 @@ from benchmarks.shared.mock_executor import mock_tokens
 from inflight import LLM, SamplingParams, StructuredOutputsParams
 from inflight.engine.core.step_figures import step_figures
 from inflight.entrypoints.llm import _Call
-from inflight.entrypoints.llm_engine import OfflineEngine
+from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.errors import EngineClosedError, InvalidRequestError
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.user_tokenizer import UserTokenizer
