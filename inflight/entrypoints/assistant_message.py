@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
+from inflight.entrypoints.written_answer import written_answer
+from inflight.interface.events import Event
 from inflight.outputs import CompletionOutput
 from inflight.parsers.reasoning import Opening, find_opening
 from inflight.parsers.selector import DetectedParsers, create_output_parser, reasoning_markup
@@ -49,20 +50,13 @@ def _text_with_markup(completion: CompletionOutput, tokenizer: Tokenizer) -> str
 
 
 def _message(events: Sequence[Event]) -> dict[str, Any]:  # Any: JSON
-    content, reasoning = "", ""
-    calls: list[dict[str, Any]] = []  # Any: JSON
-    for event in events:
-        if isinstance(event, ContentDelta):
-            content += event.text
-        elif isinstance(event, ReasoningDelta):
-            reasoning += event.text
-        elif isinstance(event, ToolCallStart):
-            calls.append({"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}})
-        else:
-            calls[event.index]["function"]["arguments"] += event.text
-    message: dict[str, Any] = {"role": "assistant", "content": content}  # Any: JSON
-    if reasoning:
-        message["reasoning"] = reasoning
-    if calls:
-        message["tool_calls"] = calls
+    answer = written_answer(events)
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content}  # Any: JSON
+    if answer.reasoning:
+        message["reasoning"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
     return message

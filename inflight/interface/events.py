@@ -13,7 +13,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of the reasoning. It comes before all content and calls, but in gpt-oss it may come again later."""
+    """More of the reasoning. It may come again behind content or calls."""
 
     text: str
 

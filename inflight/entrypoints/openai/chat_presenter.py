@@ -6,7 +6,6 @@ from typing import Any, cast
 from inflight.entrypoints.openai.logprobs import PositionLogprobs, chat_logprobs, prompt_logprobs
 from inflight.entrypoints.openai.presenter import AnswerTo, ChunkPresenter, finish_reason_of
 from inflight.entrypoints.openai.responses import (
-    AnsweredToolCall,
     AnswerMessage,
     ChatChoice,
     ChatChunkChoice,
@@ -16,6 +15,7 @@ from inflight.entrypoints.openai.responses import (
     MessageDelta,
 )
 from inflight.entrypoints.openai.validated import ReasoningField
+from inflight.entrypoints.written_answer import written_answer
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import CompletionOutput, RequestOutput
 
@@ -135,22 +135,15 @@ def _finish_reason(choice: CompletionOutput, has_call: bool) -> FinishReason | N
 def _message(
     events: Iterable[Event], reasoning_fields: Iterable[ReasoningField] = ("reasoning_content",)
 ) -> AnswerMessage:
-    content, reasoning = "", ""
-    calls: list[AnsweredToolCall] = []
-    for event in events:
-        if isinstance(event, ContentDelta):
-            content += event.text
-        elif isinstance(event, ReasoningDelta):
-            reasoning += event.text
-        elif isinstance(event, ToolCallStart):
-            calls.append({"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}})
-        else:
-            calls[event.index]["function"]["arguments"] += event.text
-    message: AnswerMessage = {"role": "assistant", "content": content, "refusal": None}
-    if reasoning:
+    answer = written_answer(events)
+    message: AnswerMessage = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.reasoning:
         for name in reasoning_fields:
-            message[name] = reasoning
-    if calls:
-        message["tool_calls"] = calls
-        message["content"] = content or None
+            message[name] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+        message["content"] = answer.content or None
     return message

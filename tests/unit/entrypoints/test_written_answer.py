@@ -1,0 +1,24 @@
+"""An answer from the events of its parser."""
+
+from __future__ import annotations
+
+from inflight.entrypoints.written_answer import WrittenAnswer, WrittenCall, written_answer
+from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+
+
+def test_each_piece_goes_to_its_place() -> None:
+    events: list[Event] = [
+        ReasoningDelta("H"),
+        ContentDelta("a"),
+        ToolCallStart(0, "c0", "f"),
+        ToolArgumentsDelta(0, "{"),
+        ToolArgumentsDelta(0, "}"),
+        ToolCallStart(1, "c1", "g"),
+        ToolArgumentsDelta(1, "[]"),
+        ContentDelta("b"),
+        ReasoningDelta("m."),
+    ]
+    assert written_answer(events) == WrittenAnswer(
+        "ab", "Hm.", [WrittenCall("c0", "f", "{}"), WrittenCall("c1", "g", "[]")]
+    )
+    assert written_answer([]) == WrittenAnswer()
