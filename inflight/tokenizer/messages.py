@@ -11,6 +11,7 @@ from inflight.tokenizer.content_parts import THINKING
 _MAX_DEPTH = 64
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 TOOL = "a JSON schema of a function"  # what each tool must be, for error messages
+RESULT_ROLES = ("tool", "function")  # the second is that of OpenAI's older API
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -38,7 +39,7 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise InvalidRequestError(f"{where} has role={role!r}; it must be a string like 'user'")
     content = message.get("content")
-    if content is None and role == "tool":  # a tool may return nothing
+    if content is None and role in RESULT_ROLES:  # a tool may return nothing
         message, content = {**message, "content": ""}, ""
     if content is None and role != "assistant":  # an assistant's message may have only tool calls
         raise InvalidRequestError(f"{where} (role {role!r}) has no content")
@@ -46,7 +47,7 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
     if checked.get("tool_calls") == []:
         del checked["tool_calls"]
     if content is not None:
-        content = _result_text(checked["content"]) if role == "tool" else checked["content"]
+        content = _result_text(checked["content"]) if role in RESULT_ROLES else checked["content"]
         checked["content"] = _check_content(content, f"{where}['content']", role)
     # as in transformers, the first of these fields counts
     reasoning = next((checked[name] for name in REASONING_FIELDS if name in checked), None)

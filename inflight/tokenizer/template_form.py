@@ -5,13 +5,15 @@ parts or a string, null or "" for an answer without text, ids of one length, nam
 send. Each property of the template is found by rendering invented conversations, when a conversation needs it for the first
 time.
 
-The rules are used in this order, because each relies on those before it:
+Calls in other forms become `tool_calls` first (`as_tool_calls`). Then the rules are used in this order, because each relies on
+those before it:
 
-1. `WrittenCalls`: calls and results become text, if the template has neither.
-2. `SystemMessages`: the others see no system message that the template would not write.
-3. `ResultOrder`, `SingleCalls`, `TextBesideCalls`: each turn with calls is one that the template takes.
-4. `Neighbours`: messages that may not follow each other are joined, or get an empty message between them.
-5. `MessageFields`: each message has the fields that the template reads. Invented conversations get them, too.
+1. `OtherRoles`: the others see no role that the template does not write.
+2. `WrittenCalls`: calls and results become text, if the template has neither.
+3. `SystemMessages`: the others see no system message that the template would not write.
+4. `ResultOrder`, `SingleCalls`, `TextBesideCalls`: each turn with calls is one that the template takes.
+5. `Neighbours`: messages that may not follow each other are joined, or get an empty message between them.
+6. `MessageFields`: each message has the fields that the template reads. Invented conversations get them, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,8 @@ from typing import Any
 
 from inflight.tokenizer.history.message_fields import MessageFields
 from inflight.tokenizer.history.neighbours import Neighbours
+from inflight.tokenizer.history.other_calls import as_tool_calls
+from inflight.tokenizer.history.other_roles import OtherRoles
 from inflight.tokenizer.history.system_messages import SystemMessages
 from inflight.tokenizer.history.tool_fields import ToolFields
 from inflight.tokenizer.history.tool_turns import ResultOrder, SingleCalls, TextBesideCalls
@@ -34,6 +38,7 @@ class TemplateForm:
         # Probes are completed by the rules that look at one message only.
         self._fields = MessageFields(TemplateProbe(render), loops=loops)
         probe = TemplateProbe(render, self._fields.complete)
+        self._other_roles = OtherRoles(probe)
         self._written_calls = WrittenCalls(probe)
         self._system_messages = SystemMessages(probe)
         self._neighbours = Neighbours(probe, self._written_calls.arrange)
@@ -49,8 +54,10 @@ class TemplateForm:
     def prepare(self, conversation: Conversation, *, continues: bool = False) -> Conversation:
         """Returns checked messages in the form that the template can write. `continues`: the model goes on with the last."""
         found = [
-            {**message, "role": "system"} if message["role"] == "developer" else message for message in conversation
+            {**message, "role": "system"} if message["role"] == "developer" else message
+            for message in as_tool_calls(conversation)
         ]
+        found = self._other_roles.arrange(found)
         found = self._written_calls.arrange(found)
         found = self._system_messages.arrange(found)
         if any(message.get("tool_calls") or message["role"] == "tool" for message in found):

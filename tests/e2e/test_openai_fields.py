@@ -104,6 +104,8 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
         "return_tokens_as_token_ids": ({"logprobs": True}, True),
         "top_logprobs": ({"logprobs": True}, 2),
         "tool_choice": ({"tools": TOOLS, "max_tokens": 50}, "required"),
+        "functions": ({}, [TOOLS[0]["function"]]),
+        "function_call": ({"functions": [TOOLS[0]["function"]], "max_tokens": 50}, {"name": "f"}),
         "parallel_tool_calls": ({"tools": TOOLS, "tool_choice": "required", "max_tokens": 90, **NO_END}, False),
         "reasoning_effort": ({}, "high"),
         "reasoning": (THINKS, {"max_tokens": 1}),
@@ -141,7 +143,7 @@ CASES = [(path, name, *case) for path in MODELS for name, case in {**COMMON, **O
 NONE = {  # of those that are documented as having none: a value that is accepted
     "user": "u", "safety_identifier": "s", "metadata": {"a": 1}, "prompt_cache_key": "k", "service_tier": "priority",
     "modalities": ["text"], "store": True, "verbosity": "high", "best_of": 1, "prediction": {"type": "content"},
-    "prompt_cache_retention": "24h", "use_beam_search": False, "logits_processors": [], "function_call": "auto",
+    "prompt_cache_retention": "24h", "use_beam_search": False, "logits_processors": [],
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from inflight.entrypoints.anthropic.blocks import CacheControl, ContentBlocks, ToolDefinition
 from inflight.entrypoints.openai.constraint_fields import ConstraintFields
-from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ToolName
+from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, Role, ToolName
 from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
@@ -16,7 +16,9 @@ MAX_MODEL_NAME = 256  # characters
 
 
 class InputMessage(StrictModel):
-    role: Literal["user", "assistant", "system"] = Field(description="A system message stays at its place.")
+    role: Role = Field(
+        description="user, assistant, system, or another role of the chat template. A system message stays at its place."
+    )
     content: str | ContentBlocks
 
 

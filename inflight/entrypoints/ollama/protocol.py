@@ -5,16 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from inflight.entrypoints.openai.constraint_fields import ConstraintFields, Constraints
-from inflight.entrypoints.openai.messages import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    CalledFunction,
-    Role,
-    Tool,
-    ToolCall,
-    ToolName,
-    result_text,
-)
+from inflight.entrypoints.openai.messages import MAX_MESSAGES, Calls, Role, ToolName, Tools, result_text
 from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields, sampling_field
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
@@ -49,23 +40,13 @@ class AnswerRequest(ModelRequest, ConstraintFields):
     keep_alive: float | int | str | None = no_effect("The model always stays loaded.")
 
 
-class OllamaFunction(CalledFunction):
-    index: int | None = no_effect("Calls are in their order.")
-
-
-class OllamaCall(ToolCall):
-    function: OllamaFunction
-
-
 class OllamaMessage(StrictModel):
     """One message of a chat. A message from this server's answers may be sent back unchanged."""
 
     role: Role = Field(description="user, assistant, system, tool, or another role of the chat template.")
     content: str | None = None
     thinking: str | None = optional("Reasoning of an earlier answer; some chat templates show it.")
-    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = optional(
-        "Calls that were made.", max_length=MAX_TOOLS
-    )
+    tool_calls: Calls | None = optional("Calls that were made.")
     tool_name: ToolName | None = optional("The name of the tool whose result this message has.")
     tool_call_id: str | None = optional(
         "The id of the call. Default: the next call of the tool tool_name that has no result, or else the next call."
@@ -86,9 +67,7 @@ class ChatRequest(AnswerRequest):
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = optional(
         "The conversation. Without messages, the answer only says that the model is loaded."
     )
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = optional(
-        "Functions the model may call."
-    )
+    tools: Tools | None = optional("Functions the model may call. Tools of other types are left out, and reported.")
 
 
 class GenerateRequest(AnswerRequest):

@@ -73,7 +73,7 @@ def name_calls(messages: Sequence[dict[str, Any]]) -> None:
             continue
         for message in together:
             is_asked_anew = is_asked_anew or message["role"] == "user"
-            calls = [_Call(call["id"], call["function"]["name"]) for call in message.get("tool_calls", ())]
+            calls = [_Call(call["id"], _name(call)) for call in message.get("tool_calls", ())]
             # calls before the user's message have been given up, if there are newer ones
             if is_asked_anew:
                 waiting.add_first(calls)
@@ -99,3 +99,9 @@ def _name_calls(results: Iterable[dict[str, Any]], waiting: _WaitingCalls) -> No
             unnamed.append(result)
     for result in unnamed:
         result["tool_call_id"] = waiting.take()
+
+
+def _name(call: dict[str, Any]) -> str:  # Any: JSON
+    """A call of a type that the server does not know has no name."""
+    function: dict[str, str] = call.get("function") or call.get("custom") or {"name": ""}
+    return function["name"]

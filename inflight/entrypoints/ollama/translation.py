@@ -113,8 +113,7 @@ def _messages(messages: Sequence[OllamaMessage], left_out: list[str]) -> list[di
             calls = []
             for call in message.tool_calls:
                 call_id = call.id or f"call{num_calls:05}"  # nine characters, as Mistral's templates want it
-                function = {"name": call.function.name, "arguments": call.function.arguments}
-                calls.append({"id": call_id, "type": "function", "function": function})
+                calls.append({**call.model_dump(exclude_none=True), "id": call_id})
                 num_calls += 1
             made["tool_calls"] = calls
         if message.role == RESULT:

@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import NamedToolChoice, leave_out_parts
+from inflight.entrypoints.openai.offered_tools import keep_functions, tool_choice_of, use_newer_fields
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.openai.readable_history import make_readable
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.thinking import Thoughts, thoughts_of
-from inflight.entrypoints.openai.validated import ReasoningField, TokenPrompt, ValidatedRequest
+from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
+from inflight.entrypoints.written_answer import ReasoningField
 from inflight.interface.request import AnswerFrame
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import Opening, answer_frame, find_opening
@@ -48,8 +50,10 @@ async def validate_chat(
     """
     model = server.check_model(body.model)
     body.check_stream()
-    left_out = leave_out_parts(body.messages)
-    tool_choice = _tool_choice(body)
+    left_out = make_readable(body)
+    tools_left_out = keep_functions(body)
+    use_newer_fields(body)
+    tool_choice = tool_choice_of(body, tools_left_out)
     thoughts = thoughts_of(body) if thoughts is None else thoughts
     params, tools = await asyncio.to_thread(_constrain, server, body, tool_choice)
     params, ignored = thoughts.bound(params, server.parsers, writes_efforts=server.writes_efforts)
@@ -74,9 +78,10 @@ async def validate_chat(
         make_parser=make_parser,
         presentation=replace(
             body.presentation(model, force_usage=server.settings.enable_force_include_usage),
+            has_older_calls=bool(body.functions),
             reasoning_fields=() if hides_reasoning else _REASONING_FIELDS[server.settings.reasoning_field],
         ),
-        left_out=(*left_out, *ignored, *(server.tool_support.report() if tools else ())),
+        left_out=(*left_out, *tools_left_out, *ignored, *(server.tool_support.report() if tools else ())),
     )
 
 
@@ -111,23 +116,6 @@ def _sampling_params(server: ApiServer, body: ChatCompletionRequest) -> Sampling
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-
-
-def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
-    choice = body.tool_choice
-    if not body.tools:
-        if choice not in (None, "none", "auto"):
-            raise FieldError(
-                "tool_choice",
-                "tool_choice asks for a call, but the request has no tools: add tools, or leave tool_choice out",
-            )
-        return "none"
-    if not isinstance(choice, NamedToolChoice):
-        return choice or "auto"
-    name = choice.function.name
-    if name not in [tool.function.name for tool in body.tools]:
-        raise FieldError("tool_choice", f"tool_choice names {name!r}, which is not one of the tools")
-    return {"name": name}
 
 
 def _template_kwargs(body: ChatCompletionRequest, thoughts: Thoughts) -> dict[str, Any]:

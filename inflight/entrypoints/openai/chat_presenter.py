@@ -14,7 +14,6 @@ from inflight.entrypoints.openai.responses import (
     FunctionCallDelta,
     MessageDelta,
 )
-from inflight.entrypoints.openai.validated import ReasoningField
 from inflight.entrypoints.written_answer import written_answer
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import CompletionOutput, RequestOutput
@@ -82,7 +81,7 @@ class ChatPresenter(ChunkPresenter):
                 if shows_ids:
                     shown["token_ids"] = choice.token_ids
             if finished and i == len(deltas) - 1:
-                shown["finish_reason"] = _finish_reason(choice, self._has_calls[choice.index])
+                shown["finish_reason"] = self._finish_reason(choice, self._has_calls[choice.index])
                 shown["stop_reason"] = choice.stop_reason
             chunks.append(self._chunk(shown))
         return chunks
@@ -96,6 +95,10 @@ class ChatPresenter(ChunkPresenter):
             for name in self._presentation.reasoning_fields:
                 delta[name] = event.text
             return delta
+        if self._presentation.has_older_calls:
+            if isinstance(event, ToolCallStart):
+                return {"function_call": {"name": event.name, "arguments": ""}}
+            return {"function_call": {"arguments": event.text}}
         if isinstance(event, ToolCallStart):
             function: FunctionCallDelta = {"name": event.name, "arguments": ""}
             return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
@@ -111,10 +114,12 @@ class ChatPresenter(ChunkPresenter):
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
         events = [ContentDelta(choice.text)] if choice.events is None else choice.events
-        finish_reason = cast("FinishReason", _finish_reason(choice, _has_call(events)))  # never None for a whole answer
+        finish_reason = cast(
+            "FinishReason", self._finish_reason(choice, _has_call(events))
+        )  # never None for a whole answer
         found: ChatChoice = {
             "index": choice.index,
-            "message": _message(events, self._presentation.reasoning_fields),
+            "message": self._message(events),
             "logprobs": self._logprobs(choice.logprobs or ()),
             "finish_reason": finish_reason,
             "stop_reason": choice.stop_reason,
@@ -123,27 +128,17 @@ class ChatPresenter(ChunkPresenter):
             found["token_ids"] = choice.token_ids
         return found
 
+    def _message(self, events: Iterable[Event]) -> AnswerMessage:
+        shown, answer = self._presentation, written_answer(events)
+        message = answer.as_message(shown.reasoning_fields, has_older_calls=shown.has_older_calls)
+        content = None if answer.calls and not answer.content else answer.content
+        return cast("AnswerMessage", {**message, "content": content, "refusal": None})
+
+    def _finish_reason(self, choice: CompletionOutput, has_call: bool) -> FinishReason | None:
+        if choice.finish_reason != "stop" or not has_call:
+            return finish_reason_of(choice)
+        return "function_call" if self._presentation.has_older_calls else "tool_calls"
+
 
 def _has_call(events: Iterable[Event]) -> bool:
     return any(isinstance(event, ToolCallStart) for event in events)
-
-
-def _finish_reason(choice: CompletionOutput, has_call: bool) -> FinishReason | None:
-    return "tool_calls" if choice.finish_reason == "stop" and has_call else finish_reason_of(choice)
-
-
-def _message(
-    events: Iterable[Event], reasoning_fields: Iterable[ReasoningField] = ("reasoning_content",)
-) -> AnswerMessage:
-    answer = written_answer(events)
-    message: AnswerMessage = {"role": "assistant", "content": answer.content, "refusal": None}
-    if answer.reasoning:
-        for name in reasoning_fields:
-            message[name] = answer.reasoning
-    if answer.calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.calls
-        ]
-        message["content"] = answer.content or None
-    return message

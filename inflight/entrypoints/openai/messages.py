@@ -4,13 +4,23 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from inflight.entrypoints.openai.content_parts import ContentPart, OtherPart, TextPart, ThinkingPart, readable_parts
-from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
+from inflight.entrypoints.openai.content_parts import ContentPart, OtherPart, TextPart, ThinkingPart
+from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 from inflight.parsers.surrogates import without_lone_surrogates
 from inflight.tokenizer.call_arguments import parse_object
+from inflight.tokenizer.messages import RESULT_ROLES
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
@@ -29,13 +39,62 @@ class CalledFunction(StrictModel):
     arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)] | dict[str, Any] | None = optional(
         "A JSON object, usually as text. Text that is cut or malformed is accepted."
     )
+    index: int | None = no_effect("Calls are in their order.")
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _read_empty(cls, given: Any) -> Any:  # Any: JSON, not checked yet
+        """PHP writes an empty object as an empty list."""
+        return {} if given == [] else given
 
 
 class ToolCall(StrictModel):
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: str | None = optional("function, or left out.", max_length=256)
     function: CalledFunction
     index: int | None = no_effect("Clients that join the chunks of a stream may leave it in a call.")
+
+
+class CustomInput(StrictModel):
+    name: ToolName
+    input: Annotated[str, Field(max_length=MAX_ARGUMENTS)] | None = optional("Text.")
+
+
+class CustomCall(StrictModel):
+    """A call of a custom tool, which another server has offered. The model sees the call of a function."""
+
+    id: str | None = None
+    type: Literal["custom"]
+    custom: CustomInput
+    index: int | None = no_effect("Clients that join the chunks of a stream may leave it in a call.")
+
+
+class OtherCall(StrictModel):
+    """A call of another type, such as one that another server has made. It is left out, and so is its result."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: Any = no_effect("From other models.")
+    type: str = Field(max_length=256, json_schema_extra={"not": {"enum": ["function", "custom"]}})
+
+
+def _kind_of_call(call: object) -> str:
+    if isinstance(call, OtherCall):
+        return "other call"
+    kind = call.get("type") if isinstance(call, dict) else getattr(call, "type", None)
+    has_function = call.get("function") is not None if isinstance(call, dict) else isinstance(call, ToolCall)
+    if has_function or not isinstance(kind, str) or kind == "function":
+        return "call of a function"
+    return "call of a custom tool" if kind == "custom" else "other call"
+
+
+AnyCall = Annotated[
+    Annotated[ToolCall, Tag("call of a function")]
+    | Annotated[CustomCall, Tag("call of a custom tool")]
+    | Annotated[OtherCall, Tag("other call")],
+    Discriminator(_kind_of_call),
+]
+Calls = Annotated[list[AnyCall], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 def result_text(content: object) -> object:
@@ -60,21 +119,19 @@ class ChatMessage(StrictModel):
         "The text; may be null in messages of the assistant and of tools."
     )
     name: str | None = optional("Used only by templates that show it.")
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = optional(
-        "Calls that were made.", max_length=MAX_TOOLS
-    )
+    tool_calls: Calls | None = optional("Calls that were made.")
     tool_call_id: str | None = optional("The id of the call whose result this message has.")
     reasoning_content: str | None = optional("Used only by templates that show it.")
     reasoning: str | None = optional("Newer name of reasoning_content.")
-    function_call: None = neutral("Use tool_calls.")
-    refusal: str | None = no_effect("From other models; templates do not see it.")
-    audio: dict[str, Any] | None = no_effect("From other models; its text is in content.")
+    function_call: CalledFunction | None = optional("A call in the older form. Its result has the role function.")
+    refusal: str | None = optional("The text of a message of another model that has no content.")
+    audio: dict[str, Any] | None = optional("Its transcript is the text of a message that has no content.")
     annotations: list[Any] | None = no_effect("From other models; templates do not see them.")
 
     @model_validator(mode="before")
     @classmethod
     def _read_result(cls, message: Any) -> Any:  # Any: JSON, not checked yet
-        if isinstance(message, dict) and message.get("role") in ("tool", "function"):
+        if isinstance(message, dict) and message.get("role") in RESULT_ROLES:
             return {**message, "content": result_text(message.get("content"))}
         return message
 
@@ -106,8 +163,29 @@ class FunctionDefinition(StrictModel):
 
 
 class Tool(StrictModel):
-    type: Literal["function"]
+    type: Annotated[Literal["function"], BeforeValidator(lambda given: "function" if given is None else given)] = (
+        optional("function, or left out.", default="function")
+    )
     function: FunctionDefinition
+
+
+class OtherTool(StrictModel):
+    """A tool that is no function: a custom tool, or one that only another server runs. It is left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str = Field(max_length=256, json_schema_extra={"not": {"const": "function"}})
+
+
+def _kind_of_tool(tool: object) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "other tool" if isinstance(kind, str) and kind != "function" else "tool with a function"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("tool with a function")] | Annotated[OtherTool, Tag("other tool")], Discriminator(_kind_of_tool)
+]
+Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 class NamedFunction(StrictModel):
@@ -120,23 +198,6 @@ class NamedToolChoice(StrictModel):
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
-
-
-def leave_out_parts(messages: Sequence[ChatMessage]) -> list[str]:
-    """Remove the parts that the model cannot read from the messages (`readable_parts`). Returns their names for the header of
-    the answer.
-
-    Raises:
-        FieldError: the client asks about a medium.
-    """
-    left_out: list[str] = []
-    num_answered = max((i + 1 for i, message in enumerate(messages) if message.role == "assistant"), default=0)
-    for i, message in enumerate(messages):
-        if isinstance(message.content, list) and any(isinstance(part, OtherPart) for part in message.content):
-            is_asked = i >= num_answered and message.role != "tool"
-            parts = readable_parts(message.content, f"messages[{i}].content", left_out, is_asked=is_asked)
-            message.content = parts or ""
-    return left_out
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -158,15 +219,20 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
     plain = message.model_dump(exclude_none=True, exclude=_NOT_SHOWN)
     if message.role == "developer":
         plain["role"] = "system"
+    functions = [plain["function_call"]] if "function_call" in plain else []
     for call in plain.get("tool_calls", ()):
         call.pop("index", None)
-        call.setdefault("type", "function")
-        arguments = call["function"].get("arguments") or {}
+        if "function" in call:
+            call["type"] = "function"
+            functions.append(call["function"])
+    for function in functions:
+        function.pop("index", None)
+        arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             text = without_lone_surrogates(arguments)
             found = parse_object(text)
             arguments = text if found is None else found
-        call["function"]["arguments"] = arguments
+        function["arguments"] = arguments
     return plain
 
 

@@ -2,10 +2,18 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from inflight.entrypoints.openai.generation_fields import GenerationFields
-from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool, ToolChoice
+from inflight.entrypoints.openai.messages import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ChatMessage,
+    FunctionDefinition,
+    NamedFunction,
+    ToolChoice,
+    Tools,
+)
 from inflight.entrypoints.openai.sampling_fields import MAX_INT, TokenId, sampling_field
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 from inflight.sampling_params import MAX_N
@@ -24,9 +32,7 @@ class ChatTemplateFields(StrictModel):
     """The fields that decide how messages become a prompt."""
 
     messages: Messages | None = optional("The conversation.")
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = optional(
-        "Functions the model may call.", max_length=MAX_TOOLS
-    )
+    tools: Tools | None = optional("Functions the model may call. Tools of other types are left out, and reported.")
     add_generation_prompt: bool | None = optional(
         "Begin a message of the assistant; true if left out, except with continue_final_message."
     )
@@ -91,8 +97,10 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     audio: None = neutral("Text only.")
     store: bool | None = no_effect("Nothing is stored.")
     prediction: dict[str, Any] | None = no_effect("The engine makes its own drafts (speculative_config).")
-    functions: Annotated[None, BeforeValidator(lambda given: None if given == [] else given)] = neutral("Use tools.")
-    function_call: Literal["none", "auto"] | None = neutral("Use tool_choice.")
+    functions: Annotated[list[FunctionDefinition], Field(fail_fast=True)] | None = optional(
+        "Older name of tools. The answer has a function_call instead of tool_calls.", max_length=MAX_TOOLS
+    )
+    function_call: Literal["none", "auto"] | NamedFunction | None = optional("Older name of tool_choice.")
     web_search_options: None = neutral("The server fetches nothing.")
     verbosity: str | None = no_effect("Ask for short or long answers in the messages.")
 

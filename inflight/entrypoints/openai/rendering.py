@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import Tool, template_messages
+from inflight.entrypoints.openai.messages import AnyTool, template_messages
 from inflight.entrypoints.openai.protocol import ChatTemplateFields
 from inflight.entrypoints.openai.server import ApiServer
 
@@ -48,7 +48,7 @@ async def render_messages(
     return await engine.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
 
-def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
+def plain_tools(tools: list[AnyTool] | None) -> list[dict[str, Any]] | None:
     """The tools as JSON objects, or None if there are no tools. They contain only the fields that the request gave, because a
     template writes all fields into the prompt."""
     return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None

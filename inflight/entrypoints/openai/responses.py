@@ -8,7 +8,7 @@ from typing import Literal, NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-FinishReason = Literal["stop", "length", "tool_calls", "abort"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call", "abort"]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -91,6 +91,7 @@ class AnswerMessage(Body):
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]
     tool_calls: NotRequired[list[AnsweredToolCall]]
+    function_call: NotRequired[FunctionCall]  # instead of tool_calls, for a request with functions
 
 
 class ChatChoice(Body):
@@ -123,6 +124,7 @@ class MessageDelta(Body):
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallDelta]]
+    function_call: NotRequired[FunctionCallDelta]
 
 
 class ChatChunkChoice(Body):

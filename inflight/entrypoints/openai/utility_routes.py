@@ -11,8 +11,9 @@ import inflight
 from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.openai.errors import ApiError, FieldError
 from inflight.entrypoints.openai.generation_routes import ERRORS, add_post, in_time
-from inflight.entrypoints.openai.messages import leave_out_parts
+from inflight.entrypoints.openai.offered_tools import keep_functions
 from inflight.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
+from inflight.entrypoints.openai.readable_history import make_readable
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.responses import (
     DetokenizedText,
@@ -86,7 +87,7 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", "give either prompt or messages, and not both")
         if body.prompt is None:
-            left_out += leave_out_parts(body.messages or ())
+            left_out += [*make_readable(body), *keep_functions(body)]
             return await render_messages(server, body, plain_tools(body.tools), body.chat_template_kwargs)
         for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template", "documents"):
             if getattr(body, name) is not None:

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from inflight.engine.request.answer_frames import GivenFrame
+from inflight.entrypoints.written_answer import ReasoningField
 from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import SamplingParams
-
-ReasoningField = Literal["reasoning_content", "reasoning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class Presentation:
         echo: whether the answer shows the prompt before the completion, in the text and in the log-probabilities.
         reasoning: whether the answer shows the reasoning, in an API where a request asks for it.
         prompt_only: whether the answer shows only the prompt. The engine draws at least one token, which is then left out.
+        has_older_calls: whether a call is the function_call of OpenAI's older API.
         reasoning_fields: the members of a chat's message and deltas that have the reasoning; empty to leave it out.
     """
 
@@ -49,6 +48,7 @@ class Presentation:
     echo: bool = False
     reasoning: bool = True
     prompt_only: bool = False
+    has_older_calls: bool = False
     reasoning_fields: tuple[ReasoningField, ...] = ("reasoning_content",)
 
 

@@ -32,7 +32,8 @@ from inflight.entrypoints.responses_api.items import (
     Text,
 )
 from inflight.entrypoints.responses_api.protocol import LOGPROBS, ReasoningOptions, ResponsesRequest
-from inflight.entrypoints.responses_api.tools import INPUT, ClientToolChoice, NamedTool, PromptTools, prompt_name
+from inflight.entrypoints.responses_api.tools import ClientToolChoice, NamedTool, PromptTools, prompt_name
+from inflight.tokenizer.history.other_calls import INPUT
 
 # fields that mean the same in a chat
 _SAME = (

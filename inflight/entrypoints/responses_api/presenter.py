@@ -34,9 +34,10 @@ from inflight.entrypoints.responses_api.client_tools import ClientTool
 from inflight.entrypoints.responses_api.conversation import ValidatedResponse
 from inflight.entrypoints.responses_api.items import REASONING_ID
 from inflight.entrypoints.responses_api.protocol import TextOptions
-from inflight.entrypoints.responses_api.tools import INPUT, OtherTool
+from inflight.entrypoints.responses_api.tools import OtherTool
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import RequestOutput
+from inflight.tokenizer.history.other_calls import INPUT
 
 
 class _Kind(NamedTuple):

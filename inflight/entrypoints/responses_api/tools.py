@@ -15,8 +15,8 @@ from inflight.entrypoints.openai.messages import MAX_TOOL_NAME, MAX_TOOLS, ToolN
 from inflight.entrypoints.openai.sampling_fields import GrammarText
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 from inflight.entrypoints.responses_api.client_tools import CLIENT_TOOLS, ClientTool, is_run_by_client
+from inflight.tokenizer.history.other_calls import INPUT
 
-INPUT = "input"  # the argument of a function that stands for a custom tool
 _SERVED = ("function", "custom", "namespace")
 
 

@@ -14,10 +14,10 @@ from inflight.entrypoints.openai.chat import (
     _reading,
     _sampling_params,
     _template_kwargs,
-    _tool_choice,
     validate_chat,
 )
 from inflight.entrypoints.openai.errors import FieldError
+from inflight.entrypoints.openai.offered_tools import tool_choice_of
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.thinking import thoughts_of
 from inflight.entrypoints.openai.validated import ValidatedRequest
@@ -286,7 +286,7 @@ def test_the_choice_of_tools(choice: Any, tools: Any, found: Any) -> None:
     body = request(tool_choice=choice, tools=tools)
     if isinstance(found, str) and " " in found:
         with pytest.raises(FieldError, match=found) as caught:
-            _tool_choice(body)
+            tool_choice_of(body, [])
         assert caught.value.param == "tool_choice"
     else:
-        assert _tool_choice(body) == found
+        assert tool_choice_of(body, []) == found

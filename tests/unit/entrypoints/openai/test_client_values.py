@@ -132,7 +132,7 @@ WRONG = [
     (CHAT, {"logit_bias": {"65.5": 1}}, "logit_bias"),
     (CHAT, {"logit_bias": {"65": 1, "65.0": 2}}, "logit_bias"),
     (CHAT, {"stop": [3]}, "stop[0]"),
-    (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+    (CHAT, {"functions": [{"title": "f"}]}, "functions[0].name"),
     (CHAT, {"tool_choice": "required"}, "tool_choice"),
     (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
     (CHAT, {"user": 5}, "user"),

@@ -22,10 +22,10 @@ import pytest
 import tokenizers
 
 from inflight.entrypoints.openai.chat import validate_chat
-from inflight.entrypoints.openai.chat_presenter import _message
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.written_answer import written_answer
 from inflight.parsers.selector import resolve_parsers
 from inflight.sampling_params import SamplingParams
 from inflight.structured_output.backend import GrammarBackend
@@ -312,7 +312,7 @@ def message_of(kind: str, request: ValidatedRequest, token_ids: list[int]) -> di
         return {"content": text}
     parser = make()
     pieces = [event for character in text for event in parser.push(character)]
-    return dict(_message([*pieces, *parser.finish()]))
+    return written_answer([*pieces, *parser.finish()]).as_message()
 
 
 CASES = [

@@ -130,7 +130,8 @@ def test_the_path_names_the_fields_and_no_branches(model: type[BaseModel], body:
     [
         ({"messages": ["a"]}, "messages[0]: input should be a JSON object"),
         ({"messages": HELLO, "tool_choice": 5}, None),
-        ({"messages": HELLO, "functions": [1]}, "functions: this is not served: leave it out, or give null"),
+        ({"messages": HELLO, "functions": [1]}, "functions[0]: input should be a JSON object"),
+        ({"messages": HELLO, "audio": {}}, "audio: this is not served: leave it out, or give null"),
         ({"messages": []}, "messages: list should have at least 1 item, not 0"),
         (
             {"messages": HELLO, "response_format": {"type": "jsn"}},
@@ -138,18 +139,18 @@ def test_the_path_names_the_fields_and_no_branches(model: type[BaseModel], body:
             "'regex', 'grammar'",
         ),
         ({"messages": HELLO, "response_format": {}}, 'response_format: the field "type" is required'),
-        ({"messages": HELLO, "tools": [{"type": "other", "other": {}}]}, "tools[0].type: input should be 'function'"),
+        ({"messages": HELLO, "tools": [{"type": 1, "function": {}}]}, "tools[0].type: input should be 'function'"),
         (
-            {"messages": HELLO, "tools": [{"type": "other", "other": {}}], "n": "a"},
+            {"messages": HELLO, "tools": [{"type": 1, "function": {"name": "f"}}], "n": "a"},
             "tools[0].type: input should be 'function'; n: input should be a valid integer",
         ),
         (
-            {"messages": HELLO, "tools": [{"type": "custom", "custom": {"name": "f"}}]},
-            "tools[0].type: custom tools are not served: give a function with one parameter of type string",
+            {"messages": HELLO, "tools": [], "tool_choice": {"type": "custom", "custom": {"name": "f"}}},
+            "tool_choice.type: custom tools are not served: give a function with one parameter of type string",
         ),
         (
-            {"messages": HELLO, "tools": [{"type": "web_search"}]},
-            "tools[0].type: the server runs no tools: give a function that your program runs",
+            {"messages": HELLO, "tools": [], "tool_choice": {"type": "web_search"}},
+            "tool_choice.type: the server runs no tools: give a function that your program runs",
         ),
         (
             {"messages": HELLO, "tools": [], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from inflight.entrypoints.openai.chat_presenter import _message
 from inflight.entrypoints.openai.messages import template_messages
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.written_answer import written_answer
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.selector import create_output_parser
 from inflight.tokenizer.chat_template import ChatTemplate
@@ -32,10 +32,10 @@ def test_our_own_answers_can_be_sent_back(name: str) -> None:
     result = {"role": "tool", "content": "21", "tool_call_id": call_id}
     for thought in ([], [ReasoningDelta("Hm.")]):
         for first in ([], [ContentDelta("Let me see.")]):
-            answer: Any = _message([*thought, *first, *called])
+            answer: Any = written_answer([*thought, *first, *called]).as_message()
             text = template.render(messages_of(answer, result), tools=[TOOL], add_generation_prompt=False)
             assert "21" in text and "None" not in text
-        said: Any = _message([*thought, ContentDelta("So.")])
+        said: Any = written_answer([*thought, ContentDelta("So.")]).as_message()
         assert "So." in template.render(messages_of(said, QUESTION), tools=[TOOL])
 
 

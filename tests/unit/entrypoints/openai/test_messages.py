@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import ChatMessage, leave_out_parts, read_arguments, template_messages
+from inflight.entrypoints.openai.messages import ChatMessage, read_arguments, template_messages
 from inflight.parsers.surrogates import without_lone_surrogates
 from inflight.tokenizer.chat_template import ChatTemplate
 
@@ -94,38 +93,6 @@ def test_a_template_gets_text_where_it_writes_it_as_it_is(kind: str) -> None:
 def test_a_template_that_refuses_the_messages_refuses_them() -> None:
     with pytest.raises(ValueError, match="no"):
         rendered_call("{{ raise_exception('no') }}")
-
-
-IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
-ASKED = {"role": "user", "content": [{"type": "text", "text": "?"}, IMAGE]}
-CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
-
-
-@pytest.mark.parametrize(
-    ("messages", "param"),
-    [
-        ([ASKED], "messages[0].content[1].type"),
-        ([CALLED, ASKED], "messages[1].content[1].type"),
-        ([ASKED, CALLED], ""),
-        ([CALLED, {"role": "tool", "content": [IMAGE]}], ""),
-        ([{"role": "assistant", "content": [IMAGE]}], ""),
-    ],
-)
-def test_a_medium_is_an_error_where_the_client_asks_about_it(messages: list[dict[str, Any]], param: str) -> None:
-    checked = [ChatMessage.model_validate(message) for message in messages]
-    if param:
-        with pytest.raises(FieldError) as raised:
-            leave_out_parts(checked)
-        assert raised.value.param == param
-    else:
-        assert leave_out_parts(checked) == ["messages[].content[] (image_url)"]
-        assert "[image: left out" in str(template_messages(checked))
-
-
-def test_a_message_of_unknown_parts_only_is_empty() -> None:
-    message = ChatMessage.model_validate({"role": "user", "content": [{"type": "unheard_of"}]})
-    assert leave_out_parts([message]) == ["messages[].content[] (unheard_of)"]
-    assert template_messages([message]) == [{"role": "user", "content": ""}]
 
 
 @pytest.mark.parametrize("thinking", ["hm", [{"type": "text", "text": "hm"}]])

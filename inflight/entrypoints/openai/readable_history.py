@@ -1,0 +1,60 @@
+"""`make_readable`: leaves out of a chat's messages what the model cannot read, so that it does not end the conversation."""
+
+from collections.abc import Iterator, Sequence
+
+from inflight.entrypoints.openai.content_parts import OtherPart, readable_parts, text_instead
+from inflight.entrypoints.openai.messages import ChatMessage, OtherCall
+from inflight.entrypoints.openai.protocol import ChatTemplateFields
+from inflight.tokenizer.messages import RESULT_ROLES
+
+
+def make_readable(body: ChatTemplateFields) -> list[str]:
+    """Change the messages of the request, which then have only parts and calls that the model can read. Returns the names of
+    what is left out, for the header of the answer.
+
+    Raises:
+        FieldError: the client asks about a medium.
+    """
+    left_out: list[str] = []
+    messages = body.messages or []
+    num_answered = max((i + 1 for i, message in enumerate(messages) if message.role == "assistant"), default=0)
+    calls_left_out = frozenset(_calls_left_out(messages))
+    found = []
+    for i, message in enumerate(messages):
+        if message.role in RESULT_ROLES and message.tool_call_id in calls_left_out:
+            left_out.append(f"messages[] ({message.role})")
+            continue
+        if isinstance(message.content, list) and any(isinstance(part, OtherPart) for part in message.content):
+            is_asked = i >= num_answered and message.role not in RESULT_ROLES
+            parts = readable_parts(message.content, f"messages[{i}].content", left_out, is_asked=is_asked)
+            message.content = parts or ""
+        if message.tool_calls:
+            left_out += [f"messages[].tool_calls[] ({call.type})" for call in message.tool_calls if _is_other(call)]
+            message.tool_calls = [call for call in message.tool_calls if not _is_other(call)]
+        if not message.content and not message.tool_calls and message.function_call is None:
+            _use_other_text(message, left_out)
+        found.append(message)
+    if body.messages is not None:
+        body.messages = found
+    return left_out
+
+
+def _use_other_text(message: ChatMessage, left_out: list[str]) -> None:
+    """The content of a message that has none is its refusal, or the transcript of its sound."""
+    if message.refusal:
+        message.content = message.refusal
+    elif message.audio is not None:
+        transcript = message.audio.get("transcript")
+        message.content = transcript if isinstance(transcript, str) else text_instead("audio")
+        left_out.append("messages[].audio")
+
+
+def _calls_left_out(messages: Sequence[ChatMessage]) -> Iterator[str]:
+    """The ids of the calls that the model does not see, so that their results are left out, too."""
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    kept = {call.id for call in calls if not _is_other(call)}
+    return (call.id for call in calls if _is_other(call) and isinstance(call.id, str) and call.id not in kept)
+
+
+def _is_other(call: object) -> bool:
+    return isinstance(call, OtherCall)
