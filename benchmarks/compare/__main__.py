@@ -32,7 +32,7 @@ from benchmarks.compare.table import GOALS, Column, Pairs, markdown, table_rows
 from benchmarks.shared.models import add_model_arguments, model_folder, read_into_page_cache, weight_bytes
 from benchmarks.shared.report import allow_slow_steps, emit
 from benchmarks.speed.roofline import Machine, Needs, measure_machine, print_machine, read_needs, tokens_per_second
-from inflight.device.host_memory import available_bytes
+from inflight.config.free_memory import available_bytes
 from inflight.entrypoints.cli.workloads import Workload, select
 
 Speeds = dict[tuple[str, str], list[float]]  # (label of the engine, workload) -> tokens per second, by round

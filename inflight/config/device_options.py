@@ -53,7 +53,9 @@ def resolve_device(
                 local_rank=rank,
                 num_local_ranks=num_machine_ranks,
             )
-    return DeviceConfig(kind="cpu", num_threads=num_threads, threads_bind=threads_bind)
+    return DeviceConfig(
+        kind="cpu", num_threads=num_threads, threads_bind=threads_bind, free_host_bytes=machine.free_host_bytes
+    )
 
 
 def check_device_state(num_numbers: int, *, max_num_seqs: int, max_model_len: int) -> None:
@@ -173,6 +175,7 @@ def _resolve_cuda(
         kind="cuda",
         num_threads=_threads_of_rank(machine, num_machine_ranks),
         threads_bind=OFF,
+        free_host_bytes=machine.free_host_bytes,
         enforce_eager=args.enforce_eager,
         cuda_graph_max_tokens=0 if args.enforce_eager else min(graph_tokens, max_num_batched_tokens),
     )

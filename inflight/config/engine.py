@@ -57,10 +57,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """The KV cache. `memory_bytes` is its size on each rank. If this is None, the worker measures the memory: weights,
-    activations and cache together get at most the share `memory_utilization`, of all memory on a GPU and of the free memory on
-    a CPU. If `usual_sequence_len` is set, too, the cache gets at most the memory that `max_num_seqs` sequences of this length
-    need.
+    """The KV cache. `memory_bytes` is its size on each rank. If this is None, the worker measures the memory.
+
+    On a GPU, weights, activations and cache together get at most the share `memory_utilization` of all memory. On a CPU,
+    activations and cache get at most this share of what the weights leave of the free memory. If `usual_sequence_len` is set,
+    too, the cache gets at most the memory that `max_num_seqs` sequences of this length need. If `num_blocks` is set, an engine
+    before this one had so many blocks on each rank: this one takes as many, and measures nothing.
 
     `dtype` is the dtype of keys and values: the model's dtype, "int8" or "float8_e4m3fn". Of recurrent layers, the prefix cache
     has the state after every `state_checkpoint_tokens` tokens, and after prompts and answers. `num_states`: how many states a
@@ -74,6 +76,7 @@ class CacheConfig:
     enable_prefix_caching: bool
     memory_bytes: int | None
     memory_utilization: float
+    num_blocks: int | None = None
     usual_sequence_len: int | None = None
     state_checkpoint_tokens: int = 512
     num_states: int = 1
@@ -193,6 +196,7 @@ class DeviceConfig:
         enforce_eager: do not use CUDA graphs.
         cuda_graph_max_tokens: a step with prompts gets a CUDA graph if it has at most this many tokens. 0: only steps without
             prompts have graphs.
+        free_host_bytes: the memory of this machine that was free before a process of the engine was started; None: unknown.
     """
 
     kind: str
@@ -200,6 +204,7 @@ class DeviceConfig:
     threads_bind: str
     enforce_eager: bool = False
     cuda_graph_max_tokens: int = 0
+    free_host_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

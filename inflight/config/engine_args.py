@@ -111,8 +111,8 @@ class EngineArgs:
     )
     gpu_memory_utilization: float | None = _engine(
         None,
-        "Share of the device's memory to use; on a CPU of the free RAM. If given, the KV cache gets all of this share "
-        "that weights and activations leave. Default: 0.9, on a CPU 0.5.",
+        "Share of the device's memory to use; on a CPU of the free RAM that the weights leave. If given, the KV cache gets "
+        "all of this share that activations (on a GPU weights, too) leave. Default: 0.9, on a CPU 0.5.",
         bounds=(0, 1),
         excludes_low=True,
     )

@@ -11,6 +11,7 @@ from inflight.config import openmp
 from inflight.config.control_groups import cpu_quota
 from inflight.config.cpu_binding import AUTO
 from inflight.config.cuda_driver import CudaFacts, Gpu, Version, read_cuda_facts, to_version
+from inflight.config.free_memory import available_bytes
 from inflight.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ class Machine:
     dtypes: tuple[str, ...]  # the dtypes in which the device can compute
     usable_cores: tuple[int, ...] = ()  # the cores that this process may run on, ascending
     threads_bind: str = AUTO  # the environment's value of the option `cpu_threads_bind`
+    free_host_bytes: int | None = None  # the host memory that is free now
     gpus: tuple[Gpu, ...] = ()  # the GPUs that ranks may run on; rank 0 of this node gets the first
 
     @property
@@ -51,6 +53,7 @@ def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cu
                 num_cores=_num_cores(cores),
                 dtypes=("bfloat16", "float16", "float32"),
                 usable_cores=cores,
+                free_host_bytes=available_bytes(),
                 gpus=_usable_gpus(facts),
             )
         except ConfigError as error:
@@ -64,6 +67,7 @@ def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cu
         num_cores=_num_cores(cores),
         dtypes=("bfloat16", "float32"),
         usable_cores=cores,
+        free_host_bytes=available_bytes(),
         threads_bind=envs.cpu_threads_bind(),
     )
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inflight.config.free_memory import available_bytes
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
-from inflight.device.host_memory import available_bytes
 from inflight.errors import OutOfMemoryError
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from inflight.config.free_memory import available_bytes
 from inflight.device import host_memory
 from inflight.device.base import Device, T
 from inflight.errors import OutOfMemoryError
@@ -36,7 +37,7 @@ class CpuDevice(Device):
         host_memory.keep_freed()
 
     def available_memory_bytes(self) -> int:
-        return host_memory.available_bytes()
+        return available_bytes()
 
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
         # otherwise `work` could reuse freed memory, which would not be counted

@@ -36,7 +36,7 @@ from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.gguf_source import GgufSource
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint
 from inflight.model_loader.weight_check import check_weights, list_names
-from inflight.model_loader.weight_size import weight_bytes
+from inflight.model_loader.weight_size import WeightSizes, weight_sizes
 from inflight.model_loader.weight_source import ReadPart, WeightSource
 from inflight.models.causal_lm import CausalLM
 from inflight.models.decoder import DecoderForCausalLM
@@ -55,10 +55,10 @@ def load_model(
     backend: AttentionBackend,
     tp: TensorParallelGroup,
     stage: PipelineStage | None = None,
-    check_size: Callable[[int], None] | None = None,
+    check_size: Callable[[WeightSizes], None] | None = None,
 ) -> CausalLM:
     """Returns a model that can run, with weights in `model_config.dtype`. If `stage` is given, the model has only this pipeline
-    stage. `check_size` is called with the bytes of the weights, before memory is allocated for them.
+    stage. `check_size` is called with the sizes of the weights, before memory is allocated for them.
 
     Every stage checks the whole checkpoint against the whole model, but reads only its own weights.
 
@@ -95,11 +95,11 @@ def load_model(
     model = make(later, stage)
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture, model)
+    # tensors on the meta device have shapes but no memory
+    described = model if stage == whole else make(replace(later, device=torch.device("meta")), whole)
     if check_size is not None:
-        check_size(weight_bytes(model, model_config))
+        check_size(weight_sizes(model, described, model_config))
     if source is not None:
-        # tensors on the meta device have shapes but no memory
-        described = model if stage == whole else make(replace(later, device=torch.device("meta")), whole)
         unlisted = check_weights(source, described)
         if unlisted and tp.rank == 0 and stage.is_last:
             logger.warning("the model does not need these tensors, which no index lists: %s", list_names(unlisted))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from inflight import envs, logs
+from inflight.config.free_memory import count_memory_kills
 from inflight.config.openmp import without_placement
 from inflight.processes.working_folder import working_folder
 
@@ -88,6 +89,8 @@ class ChildProcess:
         environment = child_environment({**os.environ, **(variables or {})}, sys.path, keeps_secrets=keeps_secrets)
         self.title = title
         self._popen: subprocess.Popen[bytes] | ForkedProcess
+        self._was_killed = False  # whether this object has sent SIGKILL
+        self._memory_kills = count_memory_kills()  # before the process was started
         self._num_stopped = 0  # how many calls of `stays_stopped` in a row found the process stopped
         fork = ChildProcess.fork
         forked = None if fork is None else fork(arguments, stream_fds, environment)
@@ -148,8 +151,15 @@ class ChildProcess:
         if code is None:
             return f"process {self.pid} {'is stopped by a signal' if self.is_stopped else 'is alive'}"
         if code < 0:
-            return f"process {self.pid} was killed by {_signal_name(-code)}"
+            why = self._likely_cause() if -code == signal.SIGKILL and not self._was_killed else ""
+            return f"process {self.pid} was killed by {_signal_name(-code)}{why}"
         return f"process {self.pid} ended with exit code {code}"
+
+    def _likely_cause(self) -> str:
+        """Why the process got a SIGKILL that this object has not sent."""
+        if count_memory_kills() > self._memory_kills:
+            return ", because memory ran out: the kernel has ended a process for lack of memory"
+        return ", most likely by the system for lack of memory, or by an operator"
 
     @property
     def may_run(self) -> bool:
@@ -163,6 +173,7 @@ class ChildProcess:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal. Does nothing if the process has ended."""
         if self.is_alive:
+            self._was_killed = self._was_killed or number == signal.SIGKILL
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 signal.pidfd_send_signal(self.pidfd, number)
 

@@ -1,12 +1,28 @@
-"""`MemoryBudget`: how much memory a rank may use, and how much of it is left for the KV cache."""
+"""`MemoryBudget`: how much memory a rank may use, and how much of it is left for the KV cache.
+
+On a GPU each rank has memory of its own, and the share `gpu_memory_utilization` is for weights, working memory and KV cache.
+
+On a CPU all ranks of all replicas of the machine share its memory. Together they need:
+
+    weights of all ranks + slabs of all replicas (kv_offloading_size) + KV caches and working memory of all ranks
+
+Weights and slabs have a size that is known, and are refused if they do not fit. The share is for the rest: so a model whose
+weights need more than the share runs, if there is memory for it. All this is reckoned from the free memory before the start
+(`DeviceConfig.free_host_bytes`), because a rank that starts later, or again, finds less: the others have taken theirs.
+"""
 
 import torch
 
 from inflight.config.engine import EngineConfig
+from inflight.config.free_memory import available_bytes
 from inflight.config.ranks import Place
+from inflight.config.weight_room import gibibytes as _gib
+from inflight.config.weight_room import weights_do_not_fit
+from inflight.device import host_memory
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.errors import OutOfMemoryError
+from inflight.model_loader.weight_size import WeightSizes
 from inflight.worker.runner import Runner
 
 
@@ -15,42 +31,88 @@ class MemoryBudget:
 
     def __init__(self, config: EngineConfig, place: Place, device: Device) -> None:
         self._cache, self._device = config.cache, device
+        self._is_cpu, self._is_first_start = device.kind == "cpu", config.cache.num_blocks is None
         self._free_bytes = device.available_memory_bytes()
         self._budget_bytes = device.budget_bytes(config.cache.memory_utilization)
-        # how many ranks of this engine share this rank's memory, itself included: on a CPU all ranks of the node
-        self._num_sharing = place.num_engine_ranks if device.kind == "cpu" else 1
-        # on a CPU all replicas of the engine share the memory
-        self._num_replicas = len(config.parallel.replicas) if device.kind == "cpu" else 1
-        self._weight_bytes = 0
+        self._own_bytes = host_memory.own_bytes()
+        parallel = config.parallel
+        self._num_local_ranks, self._num_engine_ranks = place.num_local_ranks, place.num_engine_ranks
+        is_one_process = parallel.distributed_executor_backend == "uni"  # the ranks of an engine are its threads
+        self._ranks_in_process = parallel.world_size if is_one_process else 1
+        # the part of all ranks of one replica that is on this machine, times the number of replicas
+        self._local_share = place.num_local_ranks / parallel.world_size
+        self._tensor_parallel_size = parallel.tensor_parallel_size
+        self._free_host_bytes = self._free_bytes if self._is_cpu else available_bytes()
+        if place.machine == 0 and config.device.free_host_bytes is not None:
+            libraries = self._num_local_ranks // self._ranks_in_process * self._own_bytes
+            self._free_host_bytes = max(self._free_host_bytes, config.device.free_host_bytes - libraries)
+        slab = config.cache.transfer.cpu_bytes if config.cache.transfer is not None else 0
+        self._slab_bytes = int(slab * self._local_share)
+        self._weights = WeightSizes(rank=0, whole=0)
 
-    def check_before_loading(self, num_bytes: int) -> None:
-        """Check that the weights and the requested KV cache fit. Call this before the weights, `num_bytes`, are loaded.
+    def check_before_loading(self, weights: WeightSizes) -> None:
+        """Check that what has a known size fits: weights, slab, and the KV cache if the user has set its size. Call this before
+        the weights are loaded.
 
         Raises:
-            OutOfMemoryError: the weights do not fit the GPU, or the requested KV cache does not fit the machine.
+            OutOfMemoryError: the weights do not fit the GPU or the host, or the slab or the KV cache does not fit beside them.
         """
-        self._weight_bytes = num_bytes
+        self._weights = weights
         if isinstance(self._device, Accelerator):
-            self._check_weights(num_bytes, self._device.total_memory_bytes())
+            self._check_weights_on_gpu(weights.rank, self._device.total_memory_bytes())
+        elif self._is_first_start:
+            self._check_weights_on_host()
+        else:  # the sizes are those of an earlier start, but another program may have taken the memory meanwhile
+            if weights.rank > self._free_bytes:
+                raise OutOfMemoryError(weights_do_not_fit(weights.rank, None, self._free_bytes))
+            return
+        self._check_slab(self._all_weights(weights.whole) if self._is_cpu else 0)
         if self._cache.memory_bytes is not None:
-            self._check_kv_cache(self._cache.memory_bytes, num_bytes)
+            self._check_kv_cache(self._cache.memory_bytes, weights.rank)
+
+    def _all_weights(self, whole: int) -> int:
+        """The bytes of the weights of all ranks of all replicas on this machine. `whole`: as in `WeightSizes`."""
+        return int(whole * self._tensor_parallel_size * self._local_share)
 
     @torch.inference_mode()
     def measure_available(self, runner: Runner) -> int:
-        """The bytes left for the KV cache: the budget minus the loaded weights, the peak memory of a step and the bytes that
-        the runner reserves. Call this in the device's compute thread.
-
-        If ranks share memory, the weights of all these ranks are subtracted from the budget. Each rank gets an equal share of
-        the rest. If replicas share memory, each of them has an equal share of the budget.
-        """
-        weights = self._free_bytes - self._device.available_memory_bytes()
-        if self._num_replicas > 1:  # the weights of other replicas may have taken free memory meanwhile
-            weights = min(weights, self._num_sharing * self._weight_bytes)
+        """The bytes left for the KV cache of this rank: its share, minus the peak memory of a step and the bytes that the
+        runner reserves. On a GPU the weights are subtracted from the share, too. Call this in the device's compute thread."""
+        if not self._is_cpu:
+            left = self._budget_bytes - max(0, self._free_bytes - self._device.available_memory_bytes())
+        else:
+            others = self._all_weights(self._weights.whole) * self._unpacked_ratio() + self._slab_bytes
+            left = int((self._free_host_bytes - others) * self._cache.memory_utilization) // self._num_local_ranks
         peak = self._device.measure_peak_bytes(runner.profile_run)
-        peak += runner.reserved_bytes(peak)
-        return (self._budget_bytes // self._num_replicas - max(0, weights)) // self._num_sharing - peak
+        return left - peak - runner.reserved_bytes(peak)
 
-    def _check_weights(self, num_bytes: int, total_bytes: int) -> None:
+    def _unpacked_ratio(self) -> float:
+        """How much more memory this rank's weights take than was expected: quantized ones may have been unpacked."""
+        host_memory.call_c_library("malloc_trim", 0)
+        taken = (host_memory.own_bytes() - self._own_bytes) / self._ranks_in_process
+        return max(1.0, taken / max(1, self._weights.rank))
+
+    def _check_weights_on_host(self) -> None:
+        needed = self._all_weights(self._weights.whole)
+        if needed > self._free_host_bytes:
+            int4 = None if self._weights.int4 is None else self._all_weights(self._weights.int4)
+            num_replicas = self._num_local_ranks // self._num_engine_ranks
+            raise OutOfMemoryError(weights_do_not_fit(needed, int4, self._free_host_bytes, num_replicas=num_replicas))
+
+    def _check_slab(self, weight_bytes: int) -> None:
+        """`weight_bytes`: the weights of all ranks of this machine, if they are in the host's memory."""
+        if not self._slab_bytes or weight_bytes + self._slab_bytes <= self._free_host_bytes:
+            return
+        room = self._free_host_bytes - weight_bytes
+        num_replicas = self._num_local_ranks // self._num_engine_ranks
+        lower = f"lower it to {_gib(room // num_replicas)} at most" if room > 0 else "leave it out"
+        replicas = f", for {num_replicas} replicas," if num_replicas > 1 else ""
+        raise OutOfMemoryError(
+            f"kv_offloading_size (cpu_bytes_to_use) needs {_gib(self._slab_bytes)} of host memory{replicas} beside "
+            f"{_gib(weight_bytes)} of weights, but only {_gib(self._free_host_bytes)} is free; {lower}, or free memory"
+        )
+
+    def _check_weights_on_gpu(self, num_bytes: int, total_bytes: int) -> None:
         """`total_bytes`: the GPU's memory."""
         free_bytes, utilization = self._free_bytes, self._cache.memory_utilization
         if num_bytes <= self._budget_bytes:
@@ -68,20 +130,19 @@ class MemoryBudget:
 
     def _check_kv_cache(self, memory_bytes: int, num_bytes: int) -> None:
         """`memory_bytes`: what `kv_cache_memory_bytes` asks for on each rank. `num_bytes`: the size of the weights."""
-        if self._num_sharing * (memory_bytes + num_bytes) <= self._free_bytes:
+        num_sharing = self._num_local_ranks if self._is_cpu else 1
+        free_bytes = self._free_host_bytes - self._slab_bytes if self._is_cpu else self._free_bytes
+        if num_sharing * (memory_bytes + num_bytes) <= free_bytes:
             return
-        room = self._free_bytes // self._num_sharing - num_bytes
+        room = free_bytes // num_sharing - num_bytes
         ways = (
             [f"lower it to {_gib(room)} at most", "free memory"] if room > 0 else ["free memory", "use a smaller model"]
         )
-        sharing = f", which {self._num_sharing} ranks share" if self._num_sharing > 1 else ""
+        sharing = f", which {num_sharing} ranks share" if num_sharing > 1 else ""
+        slab = f" beside the slab of {_gib(self._slab_bytes)}" if self._is_cpu and self._slab_bytes else ""
         raise OutOfMemoryError(
             f"kv_cache_memory_bytes={memory_bytes} (--kv-cache-memory-bytes) asks for a KV cache of {_gib(memory_bytes)} "
-            f"beside {_gib(num_bytes)} of weights, but only {_gib(self._free_bytes)} of memory is free{sharing}; "
+            f"beside {_gib(num_bytes)} of weights, but only {_gib(free_bytes)} of memory is free{slab}{sharing}; "
             f"{', '.join(ways)}, or do not set kv_cache_memory_bytes: then the engine chooses a size that fits into the free "
             "memory"
         )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"

@@ -93,6 +93,7 @@ class CoreServer:
 
     Attributes:
         has_begun: set when the owner wants this process to serve. A spare process waits for it.
+        tell_owner: sends a message to the owner of this process (engine_process.py).
         publisher: publishes what happens to the prefix cache; None if nothing is published.
     """
 
@@ -105,7 +106,7 @@ class CoreServer:
         # id of the sequence that runs alone, as the owner of this process knows it; "" if all may run
         self._suspect = ""
         self._has_fault_news = False  # whether a resumed request was counted since the front ends were told
-        self._tell_owner: Callable[[object], None] = lambda _: None
+        self.tell_owner: Callable[[object], None] = lambda _: None
         self._is_ending = False
         # (link, message): the front end of `link` sent the message. (link, FrontEndCame): this front end is new. (link, None):
         # this front end is gone. None: a rank has died, the awaited step is done, or the control socket is closed; the loop
@@ -120,7 +121,7 @@ class CoreServer:
 
     def start_reading(self, control: ControlSocket) -> None:
         """Start the control thread. When the control socket is closed, the process ends, even while the engine starts."""
-        self._tell_owner = control.send
+        self.tell_owner = control.send
         threading.Thread(target=self._follow_control, args=(control,), name="inflight-control", daemon=True).start()
 
     def _follow_control(self, control: ControlSocket) -> None:
@@ -171,7 +172,7 @@ class CoreServer:
         if self._fault_time:
             self._past = replace(self._past, last_recovery_seconds=time.monotonic() - self._fault_time)
         # before all else: the owner does not start the engine again if its first process ends before it is ready
-        self._tell_owner({"ready": core.kv_cache_config.total_bytes})
+        self.tell_owner({"ready": core.kv_cache_config.num_blocks})
         for link in self._links:
             self._greet(link)
         self._tell_faults()
@@ -226,7 +227,7 @@ class CoreServer:
         suspect_id = "" if suspect is None else suspect.request_id
         if suspect_id != self._suspect:
             self._suspect = suspect_id
-            self._tell_owner({"suspect": suspect_id})
+            self.tell_owner({"suspect": suspect_id})
 
     def _wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
         """Wait for the end of `step` or for a message. Returns False if the step is done, True if a message was processed."""
@@ -290,7 +291,7 @@ class CoreServer:
         self._has_fault_news = False
         status = self._faults()
         self.tell_all(status)
-        self._tell_owner({"faults": asdict(status), "recovery_times": self._executor.recovery_times})
+        self.tell_owner({"faults": asdict(status), "recovery_times": self._executor.recovery_times})
 
     def _abort(self, request_ids: Iterable[str]) -> None:
         aborted = set(request_ids)
@@ -377,6 +378,7 @@ def main() -> int:
         is_known = isinstance(error, InflightError)
         if not is_known or start_engine.config.parallel.head is not None:  # no front end of this machine tells it
             logger.error("the engine could not start: %s", error, exc_info=not is_known)
+        server.tell_owner({"failed": first_line(error)})
         if not server.has_begun.is_set():  # a spare process has no front ends
             return EXIT_FAILED
         server.take_new_links()

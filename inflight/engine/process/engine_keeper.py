@@ -115,7 +115,7 @@ class EngineKeeper:
         process, self.process = self.process, None
         if process is not None:
             await process.close(grace_seconds)
-            self._last_state = process.process.state
+            self._last_state = process.state
 
     async def failed(self) -> None:
         """Wait until the engine is given up. Call this after `start`.
@@ -129,7 +129,7 @@ class EngineKeeper:
     @property
     def state(self) -> str:
         """Says whether the process runs, or how it ended."""
-        return self._last_state if self.process is None else self.process.process.state
+        return self._last_state if self.process is None else self.process.state
 
     @property
     def has_ended(self) -> bool:
@@ -148,7 +148,7 @@ class EngineKeeper:
     async def _keep_spare(self) -> None:
         """Start a spare process if it is missing, and look whether it hangs."""
         if self._spare is not None and self._spare.has_ended:
-            logger.warning("the spare process of the engine has ended (%s)", self._spare.process.state)
+            logger.warning("the spare process of the engine has ended (%s)", self._spare.state)
             await self._end_spare()
         if self._spare is not None:
             self._spare.check()
@@ -183,7 +183,7 @@ class EngineKeeper:
         begun = time.monotonic()
         await self._follow(process, until_ready=True)
         if not process.is_ready and not process.was_killed:
-            self._give_up(f"the engine's process is gone: {process.process.state}")  # it could not start
+            self._give_up(f"the engine's process is gone: {process.state}")  # it could not start
         self._start_seconds = time.monotonic() - begun if process.is_ready else 0.0
         self._fix_cache_size(process)
         while True:
@@ -191,12 +191,10 @@ class EngineKeeper:
             process = await self._recover(process)
 
     def _fix_cache_size(self, process: EngineProcess) -> None:
-        """Let later processes of a replica have a KV cache of the same size. Beside the caches of the other replicas, they
-        would find less free memory."""
-        parallel = self._config.parallel
-        if len(parallel.replicas) > 1 and parallel.pipeline_parallel_size == 1 and process.is_ready:
-            cache = self._config.cache
-            cache = replace(cache, memory_bytes=cache.memory_bytes or process.kv_cache_bytes)
+        """Let later processes have a KV cache of the same size. If they measured again, they would find other numbers: beside
+        the caches of other replicas, or while the memory of a lost process is not free yet."""
+        if process.num_blocks:
+            cache = replace(self._config.cache, num_blocks=process.num_blocks)
             self._config = replace(self._config, cache=cache)
 
     async def _follow(self, process: EngineProcess, *, until_ready: bool = False, deadline: float = math.inf) -> None:
@@ -223,7 +221,7 @@ class EngineKeeper:
         limits = self._config.fault_tolerance
         fault_time = time.monotonic()
         deadline = self._note_fault(process)
-        num_failed = 0
+        num_failed, failure = 0, ""
         share = 2  # the first start that hangs leaves half of the time for another one
         while True:
             process = await self._replace(process, fault_time, deadline)
@@ -238,9 +236,10 @@ class EngineKeeper:
                 share = 1  # perhaps the machine is slow, and then shorter and shorter starts would help nobody
             if process.was_lost and now - begun >= OTHER_FAULT_SECONDS:
                 deadline = self._note_fault(process)
-            num_failed += 1
+            num_failed, failure = num_failed + 1, process.failure or failure
             if now >= deadline:
-                self._give_up(f"the engine did not start again within {limits.engine_recovery_timeout_sec:g} s")
+                seconds = f"{limits.engine_recovery_timeout_sec:g} s"
+                self._give_up(f"the engine did not start again within {seconds}: {failure or process.state}")
             await asyncio.sleep(min(pause_seconds(num_failed), deadline - now))
 
     def _note_fault(self, process: EngineProcess) -> float:
@@ -250,7 +249,7 @@ class EngineKeeper:
             EngineDeadError: no other process may be started.
         """
         limits = self._config.fault_tolerance
-        reason = f"the engine's process is gone: {process.process.state}"
+        reason = f"the engine's process is gone: {process.state}"
         if not limits.enabled or process.process.exit_code == EXIT_HEAD_LOST:
             self._give_up(reason)
         if process.process.exit_code == EXIT_GIVEN_UP:
@@ -284,8 +283,8 @@ class EngineKeeper:
                 "request %s ends, because the engine's process was lost while only this request ran", process.suspect
             )
             self._guilty = (*self._guilty, process.suspect)
-        logger.error("the engine's process is gone: %s; it is started again", process.process.state)
-        self._last_state, self.process = process.process.state, None
+        logger.error("the engine's process is gone: %s; it is started again", process.state)
+        self._last_state, self.process = process.state, None
         await process.close(0.0)
         num_failed = 0
         while True:

@@ -5,8 +5,9 @@ The two share a *control socket*. After the `StartEngine` frame its messages are
     owner -> core   {"front_end": number, "num_deaths": n}, which brings one end of a front end's socket; {"ping": true};
                     once: {"begin": fields of a `FaultStatus`, the recoveries so far; "fault_time", "guilty",
                     "recovery_times": see `begin`}
-    core -> owner   {"pong": true}, {"ready": bytes of a rank's KV cache},
+    core -> owner   {"pong": true}, {"ready": blocks of the KV cache},
                     {"faults": fields of a `FaultStatus`, "recovery_times": [time, ...]},
+                    {"failed": why the engine could not start},
                     {"unconnected": number of a front end, whose socket did not arrive, as there was no free descriptor},
                     {"suspect": id of the sequence that runs alone, see `Suspects`; "" if all may run}
 
@@ -56,7 +57,8 @@ class EngineProcess:
         sockets: number of a front end -> the socket to the engine, one for each front end given to `begin`. A caller that takes
             one out owns it. `close` closes the others.
         is_ready: whether the engine has started.
-        kv_cache_bytes: the size of the KV cache of rank 0; 0 before the engine has started.
+        num_blocks: the blocks of a rank's KV cache; 0 before the engine has started.
+        failure: why the engine could not start; "" if nothing is known.
         has_ended: whether the process has ended.
         was_killed: whether this object has killed the process, because it hung or took too long.
         faults: the newest status that the core has sent; None before the first one.
@@ -74,7 +76,7 @@ class EngineProcess:
         """
         self.sockets: dict[int, socket.socket] = {}
         self.is_ready = self.has_ended = self.was_killed = False
-        self.kv_cache_bytes = 0
+        self.num_blocks, self.failure = 0, ""
         self.recovery_times: tuple[float, ...] = ()
         self._unconnected: list[int] = []
         self.faults: FaultStatus | None = None
@@ -167,6 +169,11 @@ class EngineProcess:
         self.process.send_signal(signal.SIGKILL)
 
     @property
+    def state(self) -> str:
+        """Says whether the process runs, or how it ended, and why, if it has told the reason."""
+        return f"{self.process.state}: {self.failure}" if self.failure else self.process.state
+
+    @property
     def was_lost(self) -> bool:
         """Whether something else has killed the process: the kernel, for lack of memory, or an operator."""
         code = self.process.exit_code
@@ -223,8 +230,10 @@ class EngineProcess:
             match json.loads(line):
                 case {"pong": _}:
                     self._pings.heard(0)
-                case {"ready": int(num_bytes)}:
-                    self.is_ready, self.kv_cache_bytes = True, num_bytes
+                case {"failed": str(reason)}:
+                    self.failure = reason
+                case {"ready": int(num_blocks)}:
+                    self.is_ready, self.num_blocks = True, num_blocks
                     self._has_news.set()
                 case {"suspect": str(request_id)}:
                     self.suspect = request_id

@@ -67,9 +67,11 @@ def make_kv_cache_configs(
     max_model_len: int,
     max_step_tokens: int,
     is_measured: bool,
+    utilization: float | None = None,
     max_num_seqs: int = 0,
     usual_sequence_len: int | None = None,
     slab_bytes: int = 0,
+    num_blocks: int | None = None,
     contents: bytes = b"",
 ) -> list[KVCacheConfig]:
     """Returns one config for each rank. All ranks use the same block ids, so all have the same number of blocks: as many as fit
@@ -83,6 +85,8 @@ def make_kv_cache_configs(
         available_bytes: for each rank: the memory for the cache. Negative if the weights and the working memory of a step are
             too large even without a cache.
         is_measured: True if `available_bytes` was measured, False if the user has set it.
+        utilization: `gpu_memory_utilization`, for the text of the error.
+        num_blocks: the number of blocks that an engine before this one had; then nothing else decides it.
         slab_bytes: host memory for more blocks, all ranks together.
         contents: see `KVCacheConfig`.
 
@@ -94,15 +98,19 @@ def make_kv_cache_configs(
     block_bytes = [
         max(len(group.layer_names) * group.spec.block_bytes for group in groups) for groups in groups_of_rank
     ]
-    num_blocks = [max(0, available) // size for available, size in zip(available_bytes, block_bytes, strict=True)]
-    groups, tightest = groups_of_rank[0], num_blocks.index(min(num_blocks))
+    fitting = [max(0, available) // size for available, size in zip(available_bytes, block_bytes, strict=True)]
+    groups, tightest = groups_of_rank[0], fitting.index(min(fitting))
     needed = 1 + blocks_per_sequence(groups, num_tokens=max_model_len, max_step_tokens=max_step_tokens)
-    count, size = num_blocks[tightest], block_bytes[tightest]
-    if count < needed:
+    count, size = fitting[tightest], block_bytes[tightest]
+    if num_blocks is not None:
+        count = num_blocks
+    elif count < needed:
         config = KVCacheConfig(num_blocks=count, block_bytes=size, groups=groups)
         sequence = f"one sequence of max_model_len={max_model_len} tokens needs {_size(needed * size)}"
-        raise OutOfMemoryError(_too_small(config, available_bytes[tightest], sequence, is_measured))
-    if usual_sequence_len is not None:
+        raise OutOfMemoryError(
+            _too_small(config, available_bytes[tightest], sequence, needed * size, is_measured, utilization)
+        )
+    if usual_sequence_len is not None and num_blocks is None:
         usual = blocks_per_sequence(groups, num_tokens=usual_sequence_len, max_step_tokens=max_step_tokens)
         count = min(count, max(needed, 1 + max_num_seqs * usual))
     num_slots = slab_bytes // sum(block_bytes)
@@ -120,6 +128,8 @@ def make_kv_cache_configs(
 def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: SchedulerConfig) -> str:
     """Returns a log line with the size of a rank's cache, the reason for this size, and the option that changes the size."""
     size = f"the KV cache of a rank is {_size(config.total_bytes)}, {config.num_tokens} tokens"
+    if cache.num_blocks is not None:
+        return f"{size}, as before"
     if cache.memory_bytes is not None:
         return f"{size}, as set by kv_cache_memory_bytes"
     why = f"which is what gpu_memory_utilization={cache.memory_utilization:g} leaves"
@@ -130,9 +140,11 @@ def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: Schedule
     return f"{size}, {why}; kv_cache_memory_bytes (--kv-cache-memory-bytes) sets another size"
 
 
-def _too_small(config: KVCacheConfig, available: int, needed: str, is_measured: bool) -> str:
+def _too_small(
+    config: KVCacheConfig, available: int, needed: str, enough: int, is_measured: bool, utilization: float | None
+) -> str:
     """Returns the text of the error: why a cache with this `config` is too small, and what the user can change. `needed` is
-    the part of the text that says what does not fit."""
+    the part of the text that says what does not fit, and `enough` bytes are a cache into which it fits."""
     if not is_measured:
         room, ways = f"kv_cache_memory_bytes gives the KV cache {_size(available)}", ["raise kv_cache_memory_bytes"]
     else:
@@ -145,8 +157,9 @@ def _too_small(config: KVCacheConfig, available: int, needed: str, is_measured: 
                 f"the KV cache has no room: the weights and a step's working memory need {_size(-available)} more than "
                 "gpu_memory_utilization allows"
             )
+        share = "gpu_memory_utilization" if utilization is None else f"gpu_memory_utilization={utilization:g}"
         ways = [
-            "raise gpu_memory_utilization",
+            f"raise {share}, or set kv_cache_memory_bytes={enough} (--kv-cache-memory-bytes, {_size(enough)})",
             "lower max_num_batched_tokens or max_num_seqs (the working memory)",
             "set quantization (the weights) or kv_cache_dtype",
             "raise tensor_parallel_size",
@@ -174,7 +187,9 @@ def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig
     """
     start, transfer = time.perf_counter(), config.cache.transfer
     specs = executor.get_kv_cache_specs()
-    if config.cache.memory_bytes is not None:
+    if config.cache.num_blocks is not None:
+        available = [0] * len(specs)
+    elif config.cache.memory_bytes is not None:
         available = [config.cache.memory_bytes] * len(specs)
     else:
         available = executor.determine_available_memory()
@@ -184,8 +199,10 @@ def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig
         max_model_len=config.model.max_model_len,
         max_step_tokens=config.scheduler.max_num_batched_tokens,
         is_measured=config.cache.memory_bytes is None,
+        utilization=config.cache.memory_utilization,
         max_num_seqs=config.scheduler.max_num_seqs,
         usual_sequence_len=config.cache.usual_sequence_len,
+        num_blocks=config.cache.num_blocks,
         slab_bytes=transfer.cpu_bytes if transfer is not None else 0,
         contents=contents_of(config.model) if transfer is not None and transfer.tiers else b"",
     )

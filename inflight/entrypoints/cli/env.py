@@ -19,6 +19,7 @@ import inflight
 from inflight import envs, foreign_variables
 from inflight.config.control_groups import cpu_quota
 from inflight.config.cuda_driver import CudaFacts, read_cuda_facts, to_version
+from inflight.config.free_memory import available_bytes, is_limited
 from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
 from inflight.device.core_glance import share_of_waiting
@@ -149,7 +150,8 @@ def _memory(meminfo: str) -> dict[str, Any]:
     thp = _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
     return {
         "total": _gibibytes(fields.get("MemTotal")),
-        "available": _gibibytes(fields.get("MemAvailable")),
+        "available": f"{available_bytes() / 2**30:.1f} GiB",
+        "limited by a control group": is_limited(),
         "transparent huge pages": thp.partition("[")[2].partition("]")[0] or None,
     }
 

@@ -4,13 +4,15 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
+from inflight.config.architecture import ModelArchitecture
 from inflight.config.engine_args import EngineArgs
 from inflight.config.gguf_config import read_model_config
-from inflight.config.machine import detect_machine
+from inflight.config.machine import Machine, detect_machine
 from inflight.config.overrides import merge_overrides
 from inflight.config.resolve import find_conflicts
 from inflight.config.safetensors_file import check_files_exist
 from inflight.config.unknown_family import describe_model
+from inflight.config.weight_room import check_room, find_room
 from inflight.engine.start.generation_defaults import default_sampling_params, eos_token_ids
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -58,7 +60,17 @@ def model_problems(args: EngineArgs) -> list[str]:
         machine = detect_machine(args.device)  # raises ConfigError if an environment variable is wrong
     except ConfigError as error:
         return [*found, str(error)]
-    return found + find_conflicts(args, folder=source, architecture=architecture, machine=machine)
+    found += find_conflicts(args, folder=source, architecture=architecture, machine=machine)
+    return found + _problems_of(lambda: _check_room(args, source, architecture, machine))
+
+
+def _check_room(args: EngineArgs, source: Path, architecture: ModelArchitecture, machine: Machine) -> None:
+    """Raises OutOfMemoryError if the weights do not fit into the memory. Reads the headers of their files."""
+    quantization = args.quantization if args.quantization in ("int4", "int8", "fp8") else None
+    room = None if args.load_format == "dummy" else find_room(source, architecture, args.dtype, quantization)
+    if room is not None and args.nnodes == 1:
+        num_ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+        check_room(room._replace(num_ranks=num_ranks, num_replicas=len(args.replicas)), machine)
 
 
 def _find_model(args: EngineArgs) -> Path:

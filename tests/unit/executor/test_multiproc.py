@@ -44,7 +44,7 @@ def test_sigkill_is_known_at_once(executor: MultiprocExecutor, rank: int) -> Non
     assert isinstance(error, WorkerDiedError)
     assert seconds < 60
     assert (error.rank, error.step_id, error.request_ids) == (rank, 0, ("req-a", "req-b"))
-    assert f"rank {rank} was lost (process {pids[rank]} was killed by SIGKILL) before it answered step 0" in str(error)
+    assert f"rank {rank} was lost (process {pids[rank]} was killed by SIGKILL" in str(error)
     with pytest.raises(WorkerDiedError, match="is gone"):
         executor.check_health()
 

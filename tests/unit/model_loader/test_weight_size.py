@@ -21,7 +21,7 @@ from inflight.errors import ConfigError
 from inflight.layers import context
 from inflight.layers.linear import Linear
 from inflight.model_loader.loader import load_model
-from inflight.model_loader.weight_size import weight_bytes
+from inflight.model_loader.weight_size import WeightSizes, weight_bytes
 from inflight.models.causal_lm import CausalLM
 from inflight.models.decoder import DecoderForCausalLM
 from tests.support.full_context_attention import FullContextAttention
@@ -68,7 +68,7 @@ def test_it_is_what_the_loaded_model_holds(
         except ConfigError:
             continue
         for pp_rank in range(pp_size):
-            sizes: list[int] = []
+            sizes: list[WeightSizes] = []
             model = load_model(
                 config,
                 device=torch.device("cpu"),
@@ -77,7 +77,13 @@ def test_it_is_what_the_loaded_model_holds(
                 stage=pipeline_stage(partition, pp_rank),
                 check_size=sizes.append,
             )
-            assert sizes == [held(model)]
+            assert [each.rank for each in sizes] == [held(model)]
+            if pp_size == 1:
+                assert sizes[0].whole == sizes[0].rank
+            else:
+                assert sizes[0].whole > sizes[0].rank
+            int4 = sizes[0].int4
+            assert int4 is not None and int4 < sizes[0].whole
 
 
 def made(config: ModelConfig) -> CausalLM:

@@ -174,13 +174,32 @@ def test_ranks_of_one_machine_use_the_loopback_interface(
 
 
 @pytest.mark.parametrize(
-    ("code", "text"), [(-9, "was killed by SIGKILL"), (-40, "was killed by signal 40"), (3, "ended with exit code 3")]
+    ("code", "text"),
+    [
+        (-9, "was killed by SIGKILL, most likely by the system for lack of memory, or by an operator"),
+        (-40, "was killed by signal 40"),
+        (3, "ended with exit code 3"),
+    ],
 )
 def test_it_is_said_how_a_process_has_ended(started: list[Started], code: int, text: str) -> None:
     process = child()
     started[0].returncode = code
     assert process.state == f"process {os.getpid()} {text}"
     assert not process.is_alive and process.exit_code == code
+
+
+@pytest.mark.parametrize(("kills", "is_certain"), [(0, False), (1, True)])
+def test_memory_is_named_as_the_cause_of_a_kill_from_outside(
+    started: list[Started], monkeypatch: pytest.MonkeyPatch, kills: int, is_certain: bool
+) -> None:
+    monkeypatch.setattr(process_module, "count_memory_kills", lambda: 7)
+    process = child()
+    monkeypatch.setattr(process_module, "count_memory_kills", lambda: 7 + kills)
+    started[0].returncode = -9
+    assert "memory" in process.state
+    assert ("the kernel has ended a process" in process.state) is is_certain
+    process._was_killed = True  # by this program, which had another reason
+    assert "memory" not in process.state
 
 
 @pytest.mark.parametrize(

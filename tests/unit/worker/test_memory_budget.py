@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from inflight.device import host_memory
 from inflight.errors import OutOfMemoryError
+from inflight.model_loader.weight_size import WeightSizes
 from inflight.worker.memory_budget import MemoryBudget
 from tests.conformance.configs import engine_config
 
@@ -47,40 +50,111 @@ class Runner:
         return 20
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_ranks", "weights", "left"),
-    [
-        ("cpu", 1, 300, 1000 - 300 - 120),
-        ("cpu", 2, 300, (1000 - 300) // 2 - 120),  # both ranks measure the weights of both, and each has its own peak
-        ("cuda", 2, 300, 1000 - 300 - 120),  # each rank has a GPU of its own
-        ("cpu", 1, -50, 1000 - 120),  # another program has freed memory meanwhile
-    ],
-)
-def test_what_is_left(kind: str, num_ranks: int, weights: int, left: int) -> None:
-    device: Any = Device(free_bytes=5000)  # Any: only what the budget uses
+@pytest.fixture(autouse=True)
+def own_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What this process uses, in bytes; the test may change it."""
+    own = [0]
+    monkeypatch.setattr(host_memory, "own_bytes", lambda: own[0])
+    return own
+
+
+def left_for_cache(
+    own: list[int],
+    *,
+    free: int,
+    weights: int,
+    loaded: int | None = None,
+    share: float = 0.5,
+    kind: str = "cpu",
+    num_ranks: int = 1,
+    num_replicas: int = 1,
+    backend: str = "mp",
+    **changes: Any,
+) -> int:
+    """What `measure_available` says. `weights`: of one rank, as its files say; `loaded`: as it has them in memory."""
+    device: Any = Device(free_bytes=free, budget_bytes=1000)
     device.kind = kind
     config = engine_config(tensor_parallel_size=num_ranks)
-    budget = MemoryBudget(config, config.parallel.places[0], device)
-    assert device.utilization == 0.9
-    device.free_bytes -= weights
+    config = replace(
+        config,
+        cache=replace(config.cache, memory_utilization=share, **changes),
+        parallel=replace(config.parallel, replicas=tuple(range(num_replicas)), distributed_executor_backend=backend),
+    )
+    made = MemoryBudget(config, config.parallel.places[0], device)
+    if kind == "cpu":
+        made.check_before_loading(WeightSizes(rank=weights, whole=weights))
+    own[0] += weights if loaded is None else loaded
+    device.free_bytes -= num_ranks * num_replicas * weights
     runner: Any = Runner()
-    assert budget.measure_available(runner) == left
-    assert runner.has_run
+    result = made.measure_available(runner)
+    assert runner.has_run and device.utilization == share
+    return result
 
 
-@pytest.mark.parametrize(("kind", "left"), [("cpu", 1000 // 4 - 60 - 120), ("cuda", 1000 - 700 - 120)])
-def test_replicas_share_the_memory_of_the_machine(kind: str, left: int) -> None:
-    """Others load their weights at the same time, which must not count as this one's."""
-    device: Any = Device(free_bytes=5000)
-    device.kind = kind
-    config = engine_config()
-    config = replace(config, parallel=replace(config.parallel, replicas=(0, 1, 2, 3)))
-    replica = config.replicas()[3]
-    budget = MemoryBudget(replica, replica.parallel.places[0], device)
-    budget.check_before_loading(60)
-    device.free_bytes -= 700
+def test_on_a_gpu_the_weights_are_a_part_of_the_share(own_bytes: list[int]) -> None:
+    assert left_for_cache(own_bytes, free=5000, weights=300, kind="cuda") == 1000 - 300 - 120
+    assert left_for_cache(own_bytes, free=5000, weights=-50, kind="cuda") == 1000 - 120  # another program freed memory
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_replicas", "left"),
+    [
+        (1, 1, (5000 - 300) // 2 - 120),
+        (2, 1, (5000 - 600) // 4 - 120),  # each rank has its own peak
+        (1, 4, (5000 - 1200) // 8 - 120),
+        (2, 3, (5000 - 1800) // 12 - 120),
+    ],
+)
+def test_on_a_cpu_all_share_what_the_weights_leave(
+    own_bytes: list[int], num_ranks: int, num_replicas: int, left: int
+) -> None:
+    found = left_for_cache(own_bytes, free=5000, weights=300, num_ranks=num_ranks, num_replicas=num_replicas)
+    assert found == left
+
+
+def test_a_model_of_nearly_all_memory_runs(own_bytes: list[int]) -> None:
+    """4 GB of weights in 5 GB: the share of 0.5 is for the rest."""
+    assert left_for_cache(own_bytes, free=5000, weights=4000) == 500 - 120
+
+
+def test_weights_that_are_unpacked_count_as_they_are(own_bytes: list[int]) -> None:
+    """A checkpoint of 8 bits is counted as 4 bits before it is loaded."""
+    assert left_for_cache(own_bytes, free=5000, weights=300, loaded=600) == (5000 - 600) // 2 - 120
+    assert left_for_cache(own_bytes, free=5000, weights=300, loaded=600, num_replicas=2) == (5000 - 1200) // 4 - 120
+
+
+def test_ranks_that_are_threads_have_the_weights_of_all_in_one_process(own_bytes: list[int]) -> None:
+    found = left_for_cache(own_bytes, free=5000, weights=300, loaded=1200, num_ranks=2, backend="uni")
+    assert found == (5000 - 1200) // 4 - 120
+
+
+def test_a_slab_is_no_room_for_the_cache(own_bytes: list[int]) -> None:
+    transfer: Any = SimpleNamespace(cpu_bytes=800)
+    assert left_for_cache(own_bytes, free=5000, weights=300, num_ranks=2, transfer=transfer) == 3600 // 4 - 120
+    assert left_for_cache(own_bytes, free=5000, weights=300, num_replicas=2, transfer=transfer) == 2800 // 4 - 120
+
+
+@pytest.mark.parametrize("taken", [0, 900, 2500])
+def test_a_rank_that_starts_late_reckons_with_the_memory_before_the_start(own_bytes: list[int], taken: int) -> None:
+    """Other ranks have `taken` memory already. Each process has used 40 bytes for its libraries."""
+    own_bytes[0] = 40
+    config = engine_config(tensor_parallel_size=2)
+    config = replace(
+        config,
+        cache=replace(config.cache, memory_utilization=0.5),
+        device=replace(config.device, free_host_bytes=5000),
+        parallel=replace(config.parallel, distributed_executor_backend="mp"),
+    )
+    device: Any = Device(free_bytes=4920 - taken)
+    made = MemoryBudget(config, config.parallel.places[1], device)
+    made.check_before_loading(WeightSizes(rank=2000, whole=2000))
+    own_bytes[0] += 2000
     runner: Any = Runner()
-    assert budget.measure_available(runner) == left
+    assert made.measure_available(runner) == 920 // 4 - 120
+
+
+def weights(num_bytes: int, int4: int | None = None) -> WeightSizes:
+    return WeightSizes(rank=num_bytes, whole=num_bytes, int4=int4)
 
 
 def budget(free_bytes: int, budget_bytes: int = 1000, num_ranks: int = 1, **cache: Any) -> MemoryBudget:
@@ -93,8 +167,64 @@ def budget(free_bytes: int, budget_bytes: int = 1000, num_ranks: int = 1, **cach
 
 def refusal(num_bytes: int, budget_bytes: int, free_bytes: int, memory_utilization: float = 0.9) -> str:
     with pytest.raises(OutOfMemoryError) as caught:
-        budget(free_bytes, budget_bytes, memory_utilization=memory_utilization)._check_weights(num_bytes, 24 * GIB)
+        budget(free_bytes, budget_bytes, memory_utilization=memory_utilization)._check_weights_on_gpu(
+            num_bytes, 24 * GIB
+        )
     return str(caught.value)
+
+
+def replicated(free_bytes: int, num_replicas: int, num_ranks: int = 1, **cache: Any) -> MemoryBudget:
+    config = engine_config(tensor_parallel_size=num_ranks)
+    parallel = replace(config.parallel, replicas=tuple(range(num_replicas)))
+    config = replace(config, cache=replace(config.cache, **cache), parallel=parallel)
+    device: Any = Device(free_bytes)
+    return MemoryBudget(config, config.parallel.places[0], device)
+
+
+@pytest.mark.parametrize(
+    ("free", "num_ranks", "num_replicas", "size", "advice"),
+    [
+        (2 * GIB, 1, 1, 3 * GIB, ["--quantization int4", "smaller model"]),
+        (5 * GIB, 2, 1, 3 * GIB, ["--quantization int4"]),
+        (5 * GIB, 1, 2, 3 * GIB, ["lower data_parallel_size"]),
+        (17 * GIB, 2, 3, 3 * GIB, ["lower data_parallel_size"]),
+    ],
+)
+def test_weights_that_do_not_fit_the_host_are_refused_before_they_are_read(
+    free: int, num_ranks: int, num_replicas: int, size: int, advice: list[str]
+) -> None:
+    made = replicated(free, num_replicas, num_ranks)
+    with pytest.raises(OutOfMemoryError) as caught:
+        made.check_before_loading(weights(size, size // 3))
+    for part in (*advice, f"{num_ranks * num_replicas * 3}.00 GiB", f"{free // GIB}.00 GiB"):
+        assert part in str(caught.value)
+    replicated(18 * GIB, num_replicas, num_ranks).check_before_loading(weights(size))
+
+
+def test_later_starts_look_at_their_own_weights_only() -> None:
+    """The other replicas and ranks have their memory already."""
+    replicated(4 * GIB, 3, num_blocks=7, memory_bytes=100 * GIB).check_before_loading(weights(3 * GIB))
+    with pytest.raises(OutOfMemoryError, match=r"3\.00 GiB of memory, but only 2\.00 GiB"):
+        replicated(2 * GIB, 3, num_blocks=7).check_before_loading(weights(3 * GIB))
+
+
+# (what each may have, of 20 GiB): arena, slab of an engine, ranks, replicas
+@pytest.mark.parametrize(
+    ("arena", "slab", "num_ranks", "num_replicas"),
+    [(None, 24, 1, 1), (None, 36, 2, 1), (16, 16, 1, 1), (None, 18, 1, 2), (18, 0, 1, 2), (6, 4, 1, 2), (6, 9, 2, 1)],
+)
+def test_what_all_ranks_and_replicas_ask_for_is_added_up(
+    arena: int | None, slab: int, num_ranks: int, num_replicas: int
+) -> None:
+    def made(free: int) -> MemoryBudget:
+        transfer: Any = SimpleNamespace(cpu_bytes=slab * GIB) if slab else None
+        memory_bytes = None if arena is None else arena * GIB
+        return replicated(free, num_replicas, num_ranks, memory_bytes=memory_bytes, transfer=transfer)
+
+    needed = ((arena or 0) + 1) * num_ranks * num_replicas + slab * num_replicas
+    made(needed * GIB).check_before_loading(weights(GIB))
+    with pytest.raises(OutOfMemoryError, match="lower it to"):
+        made(needed * GIB - 1).check_before_loading(weights(GIB))
 
 
 def test_weights_that_do_not_fit_are_refused_with_what_to_do() -> None:
@@ -109,28 +239,28 @@ def test_weights_that_do_not_fit_are_refused_with_what_to_do() -> None:
 
 
 def test_weights_that_fit() -> None:
-    budget(6, 5)._check_weights(5, 7)
+    budget(6, 5)._check_weights_on_gpu(5, 7)
 
 
 def test_a_size_that_can_never_be_had_is_refused() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
-        budget(22 * GIB, memory_bytes=10 << 40).check_before_loading(GIB)
+        budget(22 * GIB, memory_bytes=10 << 40).check_before_loading(weights(GIB))
     assert str(caught.value) == (
         "kv_cache_memory_bytes=10995116277760 (--kv-cache-memory-bytes) asks for a KV cache of 10240.00 GiB beside 1.00 GiB of "
         "weights, but only 22.00 GiB of memory is free; lower it to 21.00 GiB at most, free memory, or do not set "
         "kv_cache_memory_bytes: then the engine chooses a size that fits into the free memory"
     )
-    budget(22 * GIB, memory_bytes=21 * GIB).check_before_loading(GIB)
+    budget(22 * GIB, memory_bytes=21 * GIB).check_before_loading(weights(GIB))
 
 
 def test_ranks_on_one_machine_share_its_memory() -> None:
-    budget(22 * GIB, num_ranks=2, memory_bytes=10 * GIB).check_before_loading(GIB)
+    budget(22 * GIB, num_ranks=2, memory_bytes=10 * GIB).check_before_loading(weights(GIB))
     with pytest.raises(OutOfMemoryError, match=r"is free, which 2 ranks share; lower it to 9\.00 GiB at most"):
-        budget(20 * GIB, num_ranks=2, memory_bytes=10 * GIB).check_before_loading(GIB)
+        budget(20 * GIB, num_ranks=2, memory_bytes=10 * GIB).check_before_loading(weights(GIB))
 
 
 def test_where_the_weights_leave_nothing_there_is_no_size_to_propose() -> None:
     with pytest.raises(
         OutOfMemoryError, match=r"is free; free memory, use a smaller model, or do not set kv_cache_memory_bytes"
     ):
-        budget(2 * GIB, memory_bytes=GIB).check_before_loading(3 * GIB)
+        budget(2 * GIB, memory_bytes=GIB).check_before_loading(weights(2 * GIB))

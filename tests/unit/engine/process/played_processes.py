@@ -29,7 +29,7 @@ class PlayedProcess:
         self.unconnected: list[int] = []
         self.recovery_times: tuple[float, ...] = ()
         self.faults: FaultStatus | None = None
-        self.suspect = ""
+        self.suspect, self.failure, self.num_blocks = "", "", 0
         self.begun: tuple[Any, ...] | None = None
         self.connected: list[tuple[int, int]] = []
         self.num_checks = 0
@@ -57,6 +57,10 @@ class PlayedProcess:
         self.connected.append((number, num_deaths))
         return None if self.has_ended else f"socket {self.number}.{number}"
 
+    @property
+    def state(self) -> str:
+        return str(self.process.state)
+
     def check(self) -> None:
         assert not self.is_closed
         self.num_checks += 1
@@ -78,8 +82,8 @@ class PlayedProcess:
         self.signals.append(signal.SIGKILL)
         self.ends(-9)
 
-    def becomes_ready(self) -> None:
-        self.is_ready = True
+    def becomes_ready(self, num_blocks: int = 0) -> None:
+        self.is_ready, self.num_blocks = True, num_blocks
 
     def ends(self, exit_code: int = 1) -> None:
         self.has_ended = True
@@ -108,6 +112,7 @@ class Scene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nnodes: int = 1, **limits: Any) -> None:
         self.processes: list[PlayedProcess] = []
         self.errors: list[Exception] = []
+        self.configs: list[Any] = []  # Any: a test may have made a stand-in
         self.now = 100.0
         monkeypatch.setattr(engine_keeper, "EngineProcess", self._new_process)
         self.pauses: list[float] = []
@@ -121,9 +126,10 @@ class Scene:
         for front_end in self.front_ends:
             self.keeper.add(cast("Any", front_end))
 
-    def _new_process(self, _args: object, _config: object, *, is_spare: bool = False) -> PlayedProcess:
+    def _new_process(self, _args: object, config: Any, *, is_spare: bool = False) -> PlayedProcess:
         if self.errors:
             raise self.errors.pop(0)
+        self.configs.append(config)
         self.processes.append(PlayedProcess(len(self.processes), is_spare=is_spare))
         return self.processes[-1]
 

@@ -242,7 +242,7 @@ def test_the_owner_knows_which_request_runs_alone_and_when_none_does_any_more() 
     told: list[object] = []
     suspects = SimpleNamespace(lone=None)
     server: Any = CoreServer()
-    server._tell_owner, server._core = told.append, SimpleNamespace(scheduler=SimpleNamespace(suspects=suspects))
+    server.tell_owner, server._core = told.append, SimpleNamespace(scheduler=SimpleNamespace(suspects=suspects))
     for lone in (None, "a", "a", None, None, "b"):
         suspects.lone = None if lone is None else SimpleNamespace(request_id=lone)
         server._before_plan()

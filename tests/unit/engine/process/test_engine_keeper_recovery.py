@@ -11,6 +11,7 @@ import pytest
 from inflight.engine.process.engine_process import EXIT_GIVEN_UP
 from inflight.errors import EngineDeadError
 from inflight.interface.statistics import FaultStatus
+from tests.conformance.configs import engine_config
 from tests.unit.engine.process.played_processes import PlayedFrontEnd, Scene, play
 from tests.unit.engine.serving.event_loop import until
 
@@ -51,6 +52,43 @@ def test_a_process_that_ends_before_it_is_ready_after_a_recovery_is_started_agai
         await scene.looks()
         last.ends()
         assert "process 8 ended; 1 recoveries within one hour are allowed" in await scene.gives_up()
+
+    play(test)
+
+
+def test_a_process_that_starts_again_has_a_cache_of_the_size_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It measures nothing: what it would find depends on what else is in memory at that moment."""
+
+    async def test() -> None:
+        scene = Scene(monkeypatch)
+        scene.keeper._config = engine_config()
+        scene.keeper.start()
+        scene.processes[0].becomes_ready(num_blocks=123)
+        await scene.looks()
+        for number in (1, 2):
+            scene.processes[number - 1].ends()
+            (await scene.next_process(number)).becomes_ready(num_blocks=5)
+            await scene.looks()
+        assert scene.keeper._config.cache.num_blocks == 123
+        assert [None if each is None else each.cache.num_blocks for each in scene.configs[:3]] == [None, 123, 123]
+        await scene.keeper.close()
+
+    play(test)
+
+
+def test_the_last_reason_that_a_start_has_told_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        scene = Scene(monkeypatch, engine_recovery_timeout_sec=10.0)
+        (await scene.started()).ends()
+        for number in range(1, 4):
+            process = await scene.next_process(number)
+            process.failure = f"no memory, try {number}"
+            process.ends()
+        last = await scene.next_process(4)
+        scene.now += 100.0
+        await scene.looks()
+        assert last.was_killed
+        assert await scene.gives_up() == "the engine did not start again within 10 s: no memory, try 3"
 
     play(test)
 
@@ -244,7 +282,7 @@ def test_a_recovery_may_not_take_longer_than_its_timeout(monkeypatch: pytest.Mon
         (await scene.started()).ends()
         await scene.next_process(1)
         scene.now += 0.03
-        assert await scene.gives_up() == "the engine did not start again within 0.02 s"
+        assert await scene.gives_up() == "the engine did not start again within 0.02 s: process 1 ended"
         assert scene.processes[1].was_killed and scene.processes[1].is_closed
 
     play(test)

@@ -143,7 +143,7 @@ def test_a_new_process_has_one_front_end_and_has_said_nothing(stops: list[Any]) 
         process = EngineProcess(EngineArgs(), engine_config())
         assert PlayedChild.made[-1].title == "inflight: engine"
         assert (process.is_ready, process.has_ended, process.was_killed) == (False, False, False)
-        assert (process.kv_cache_bytes, process.recovery_times, process.faults, process.suspect) == (0, (), None, "")
+        assert (process.num_blocks, process.recovery_times, process.faults, process.suspect) == (0, (), None, "")
         process.begin()
         assert process.sockets.keys() == {0}
         await process.close()
@@ -161,9 +161,13 @@ def test_what_the_core_says_and_its_end_are_noticed(stops: list[Any], is_ready: 
             control.send({"suspect": "a"})
             await until(lambda: process.suspect == "a")
             control.send({"ready": 4096})
+        else:
+            control.send({"failed": "no memory"})
         child.end(0)
         await until(lambda: process.has_ended)
-        assert (process.is_ready, process.kv_cache_bytes) == (is_ready, 4096 * is_ready)
+        assert (process.is_ready, process.num_blocks) == (is_ready, 4096 * is_ready)
+        assert process.failure == ("" if is_ready else "no memory")
+        assert process.state.endswith("no memory") is not is_ready
         await process.close()
         assert stops == [([child], MAX_END_SECONDS)]
         loop = asyncio.get_running_loop()

@@ -484,7 +484,7 @@ def test_a_replica_that_is_killed_costs_no_request() -> None:
             await until(lambda: engine.fault_status.num_recoveries == {"engine_died": 1})
             await until(lambda: engine.fault_status.num_resumed_requests == 4)
             process = engine._keepers[1].process  # it has a cache of the same size
-            assert process is not None and process.kv_cache_bytes == engine._keepers[1]._config.cache.memory_bytes
+            assert process is not None and process.num_blocks == engine._keepers[1]._config.cache.num_blocks
             first_cached, second_cached = (each.cached for each in engine._replicas.engines)
             assert len(first_cached) > 0 and len(second_cached) == 0  # the new process has computed nothing
             request = await engine.process("last", "x", endless(400))

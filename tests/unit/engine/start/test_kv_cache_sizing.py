@@ -122,9 +122,8 @@ def test_too_little_memory_says_what_would_fit() -> None:
     assert text.startswith(
         f"the KV cache has {10 * block / 2**20:.2f} MiB, which is what gpu_memory_utilization leaves beside the weights and a "
         f"step's working memory, but one sequence of max_model_len=1000 tokens needs {64 * block / 2**20:.2f} MiB; "
-        "lower max_model_len to 144, raise gpu_memory_utilization, lower max_num_batched_tokens"
+        f"lower max_model_len to 144, raise gpu_memory_utilization, or set kv_cache_memory_bytes={64 * block} "
     )
-    assert "kv_cache_memory_bytes" not in text
     for way in ("max_num_seqs", "quantization", "kv_cache_dtype", "tensor_parallel_size", "free memory"):
         assert way in text
     assert "and even one token needs 2 blocks of" in refusal(block - 1, specs=specs)
@@ -144,6 +143,23 @@ def test_a_size_that_was_given_is_what_is_to_be_raised() -> None:
     assert text.startswith(f"kv_cache_memory_bytes gives the KV cache {10 * block / 2**20:.2f} MiB, but")
     assert text.endswith("; lower max_model_len to 144, or raise kv_cache_memory_bytes")
     assert refusal(5, specs=specs, is_measured=False).endswith("one of them a dummy; raise kv_cache_memory_bytes")
+
+
+def test_an_engine_that_starts_again_has_as_many_blocks_as_before() -> None:
+    """Whatever memory is free now, and whatever the stages need for a block."""
+    stages, limits = [{"a": spec(), "b": spec()}, {"c": spec()}], {"max_model_len": 1000, "max_step_tokens": 64}
+    configs = make_kv_cache_configs(stages, [0, -5], is_measured=True, num_blocks=77, **limits)
+    assert [config.num_blocks for config in configs] == [77, 77]
+    usual = {"max_num_seqs": 1, "usual_sequence_len": 16}
+    configs = make_kv_cache_configs(stages, [0, 0], is_measured=True, num_blocks=77, **limits, **usual)
+    assert [config.num_blocks for config in configs] == [77, 77]
+
+
+def test_the_share_in_use_is_told() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"raise gpu_memory_utilization=0\.5, or set kv_cache_memory_bytes="):
+        make_kv_cache_configs(
+            [{"a": spec()}], [5], max_model_len=100, max_step_tokens=64, is_measured=True, utilization=0.5
+        )
 
 
 def test_stages_agree_on_the_groups_whatever_layers_they_have() -> None:

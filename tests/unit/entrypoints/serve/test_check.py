@@ -89,6 +89,14 @@ def test_a_whole_model_has_no_problem(folder: Path) -> None:
     assert problems(folder) == []
 
 
+def test_weights_larger_than_the_memory_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [2**50], "data_offsets": [0, 2**52]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (problem,) = problems(folder)
+    assert "4194304.00 GiB" in problem and "is free" in problem
+    assert problems(folder, load_format="dummy") == []
+
+
 def test_a_missing_weight_file_is_reported(folder: Path) -> None:
     weights = {"a": "model.safetensors", "b": "z.safetensors", "c": "y.safetensors", "d": "y.safetensors"}
     (folder / INDEX).write_text(json.dumps({"weight_map": weights}))

@@ -1,0 +1,131 @@
+"""Whether a model's weights fit into the memory that is free, and what to do if they do not. Imports no torch.
+
+`inflight serve --check` reckons the size of the weights from the headers of their files. A rank asks again when it has made its
+model (`MemoryBudget`), because then it knows the exact size. So the sizes here are lower bounds: what fits is never refused.
+"""
+
+import json
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from inflight.config.architecture import ModelArchitecture
+from inflight.config.free_memory import available_bytes, is_limited
+from inflight.config.gguf_file import read_gguf
+from inflight.config.machine import Machine
+from inflight.config.safetensors_file import INDEX_FILE, StoredBytes, find_files, model_name, read_header
+from inflight.config.weight_format import PLAIN
+from inflight.errors import CheckpointError, OutOfMemoryError
+
+_INT4_BYTES = 0.5  # of a weight, without scales
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_OF_DECODER = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
+
+
+class Room(NamedTuple):
+    """What the weights of a model need, and how many ranks share them."""
+
+    num_bytes: int  # the fewest bytes of one replica's weights
+    int4_bytes: int | None  # the same with quantization="int4"; None if they are quantized already
+    num_ranks: int = 1  # the ranks that share these weights
+    num_replicas: int = 1  # the replicas on this machine
+
+
+def check_room(room: Room, machine: Machine) -> None:
+    """Check that the weights fit into the free memory of the host, or on GPUs into all of their memory.
+
+    Raises:
+        OutOfMemoryError: they do not fit.
+    """
+    if machine.device == "cpu":
+        needed, free = room.num_replicas * room.num_bytes, available_bytes()
+        if needed > free:
+            int4 = None if room.int4_bytes is None else room.num_replicas * room.int4_bytes
+            raise OutOfMemoryError(weights_do_not_fit(needed, int4, free, num_replicas=room.num_replicas))
+        return
+    largest = max((gpu.total_memory_bytes for gpu in machine.gpus), default=0)
+    if largest and (part := room.num_bytes // room.num_ranks) > largest:
+        raise OutOfMemoryError(
+            f"the weights of a rank are {gibibytes(part)}, but its GPU has only {gibibytes(largest)}; set quantization, raise "
+            "tensor_parallel_size or pipeline_parallel_size, or use a larger GPU"
+        )
+
+
+def weights_do_not_fit(num_bytes: int, int4_bytes: int | None, free_bytes: int, *, num_replicas: int = 1) -> str:
+    """Returns the text of an error: weights of `num_bytes`, all replicas together, do not fit into the free host memory."""
+    ways = []
+    if int4_bytes is not None and int4_bytes < 0.9 * num_bytes:
+        fits = "" if int4_bytes <= free_bytes else ", which does not fit either"
+        ways.append(f"set quantization='int4' (--quantization int4), which needs about {gibibytes(int4_bytes)}{fits}")
+    if num_replicas > 1:
+        ways.append("lower data_parallel_size")
+    ways.append("raise the memory limit of the container" if is_limited() else "end other programs")
+    replicas = f" of {num_replicas} replicas" if num_replicas > 1 else ""
+    return (
+        f"the weights{replicas} need {gibibytes(num_bytes)} of memory, but only {gibibytes(free_bytes)} is free; "
+        f"{', '.join(ways)}, or use a smaller model"
+    )
+
+
+def find_room(source: Path, architecture: ModelArchitecture, dtype: str, quantization: str | None) -> Room | None:
+    """Returns what the weights in a folder or in a GGUF file need; None if no file says it.
+
+    Args:
+        dtype: as the user gave it; "auto" is the dtype of the checkpoint.
+        quantization: as the user gave it, or None.
+    """
+    if source.is_file():
+        return Room(int(sum(_INT4_BYTES * prod(tensor.shape) for tensor in read_gguf(source).tensors.values())), None)
+    stored = _DTYPE_BYTES.get(architecture.dtype, 2)
+    element = stored if dtype == "auto" else _DTYPE_BYTES.get(dtype, 2)
+    tensors = _tensors_of_decoder(source, architecture)
+    if not tensors:
+        if (total := _total_of_index(source)) is None:
+            return None
+        # of a hub id only the small files are here; the index has the sum of the stored bytes
+        tensors = {"model.layers.": StoredBytes(source, "", (total // stored, 1), 0, total)}
+    if architecture.weight_format != PLAIN:
+        return Room(int(0.9 * sum(tensor.stop - tensor.start for tensor in tensors.values())), None)
+    plain, int4 = _num_bytes(tensors, element, element), _num_bytes(tensors, element, _INT4_BYTES)
+    if quantization is None:
+        return Room(plain, int4)
+    return Room(int4, None) if quantization == "int4" else Room(_num_bytes(tensors, element, 1), int4)
+
+
+def _num_bytes(tensors: dict[str, StoredBytes], element: int, layer: float) -> int:
+    """`element`: bytes of a weight of the embedding and the norms. `layer`: bytes of a weight of a linear layer."""
+    return int(
+        sum(
+            prod(tensor.shape) * (layer if len(tensor.shape) > 1 and ".embed_tokens." not in name else element)
+            for name, tensor in tensors.items()
+        )
+    )
+
+
+def _tensors_of_decoder(folder: Path, architecture: ModelArchitecture) -> dict[str, StoredBytes]:
+    """The tensors that the engine loads, by their names; those of a part for images, for example, are left out. Empty if a file
+    with weights is missing or damaged, which another check tells."""
+    with suppress(CheckpointError):
+        named = [
+            (model_name(name, architecture.renames), tensor)
+            for file in find_files(folder)[0]
+            for name, tensor in read_header(file).items()
+        ]
+        is_tied = architecture.tie_word_embeddings
+        return {
+            name: tensor
+            for name, tensor in named
+            if name.startswith(_OF_DECODER) and not (is_tied and name.startswith("lm_head."))
+        }
+    return {}
+
+
+def _total_of_index(folder: Path) -> int | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["metadata"]["total_size"])
+    return None
+
+
+def gibibytes(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

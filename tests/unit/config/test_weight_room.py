@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from inflight.config import weight_room
+from inflight.config.architecture import ModelArchitecture
+from inflight.config.cuda_driver import Gpu
+from inflight.config.machine import Machine
+from inflight.config.parse_architecture import parse_architecture
+from inflight.config.weight_room import Room, check_room, find_room
+from inflight.errors import OutOfMemoryError
+from tests.support.model_zoo import FAMILY_CONFIGS
+
+ARCHITECTURE = replace(parse_architecture(FAMILY_CONFIGS["llama"][0].to_dict()), tie_word_embeddings=False)
+CPU = Machine(device="cpu", num_cores=2, dtypes=("bfloat16", "float32"))
+GIB = 1 << 30
+
+
+def save(folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    shapes = {
+        "model.embed_tokens.weight": (100, 8),
+        "model.layers.0.mlp.up_proj.weight": (40, 8),
+        "model.layers.0.input_layernorm.weight": (8,),
+        "lm_head.weight": (100, 8),
+        "model.visual.blocks.0.weight": (1000, 8),  # of a part that is not loaded
+    }
+    save_file({name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}, folder / "model.safetensors")
+
+
+def room(
+    folder: Path, architecture: ModelArchitecture = ARCHITECTURE, dtype: str = "auto", quantization: str = ""
+) -> Room:
+    found = find_room(folder, architecture, dtype, quantization or None)
+    assert found is not None
+    return found
+
+
+def test_what_the_headers_say(tmp_path: Path) -> None:
+    save(tmp_path)
+    bfloat16 = replace(ARCHITECTURE, dtype="bfloat16")
+    assert room(tmp_path, bfloat16) == (2 * (800 + 320 + 8 + 800), 2 * 808 + (320 + 800) // 2, 1, 1)
+    assert room(tmp_path, bfloat16, dtype="float32").num_bytes == 4 * (800 + 320 + 8 + 800)
+    assert room(tmp_path, bfloat16, quantization="int8") == (2 * 808 + 1120, 2 * 808 + 560, 1, 1)
+    assert room(tmp_path, bfloat16, quantization="int4") == (2 * 808 + 560, None, 1, 1)
+    tied = replace(bfloat16, tie_word_embeddings=True)
+    assert room(tmp_path, tied).num_bytes == 2 * (800 + 320 + 8)  # one table for both
+    stored = replace(bfloat16, weight_format="gptq")
+    assert room(tmp_path, stored) == (int(0.9 * 2 * (800 + 320 + 8 + 800)), None, 1, 1)
+
+
+def test_of_a_hub_id_the_index_says_it(tmp_path: Path) -> None:
+    index = {"metadata": {"total_size": 8000}, "weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    bfloat16 = replace(ARCHITECTURE, dtype="bfloat16")
+    assert room(tmp_path, bfloat16) == (8000, 2000, 1, 1)
+    assert room(tmp_path, bfloat16, dtype="float32").num_bytes == 16000
+    assert room(tmp_path, replace(bfloat16, weight_format="awq")) == (7200, None, 1, 1)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"metadata": {"total_size": "many"}}', '{"metadata": null}'])
+def test_where_nothing_says_it_nothing_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    assert find_room(tmp_path, ARCHITECTURE, "auto", None) is None
+    (tmp_path / "model.safetensors").touch()  # a damaged file
+    assert find_room(tmp_path, ARCHITECTURE, "auto", None) is None
+
+
+def refusal(found: Room, free: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(weight_room, "available_bytes", lambda: free)
+    with pytest.raises(OutOfMemoryError) as caught:
+        check_room(found, CPU)
+    return str(caught.value)
+
+
+def test_the_error_has_the_numbers_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = refusal(Room(3 * GIB, GIB), 2 * GIB, monkeypatch)
+    assert "3.00 GiB" in text and "2.00 GiB" in text and "--quantization int4" in text and "1.00 GiB" in text
+    assert "does not fit either" not in text
+    assert "does not fit either" in refusal(Room(9 * GIB, 3 * GIB), 2 * GIB, monkeypatch)
+    assert "int4" not in refusal(Room(3 * GIB, None), 2 * GIB, monkeypatch)
+    text = refusal(Room(3 * GIB, GIB, num_replicas=2), 5 * GIB, monkeypatch)
+    assert "2 replicas" in text and "6.00 GiB" in text and "data_parallel_size" in text
+    check_room(Room(2 * GIB, GIB), CPU)
+
+
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_in_a_container_its_limit_is_named(is_limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_room, "is_limited", lambda: is_limited)
+    assert ("limit of the container" in refusal(Room(3, None), 2, monkeypatch)) is is_limited
+
+
+def test_on_gpus_the_part_of_a_rank_must_fit() -> None:
+    gpu = Gpu(name="H200", compute_capability=(9, 0), num_multiprocessors=132, total_memory_bytes=10 * GIB)
+    machine = Machine(device="cuda", num_cores=2, dtypes=("bfloat16",), gpus=(gpu, gpu))
+    check_room(Room(20 * GIB, None, num_ranks=2), machine)
+    with pytest.raises(OutOfMemoryError, match="tensor_parallel_size"):
+        check_room(Room(20 * GIB + 2, None, num_ranks=2), machine)
