@@ -1,20 +1,30 @@
-"""How the log lines of every process look: text for people, or a JSON object on each line for programs (INFLIGHT_LOG_FORMAT).
+"""The log of every process: how its lines look, and who writes them to stderr. They are text for people, or a JSON object on
+each line for programs (INFLIGHT_LOG_FORMAT). No thread that logs waits for a slow reader of stderr: line_writer.py.
 
 A line of text has the time, unless stderr is the journal of systemd, which adds its own. The first line of an entry begins in
 the first column, and all others are indented, so nothing that an entry quotes can look like another entry. Control characters
 are escaped, so nothing that it quotes can move the cursor of a terminal.
 """
 
+import contextlib
 import json
 import logging
 import os
 import re
+import sys
+import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn
 
 from inflight import envs
+from inflight.line_writer import LineWriter
 
+logger = logging.getLogger(__name__)
+
+# How long the end of a process, or a line of the command itself, waits until the log is written.
+FLUSH_SECONDS = 1.0
 _STDERR = 2
 # Control characters but tab and line feed, and what some readers take for the end of a line.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -56,6 +66,34 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({**entry, "exception": "\n".join(parts)} if parts else entry)
 
 
+class LogHandler(logging.Handler):
+    """Writes log lines to a descriptor, in a thread of its own."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._lines = LineWriter(fd, _report_dropped)
+        self._is_read = True  # whether the last `flush` was in time
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception:  # a log call whose arguments do not fit its text
+            self.handleError(record)
+        else:
+            self._lines.put(f"{text}\n")
+
+    def write(self, text: str) -> None:
+        """Write a line that is not an entry of the log."""
+        self._lines.put(f"{text}\n")
+
+    def flush(self) -> None:
+        self._is_read = self._lines.flush(FLUSH_SECONDS)
+
+    def close(self) -> None:
+        super().close()
+        self._lines.close(FLUSH_SECONDS if self._is_read else 0.0)
+
+
 def time_of(record: logging.LogRecord) -> str:
     """The time of a log line in the same form as in the access log."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -77,11 +115,35 @@ def configure(process: str, log_format: str | None = None, *, replaces_all: bool
     others = [handler for handler in root.handlers if not isinstance(handler.formatter, (TextFormatter, JsonFormatter))]
     if others and not replaces_all:
         return
-    handler = logging.StreamHandler()
     has_time = not is_journal(os.environ, _STDERR)
-    handler.setFormatter(JsonFormatter(process or "main") if wants_json else TextFormatter(process, has_time=has_time))
-    logging.basicConfig(handlers=[handler], force=True)
+    formatter = JsonFormatter(process or "main") if wants_json else TextFormatter(process, has_time=has_time)
+    kept = None if others else _own_handler()
+    handler = kept or _stderr_handler()
+    handler.setFormatter(formatter)
+    if kept is None:
+        logging.basicConfig(handlers=[handler], force=True)
+    if replaces_all:
+        sys.excepthook, threading.excepthook = _log_uncaught, _log_uncaught_in_thread
     logging.captureWarnings(True)
+
+
+def write_line(text: str) -> None:
+    """Write a line to stderr that is not an entry of the log, after the entries so far."""
+    handler = _own_handler()
+    if handler is None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    else:
+        handler.write(text)
+        handler.flush()
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process without waiting for threads that still run. First write the log and stdout."""
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
 
 
 def is_json() -> bool:
@@ -104,6 +166,41 @@ def is_journal(environment: Mapping[str, str], descriptor: int) -> bool:
     except OSError:  # the descriptor is closed
         return False
     return environment.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def _own_handler() -> LogHandler | None:
+    return next((handler for handler in logging.getLogger().handlers if isinstance(handler, LogHandler)), None)
+
+
+def _stderr_handler() -> logging.Handler:
+    try:
+        return LogHandler(sys.stderr.fileno())
+    except (
+        OSError,
+        AttributeError,
+        ValueError,
+    ):  # no stream of the system: None, or a stream in memory, which never waits
+        return logging.StreamHandler()
+
+
+def _report_dropped(num_dropped: int) -> None:
+    logger.warning(
+        "%d lines of the log were dropped so far: stderr cannot be written fast enough or at all", num_dropped
+    )
+
+
+# In a process that serves, an uncaught error is an entry of the log. Python itself would write it to stderr, and would wait.
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logger.critical("an error that nothing handles ends this process", exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+        name = "?" if arguments.thread is None else arguments.thread.name
+        info = (arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+        logger.critical("an error that nothing handles ends the thread %s", name, exc_info=info)
 
 
 def _escaped(match: re.Match[str]) -> str:

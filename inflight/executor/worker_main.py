@@ -33,6 +33,7 @@ from inflight.interface.messages import (
 )
 from inflight.interface.start_up import BeginEpoch, EpochReply, JoinEpoch, Preload, Ready, StartUp, Stop
 from inflight.interface.worker import Rendezvous, WorkerBase
+from inflight.logs import exit_now
 from inflight.processes.child_process import name_process
 from inflight.processes.command_line import show_title
 from inflight.processes.streams import EXIT_STREAM_ENDED, BlockingStream
@@ -125,6 +126,7 @@ def read_commands(stream: BlockingStream, loop: WorkerLoop) -> None:
         logger.debug("the stream was lost: %s", error)
     except BaseException:
         logger.exception("this worker cannot read a message of the executor")
+        exit_now(EXIT_STREAM_ENDED)
     os._exit(EXIT_STREAM_ENDED)
 
 

@@ -22,8 +22,9 @@ _TABLE = """
   0     event_buffer
   0     foreign_parameters
   0     foreign_variables  envs
+  0     line_writer
   0     list_checks        errors
-  0     logs               envs
+  0     logs               envs line_writer
   0     model_advice
   0     model_name         errors
   0     setting

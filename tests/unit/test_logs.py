@@ -8,7 +8,10 @@ import json
 import logging
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +20,7 @@ from inflight.entrypoints.cli.command import tell
 from inflight.errors import ConfigError
 from inflight.logs import JsonFormatter, TextFormatter
 from inflight.processes.child_process import child_environment
+from tests.support.python_process import PythonProcess, run_python
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
 
@@ -150,3 +154,95 @@ def test_lines_of_the_command_itself_are_entries_of_a_log_in_json() -> None:
     assert [(json.loads(line)["level"], json.loads(line)["message"]) for line in others] == [
         ("INFO", "b"), ("WARNING", "b"), ("ERROR", "b"),
     ]  # fmt: skip
+
+
+def test_a_process_ends_at_once_and_its_texts_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(logs.os, "_exit", done.append)
+    monkeypatch.setattr(logs.logging, "shutdown", lambda: done.append("log"))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(flush=lambda: done.append("stdout")))
+    logs.exit_now(7)
+    assert done == ["log", "stdout", 7]
+
+
+# A process that logs more than a pipe and the queue hold. Its stderr is read, if at all, after it has said that it goes on.
+_LOGS_MUCH = """
+import logging, sys, threading
+from inflight.processes.child_process import name_process
+name_process("inflight: engine")
+for number in range(12_000):
+    logging.getLogger("inflight.x").warning("line %d", number)
+threading.Thread(target=lambda: 1 / 0, name="a-thread").start()
+print("goes on", flush=True)
+if sys.stdin.readline() == "read\\n":
+    logging.getLogger().handlers[0].flush()
+    sys.stdin.readline()
+    logging.getLogger("inflight.x").warning("the last one")
+"""
+
+
+@contextlib.contextmanager
+def much_logged() -> Iterator[subprocess.Popen[str]]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    popen = PythonProcess([sys.executable, "-c", _LOGS_MUCH], text=True, **pipes)
+    try:
+        assert popen.stdout is not None and popen.stdout.readline() == "goes on\n"
+        yield popen
+    finally:
+        popen.kill()
+        popen.wait()
+        for stream in (popen.stdin, popen.stdout, popen.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def test_a_process_whose_log_nobody_reads_goes_on_and_ends() -> None:
+    with much_logged() as popen:
+        assert popen.stdin is not None
+        popen.stdin.write("end\n")
+        popen.stdin.close()
+        assert popen.wait(300) == 0
+
+
+def test_lines_that_did_not_fit_are_counted_in_the_log() -> None:
+    with much_logged() as popen:
+        assert popen.stdin is not None and popen.stderr is not None
+        popen.stdin.write("read\n")
+        popen.stdin.flush()
+        seen = []
+        for line in popen.stderr:
+            seen.append(line)
+            if " were dropped" in line:
+                break
+        popen.stdin.write("more\n")
+        popen.stdin.flush()
+        assert "the last one" in popen.stderr.readline()
+    written = [int(line.rpartition(" ")[2]) for line in seen if "inflight.x: line" in line]
+    assert written == list(range(len(written))), "in the order in which they came"
+    match = re.search(r"WARNING \[engine\] inflight.logs: (\d+) lines of the log were dropped", seen[-1])
+    # the rest, the error of the thread, and the first report
+    assert match is not None and int(match[1]) == 12_000 - len(written) + 2
+
+
+def test_an_error_that_nothing_handles_is_an_entry_of_the_log() -> None:
+    script = "from inflight.processes.child_process import name_process as n; n('inflight: engine'); "
+    for defect, said in (
+        ("1 / 0", "ends this process"),
+        (
+            "import threading; threading.Thread(target=lambda: 1 / 0, name='a-thread').start()",
+            "ends the thread a-thread",
+        ),
+    ):
+        done = run_python([sys.executable, "-c", script + defect], capture_output=True, text=True)
+        first, *others = done.stderr.splitlines()
+        assert re.match(rf"{TIME} CRITICAL \[engine\] inflight.logs: an error that nothing handles {said}$", first)
+        assert all(line.startswith("    ") for line in others) and "ZeroDivisionError" in others[-1]
+
+
+def test_lines_of_the_command_itself_come_after_the_entries_so_far() -> None:
+    script = (
+        "import logging; from inflight import logs; from inflight.entrypoints.cli.command import tell; logs.configure('');"
+        "[logging.getLogger('x').warning('entry') for _ in range(100)]; tell('error', 'text')"
+    )
+    lines = run_python([sys.executable, "-c", script], capture_output=True, text=True).stderr.splitlines()
+    assert len(lines) == 101 and lines[-1] == "error: text"

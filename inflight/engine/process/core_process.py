@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -64,6 +63,7 @@ from inflight.interface.serving import (
 )
 from inflight.interface.statistics import FaultStatus
 from inflight.interface.step import ModelRunnerOutput
+from inflight.logs import exit_now
 from inflight.processes.child_process import name_process
 from inflight.processes.command_line import show_title
 from inflight.processes.streams import EXIT_STREAM_ENDED
@@ -137,7 +137,7 @@ class CoreServer:
         self._arrivals.put(None)
         if self._is_running:
             time.sleep(MAX_END_SECONDS)
-        os._exit(EXIT_STREAM_ENDED)
+        exit_now(EXIT_STREAM_ENDED)
 
     def connect(self, link: FrontEndLink, num_deaths: int) -> None:
         """Serve a new front end. So far `num_deaths` front ends have died."""
@@ -305,7 +305,7 @@ class CoreServer:
             while (message := link.stream.receive(ALLOWED)) is not None:
                 if isinstance(message, EndDamagedEngine):
                     logger.error("front end %d got damaged bytes, so this process ends: %s", link.index, message.reason)
-                    os._exit(EXIT_FAILED)
+                    exit_now(EXIT_FAILED)
                 self._arrivals.put((link, message))
         except OSError as error:
             logger.debug("the stream of front end %d was lost: %s", link.index, error)
@@ -443,6 +443,4 @@ def _publisher(config: KVEventsConfig, replica: int) -> KVEventPublisher:
 
 
 if __name__ == "__main__":
-    code = main()
-    logging.shutdown()
-    os._exit(code)  # does not wait for threads that still read a stream
+    exit_now(main())  # does not wait for threads that still read a stream

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 import time
@@ -19,6 +18,7 @@ from inflight.errors import ConfigError, EngineError
 from inflight.executor.join import RETRY_SECONDS, connect
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import ReplicaHello
+from inflight.logs import exit_now
 from inflight.processes.streams import BlockingStream
 
 logger = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ class HeadLinks:
                 self._make_link()
         except (ConfigError, EngineError) as error:
             logger.critical("this process ends, because it has no connection to the head: %s", error)
-            os._exit(EXIT_HEAD_LOST)
+            exit_now(EXIT_HEAD_LOST)
         except Exception:
             logger.critical("this process ends, because it cannot connect to the head", exc_info=True)
-            os._exit(EXIT_FAILED)
+            exit_now(EXIT_FAILED)
 
     def _make_link(self) -> None:
         with self._lock:

@@ -6,7 +6,6 @@ sequence, with all tokens of this sequence that were not sent yet.
 
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, LogprobsColumns
 from inflight.interface.serving import CachedBlocks, EngineOutputs
 from inflight.interface.statistics import SchedulerStats
+from inflight.logs import exit_now
 from inflight.processes.streams import BlockingStream
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Outbox:
             logger.debug("a front end's stream was lost: %s", error)
         except Exception:  # a defect; the process ends, because otherwise the front end would wait for ever
             logger.critical("the engine's outputs cannot be sent, so its process ends", exc_info=True)
-            os._exit(EXIT_FAILED)
+            exit_now(EXIT_FAILED)
 
 
 # At most so many names of blocks wait to be sent (16 MB), and one message has at most NAMES_OF_MESSAGE of them.

@@ -244,13 +244,13 @@ def tell(kind: str, text: str) -> None:
         record = logging.LogRecord("inflight", level, __file__, 0, text, None, None)
         logging.getLogger().handle(record)  # also a note of a command whose log level is WARNING
     else:
-        typer.echo(f"{kind}: {text}", err=True)
+        logs.write_line(f"{kind}: {text}")
 
 
 def report(error: InflightError | OSError) -> int:
     """Print the first line of the error, and return the exit code for it. At log level DEBUG the traceback comes first."""
     if logging.getLogger("inflight").isEnabledFor(logging.DEBUG):
-        traceback.print_exception(error)
+        logs.write_line("".join(traceback.format_exception(error)).rstrip())
     first_line, _, rest = str(error).partition("\n")
     tell("error", f"{first_line}{' (-v shows all of it)' if rest else ''}")
     return 1 if isinstance(error, (EngineError, OSError)) else 2

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import queue
-import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 from inflight.entrypoints.serve.asgi import PROBES, SENT_METHOD, ASGIApp, Message, Receive, Scope, Send
+from inflight.line_writer import LineWriter
 
 logger = logging.getLogger(__name__)
 
 _TEXT = '{time} {client} "{method} {path}" {status} {seconds}s {bytes}B {request_id}'
 _MAX_PATH = 256
-MAX_LINES = 10_000  # lines that may wait to be written: a few seconds of a busy server
-STDOUT = 1
 _NOT_LOGGED = PROBES | {"/metrics"}
 CLIENT_CLOSED = 499  # nginx's status for a client that disconnected before the response began
 
@@ -88,52 +84,11 @@ class AccessLog:
         self._lines.put(self._format(entry) + "\n")
 
 
-class LineWriter:
-    """Writes lines in a thread of its own, so that no request waits for a slow reader of the log. A line is dropped if too many
-    lines wait (MAX_LINES), or if it cannot be written. The first drop is logged, and `close` logs how many lines were dropped.
-
-    The thread writes to the file descriptor, not to sys.stdout. While a pipe is full, a write to sys.stdout would wait and hold
-    the lock of sys.stdout, and every `print` of other threads would wait for this lock.
-    """
-
-    def __init__(self, fd: int = STDOUT) -> None:
-        self.num_dropped = 0
-        self._fd = fd
-        self._lock = threading.Lock()  # protects num_dropped
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="inflight-access-log", daemon=True)
-        self._thread.start()
-
-    def put(self, line: str) -> None:
-        """Add a line. Never blocks and never fails."""
-        if self._queue.qsize() < MAX_LINES:
-            self._queue.put(line.encode(errors="replace"))
-        else:
-            self._drop()
-
-    def close(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds until all lines are written. Call it once."""
-        self._queue.put(None)
-        self._thread.join(timeout)
-        if self.num_dropped:
-            logger.warning("%d lines of the access log were dropped", self.num_dropped)
-
-    def _write(self) -> None:
-        while (line := self._queue.get()) is not None:
-            try:
-                while line:
-                    line = line[os.write(self._fd, line) :]
-            except OSError:  # nobody reads the output any more, or the disk is full
-                self._drop()
-
-    def _drop(self) -> None:
-        with self._lock:
-            self.num_dropped += 1
-            is_first = self.num_dropped == 1
-        if is_first:
-            logger.warning(
-                "lines of the access log are dropped, because stdout cannot be written fast enough or at all"
-            )
+def report_dropped(num_dropped: int) -> None:
+    """What a `LineWriter` for the access log reports."""
+    logger.warning(
+        "%d lines of the access log were dropped so far: stdout cannot be written fast enough or at all", num_dropped
+    )
 
 
 def _printable(path: str) -> str:

@@ -16,9 +16,10 @@ from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.server import Server, StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.shutdown import Shutdown, exit_now
+from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.hub import check_model_name
+from inflight.logs import exit_now
 
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel

@@ -32,9 +32,10 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.entrypoints.serve.server import Server, StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.shutdown import SIGNALS, Shutdown, exit_now
+from inflight.entrypoints.serve.shutdown import SIGNALS, Shutdown
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import EngineDeadError, InflightError
+from inflight.logs import exit_now
 from inflight.processes.child_process import name_process
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from inflight.entrypoints.serve.access_log import AccessLog, LineWriter, Observe
+from inflight.entrypoints.serve.access_log import AccessLog, Observe
 from inflight.entrypoints.serve.api_keys import ApiKeys
 from inflight.entrypoints.serve.asgi import (
     PROBES,
@@ -39,6 +39,7 @@ from inflight.entrypoints.serve.asgi import (
 from inflight.entrypoints.serve.browser_page import BrowserPage
 from inflight.entrypoints.serve.settings import REQUEST_ID_PATTERN, ServerSettings, is_loopback
 from inflight.entrypoints.serve.size_limits import SizeLimits
+from inflight.line_writer import LineWriter
 
 REQUEST_ID_HEADER = b"x-request-id"
 _ACCEPTED_ID = re.compile(REQUEST_ID_PATTERN.encode())

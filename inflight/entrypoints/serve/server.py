@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import uvicorn
 
-from inflight.entrypoints.serve.access_log import LineWriter
+from inflight.entrypoints.serve.access_log import report_dropped
 from inflight.entrypoints.serve.api_keys import ApiKeys
 from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.gate import Gate
@@ -36,6 +36,7 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, Shutdown
 from inflight.entrypoints.serve.tls import reload_certificate
 from inflight.errors import ConfigError, EngineError
+from inflight.line_writer import LineWriter
 
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
@@ -47,6 +48,7 @@ _T = TypeVar("_T")
 FLUSH_SECONDS = 5  # time for a client to read the end of its response after all has been written
 LOG_SECONDS = 1.0  # time for the access log to write its last lines
 HEALTH_SECONDS = 0.5  # time between two checks of the engine
+_STDOUT = 1
 
 
 class StartUpClock:
@@ -103,7 +105,7 @@ class Server:
         self._model: ServedModel | None = None
         self._ssl_context = ssl_context
         self._keys = ApiKeys(settings.api_keys, settings.api_key_file)
-        self._lines = None if settings.access_log == "off" else LineWriter()
+        self._lines = None if settings.access_log == "off" else LineWriter(_STDOUT, report_dropped)
         self._http = make_uvicorn(
             wrap(self._gate, settings, self._count, self._lines, self._keys), settings, ssl_context
         )

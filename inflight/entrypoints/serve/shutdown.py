@@ -1,18 +1,17 @@
 """`Shutdown`: the first signal lets running requests end, and the second signal cuts the connections.
 
 If the shutdown hangs, faulthandler prints the stack of every thread and ends the process with exit code 1. faulthandler does
-this in a thread of its own, which needs neither the event loop nor the GIL.
+this in a thread of its own, which needs neither the event loop nor the GIL. It does not wait for a reader of stderr.
 """
 
 import asyncio
 import contextlib
 import faulthandler
 import logging
-import os
 import signal
-import sys
 from collections.abc import Iterator
-from typing import NoReturn
+
+from inflight.line_writer import open_without_waiting
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +42,23 @@ class Shutdown:
         self.begun = asyncio.Event()
         self.cut = asyncio.Event()
         self.exit_code = 0
+        self._stderr: int | None = None
 
     def begin(self) -> None:
         if not self.begun.is_set():
-            faulthandler.dump_traceback_later(self._timeout + self._end_seconds, exit=True, file=_STDERR)
+            self._end_after(self._timeout + self._end_seconds)
         self.begun.set()
 
     def cut_now(self, exit_code: int) -> None:
         self.exit_code = exit_code
-        faulthandler.dump_traceback_later(CUT_SECONDS + self._end_seconds, exit=True, file=_STDERR)
+        self._end_after(CUT_SECONDS + self._end_seconds)
         self.begun.set()
         self.cut.set()
+
+    def _end_after(self, seconds: float) -> None:
+        if self._stderr is None:
+            self._stderr = open_without_waiting(_STDERR)  # stays open until the process ends
+        faulthandler.dump_traceback_later(seconds, exit=True, file=self._stderr)
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -81,10 +86,3 @@ class Shutdown:
         self.cut_now(128 + number)
         for handled in SIGNALS:
             signal.signal(handled, signal.SIG_DFL)
-
-
-def exit_now(code: int) -> NoReturn:
-    """End the process without waiting for threads that still run. Log and stdout are written first."""
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)

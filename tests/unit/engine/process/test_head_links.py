@@ -30,7 +30,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[int]:
         codes.put(code)  # then the thread ends
 
     monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", TOKEN)
-    monkeypatch.setattr(head_links.os, "_exit", leave)
+    monkeypatch.setattr(head_links, "exit_now", leave)
     return codes
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inflight.entrypoints.serve import access_log
-from inflight.entrypoints.serve.access_log import AccessLog, LineWriter
+from inflight.entrypoints.serve.access_log import AccessLog, report_dropped
 from inflight.entrypoints.serve.asgi import ASGIApp, Message, Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.middlewares import Spellings
+from inflight.line_writer import LineWriter
 
 
 async def leaves(scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +47,7 @@ def reported(
         return {"type": "http.request", "body": b"", "more_body": False}
 
     with (folder / "log").open("wb") as file:
-        lines = LineWriter(file.fileno())
+        lines = LineWriter(file.fileno(), report_dropped)
         logged = Spellings(AccessLog(app, "json", lambda *figures: seen.append(figures), lines))
         scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": [], "client": None}
         with contextlib.suppress(RuntimeError):
@@ -67,21 +65,6 @@ def test_log_and_metrics_say_the_same_status(app: ASGIApp, status: int, num_byte
     assert (route, seen) == ("unmatched", status)
     assert 0 <= seconds < 60
     assert (line["status"], line["bytes"], line["client"]) == (status, num_bytes, "-")
-
-
-def test_lines_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_log, "MAX_LINES", 3)
-    reader, writer = os.pipe()
-    with open(writer, "wb") as file, open(reader, "rb") as other:
-        lines = LineWriter(file.fileno())
-        lines.put("x" * 2**20)  # more than a pipe holds: the thread waits
-        while lines._queue.qsize():
-            time.sleep(0.001)
-        for _ in range(5):
-            lines.put("y")
-        assert lines.num_dropped == 2
-        other.close()
-        lines.close(300)
 
 
 def test_head_is_logged_as_it_came(tmp_path: Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inflight.entrypoints.serve.access_log import MAX_LINES, AccessLog, LineWriter
+from inflight.entrypoints.serve.access_log import AccessLog, report_dropped
 from inflight.entrypoints.serve.api_keys import ApiKeys, read_key_file
 from inflight.entrypoints.serve.asgi import Message, Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.error_form import anthropic_error, error_form, ollama_error, openai_error
@@ -20,6 +19,7 @@ from inflight.entrypoints.serve.gate import Gate
 from inflight.entrypoints.serve.middlewares import Spellings, wrap
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ConfigError
+from inflight.line_writer import LineWriter
 
 KEYS = ("first-key-1", "second-key-2")
 
@@ -206,7 +206,7 @@ def test_cors_is_off_until_origins_are_named() -> None:
 def test_a_line_has_no_query_no_key_and_no_line_break(kind: str, tmp_path: Path) -> None:
     file, seen = tmp_path / "log", []
     with file.open("wb") as opened:
-        lines = LineWriter(opened.fileno())
+        lines = LineWriter(opened.fileno(), report_dropped)
         app = AccessLog(echo, kind, lambda *figures: seen.append(figures), lines)
         call(app, '/x\n"\x1b[2J', headers={"Authorization": "Bearer first-key-1"})
         lines.close(5)
@@ -221,29 +221,10 @@ def test_a_line_has_no_query_no_key_and_no_line_break(kind: str, tmp_path: Path)
         assert json.loads(line)["client"] == "1.2.3.4"
 
 
-def test_nobody_waits_for_who_reads_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    reader, writer = os.pipe()
-    with os.fdopen(reader, "rb") as read, os.fdopen(writer, "wb") as written:
-        lines = LineWriter(written.fileno())
-        for number in range(MAX_LINES + 5000):  # the pipe takes 64 KiB
-            lines.put(f"{number:>99}\n")
-        lines.close(0.05)
-        first = [int(read.readline()) for _ in range(MAX_LINES)]
-        assert first == list(range(MAX_LINES))
-        assert 5000 - 2 * 2**16 // 100 < lines.num_dropped <= 5000
-        assert len(caplog.records) == 2
-        read.close()
-        lines = LineWriter(written.fileno())
-        lines.put("x")
-        lines.put("y")
-        lines.close(5)
-        assert lines.num_dropped == 2, "a reader that has gone"
-
-
 def test_probes_that_went_well_have_no_line(tmp_path: Path) -> None:
     file = tmp_path / "log"
     with file.open("wb") as opened:
-        lines = LineWriter(opened.fileno())
+        lines = LineWriter(opened.fileno(), report_dropped)
         call(AccessLog(echo, "text", None, lines), "/ready")
         call(AccessLog(Gate(lambda reason: None), "text", None, lines), "/ready")
         lines.close(5)
@@ -296,7 +277,7 @@ def test_only_trusted_proxies_name_the_client(trusted: str, forwarded: str, expe
         await send_json(send, 200, {})
 
     with (tmp_path / "log").open("wb") as opened:
-        lines = LineWriter(opened.fileno())
+        lines = LineWriter(opened.fileno(), report_dropped)
         app = wrap(note, ServerSettings(forwarded_allow_ips=trusted, access_log="json"), None, lines)
         call(app, headers={"X-Forwarded-For": forwarded, "X-Forwarded-Proto": "https"})
         lines.close(5)

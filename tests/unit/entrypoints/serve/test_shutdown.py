@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from inflight.entrypoints.serve import shutdown as shutdown_module
-from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown, exit_now
+from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
 from tests.support.enough_time import with_enough_time
 from tests.support.python_process import PythonProcess
 
@@ -310,12 +310,16 @@ def test_a_thread_that_hangs_does_not_keep_the_process(number: signal.Signals, m
         assert "most recent call first" in error, "it says where the thread is"
 
 
+STDERR = 99  # a descriptor to which writes do not wait
+
+
 @pytest.fixture
 def dumps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, dict[str, Any]]]:
     """After how many seconds the process would end with the stacks of its threads."""
     dumps: list[tuple[float, dict[str, Any]]] = []
     later = SimpleNamespace(dump_traceback_later=lambda seconds, **options: dumps.append((seconds, options)))
     monkeypatch.setattr(shutdown_module, "faulthandler", later)
+    monkeypatch.setattr(shutdown_module, "open_without_waiting", lambda fd: STDERR if fd == 2 else -1)
     return dumps
 
 
@@ -324,13 +328,13 @@ def test_a_shutdown_that_hangs_ends_the_process(dumps: list[tuple[float, dict[st
     for _ in range(2):  # a second call gives no more time
         shutdown.begin()
     assert shutdown.begun.is_set() and not shutdown.cut.is_set()
-    assert (shutdown.exit_code, dumps) == (0, [(7.0 + END_SECONDS, {"exit": True, "file": 2})])
+    assert (shutdown.exit_code, dumps) == (0, [(7.0 + END_SECONDS, {"exit": True, "file": STDERR})])
     shutdown.cut_now(9)
     assert shutdown.cut.is_set() and shutdown.exit_code == 9
-    assert dumps[1:] == [(CUT_SECONDS + END_SECONDS, {"exit": True, "file": 2})]
+    assert dumps[1:] == [(CUT_SECONDS + END_SECONDS, {"exit": True, "file": STDERR})]
     other = Shutdown(7.0, 2.0)
     other.cut_now(3)
-    assert other.begun.is_set() and dumps[2:] == [(CUT_SECONDS + 2.0, {"exit": True, "file": 2})]
+    assert other.begun.is_set() and dumps[2:] == [(CUT_SECONDS + 2.0, {"exit": True, "file": STDERR})]
 
 
 @pytest.mark.parametrize("number", HANDLED)
@@ -370,12 +374,3 @@ def test_signals_are_handled_only_while_the_server_runs() -> None:
     finally:
         for each, handler in zip(HANDLED, before, strict=True):
             signal.signal(each, handler)
-
-
-def test_a_process_ends_at_once_and_its_texts_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[object] = []
-    monkeypatch.setattr(shutdown_module.os, "_exit", done.append)
-    monkeypatch.setattr(shutdown_module.logging, "shutdown", lambda: done.append("log"))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(flush=lambda: done.append("stdout")))
-    exit_now(7)
-    assert done == ["log", "stdout", 7]
