@@ -25,7 +25,7 @@ BUDGETS = {
     "unit/device": 10,
     "unit/distributed": 50,
     "unit/engine": 100,
-    "unit/entrypoints": 110,
+    "unit/entrypoints": 115,
     "unit/executor": 75,
     "unit/interface": 20,
     "unit/kernels": 100,

@@ -15,6 +15,7 @@ import pytest
 
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.strict_model import EFFECT, StrictModel
+from inflight.entrypoints.openai.thinking_fields import ThinkingFields
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.hub import EMBEDDED_MODEL
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
@@ -125,9 +126,10 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
         "thinking_token_budget": ({"prompt": "Hi <think>"}, 1),
     },
 }
-# no outcome of one request shows these: they have tests of their own below (kv_transfer_params: in test_kv_offloading.py,
-# include_reasoning: in test_chat.py and test_chat_presenter.py)
-SHOWN_BELOW = {"cache_salt", "priority", "request_id", "kv_transfer_params", "include_reasoning"}
+# no outcome of one request shows these: they have tests of their own below (kv_transfer_params: in test_kv_offloading.py)
+SHOWN_BELOW = {"cache_salt", "priority", "request_id", "kv_transfer_params"}
+# what requests say about thoughts has a table of its own: tests/unit/entrypoints/openai/test_thinking_fields.py
+SHOWN_BELOW |= {*ThinkingFields.model_fields, "chat_template_kwargs"}
 MODELS: dict[str, type[StrictModel]] = {CHAT: ChatCompletionRequest, TEXT: CompletionRequest}
 
 

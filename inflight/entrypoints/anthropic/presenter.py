@@ -130,9 +130,9 @@ class MessagesPresenter(Presenter):
             "usage": self._usage_json(),
         }
 
-    def _shown(self, choice: CompletionOutput) -> list[Event]:
+    def _shown(self, choice: CompletionOutput) -> Sequence[Event]:
         """The events of the blocks. Clients that do not ask for thoughts read the text of the first block."""
-        return [event for event in events_of(choice) if self._shows_thoughts or not isinstance(event, ReasoningDelta)]
+        return events_of(choice, with_reasoning=self._shows_thoughts)
 
     def _usage_json(self) -> MessageUsage:
         """Before the first output it is not known yet which tokens are in the prefix cache."""

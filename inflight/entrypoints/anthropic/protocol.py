@@ -7,10 +7,8 @@ from pydantic import Field
 from inflight.entrypoints.anthropic.blocks import CacheControl, ContentBlocks, ToolDefinition
 from inflight.entrypoints.openai.constraint_fields import ConstraintFields
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, Role, ToolName
-from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
-from inflight.entrypoints.openai.text_formats import OutputFormat, OutputFormats
 
 MAX_MODEL_NAME = 256  # characters
 
@@ -28,22 +26,7 @@ class ToolChoice(StrictModel):
     disable_parallel_tool_use: bool | None = optional("True: at most one call.")
 
 
-class Thinking(StrictModel):
-    type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = optional(
-        "The most tokens of the thoughts, which are then closed; max_tokens counts them, too.", ge=0, le=MAX_INT
-    )
-    display: str | None = no_effect("Thoughts are always sent.")
-
-
-class OutputConfig(OutputFormats):
-    effort: ReasoningEffort | None = optional(
-        "The variable reasoning_effort of the chat template, such as low, high or max. If it has none, the effort bounds "
-        "the thoughts (docs/reasoning.md)."
-    )
-
-
-class CountTokensRequest(StrictModel):
+class CountTokensRequest(ConstraintFields):
     """POST /v1/messages/count_tokens"""
 
     model: str | None = optional(
@@ -59,19 +42,12 @@ class CountTokensRequest(StrictModel):
         "Tools the model may call.", max_length=MAX_TOOLS
     )
     tool_choice: ToolChoice | None = optional("auto, any, none, or one tool by name.")
-    thinking: Thinking | None = optional(
-        "enabled and adaptive switch thinking on, if the chat template can; disabled forbids it. Left out: off if the chat "
-        "template can, unless --default-chat-template-kwargs says otherwise."
-    )
-    output_config: OutputConfig | None = optional("The effort, and the format of the text.")
-    output_format: OutputFormat | None = optional("Older name of output_config.format.")
     cache_control: CacheControl = None
 
 
-class MessagesRequest(CountTokensRequest, ConstraintFields, SamplingFields):
+class MessagesRequest(CountTokensRequest, SamplingFields):
     """POST /v1/messages"""
 
-    output_config: OutputConfig | None = optional("The effort, and the format of the text.")
     max_tokens: int | None = optional("The most tokens of an answer, cut to the room in the context.", ge=1, le=MAX_INT)
     stream: bool | None = optional("Server-sent events.")
     metadata: dict[str, Any] | None = no_effect("Data of the caller; nothing is stored.")

@@ -66,7 +66,9 @@ async def _validate(server: ApiServer, body: CountTokensRequest) -> ValidatedReq
     num_tokens = len(validated.prompts[0].token_ids)
     if num_tokens >= server.engine.model.max_model_len and isinstance(body, MessagesRequest):
         raise _too_long(server, num_tokens)
-    presentation = replace(validated.presentation, model=model, reasoning=shows_thoughts)
+    presentation = replace(
+        validated.presentation, model=model, reasoning=shows_thoughts and validated.presentation.reasoning
+    )
     return replace(validated, presentation=presentation, left_out=(*left_out, *validated.left_out))
 
 

@@ -9,18 +9,19 @@ The prompt's beginning must not change from turn to turn, because only an equal 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from inflight.entrypoints.anthropic.blocks import ToolDefinition
 from inflight.entrypoints.anthropic.message_reader import MessageReader, chat_message, chat_tool
-from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest, Thinking, ToolChoice
+from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest, ToolChoice
 from inflight.entrypoints.openai.constraint_fields import ConstraintFields
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.messages import NamedFunction, NamedToolChoice
 from inflight.entrypoints.openai.messages import ToolChoice as ChatToolChoice
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.sampling_fields import SamplingFields
-from inflight.entrypoints.openai.thinking import Thoughts
+from inflight.entrypoints.openai.thinking import Thoughts, thoughts_of
 
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates
 
@@ -55,27 +56,22 @@ def to_chat(body: CountTokensRequest, default_kwargs: Mapping[str, Any] | None) 
     system = reader.system_text(body.system)
     messages = [chat_message("system", system)] if system else []
     messages += reader.read()
-    last, config, choice = messages[-1], body.output_config, body.tool_choice
+    last, choice, thoughts = messages[-1], body.tool_choice, thoughts_of_message(body)
     given: dict[str, Any] = {  # Any: the fields of a chat request
         "messages": messages,
         "tools": [*map(chat_tool, listed), *reader.loaded.values()],
         "tool_choice": None if choice is None else _tool_choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
-        "reasoning_effort": None if config is None else config.effort,
-        "chat_template_kwargs": _thinking_kwargs(body, default_kwargs),
         "continue_final_message": last.role == "assistant" and bool(last.content) and not last.tool_calls,
-        "output_config": config,
-        "output_format": body.output_format,
+        **{name: getattr(body, name) for name in ConstraintFields.model_fields},
+        "chat_template_kwargs": {**_switches(thoughts, default_kwargs), **(body.chat_template_kwargs or {})},
     }
     if isinstance(body, MessagesRequest):
-        given |= {
-            name: getattr(body, name)
-            for name in (*SamplingFields.model_fields, *ConstraintFields.model_fields, "stream")
-        }
+        given |= {name: getattr(body, name) for name in (*SamplingFields.model_fields, "stream")}
         given["max_completion_tokens"] = body.max_tokens
     chat = ChatCompletionRequest(**given)
     left_out = (*(f"tools[] ({tool.type})" for tool in foreign), *reader.left_out)
-    return Translation(chat, frozenset(reader.loaded), _shows_thoughts(body.thinking, default_kwargs), left_out)
+    return Translation(chat, frozenset(reader.loaded), _shows_thoughts(thoughts, default_kwargs), left_out)
 
 
 def _tool_choice(choice: ToolChoice) -> ChatToolChoice:
@@ -86,31 +82,28 @@ def _tool_choice(choice: ToolChoice) -> ChatToolChoice:
     return "required" if choice.type == "any" else choice.type
 
 
-def _thinking_kwargs(body: CountTokensRequest, defaults: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The variables with which templates switch thinking on and off. In Anthropic's API a request that does not say `thinking`
-    wants none. Such a request leaves the variables that are set in `defaults` as they are."""
-    if body.thinking is None:
+def _switches(thoughts: Thoughts, defaults: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The variables with which templates switch thinking on and off. In Anthropic's API a request that does not say whether the
+    model is to think wants no thoughts. Such a request leaves the variables that are set in `defaults` as they are."""
+    if thoughts.is_on is None:
         return {name: False for name in _THINKING_SWITCHES if name not in (defaults or {})}
-    return dict.fromkeys(_THINKING_SWITCHES, body.thinking.type != "disabled")
+    return dict.fromkeys(_THINKING_SWITCHES, thoughts.is_on)
 
 
-def _shows_thoughts(thinking: Thinking | None, defaults: Mapping[str, Any] | None) -> bool:
+def _shows_thoughts(thoughts: Thoughts, defaults: Mapping[str, Any] | None) -> bool:
     """Some models think although the template has no switch, or think against it. A client that has not asked for thoughts
     expects the text in the first block."""
-    if thinking is None:
+    if thoughts.is_on is None:
         return any((defaults or {}).get(name) for name in _THINKING_SWITCHES)
-    return thinking.type != "disabled"
+    return thoughts.is_on
 
 
 def thoughts_of_message(body: CountTokensRequest) -> Thoughts:
-    """What the request says about thinking. Clients must give a budget to every model, also to one that does not think, so it
-    is never refused."""
-    thinking, config = body.thinking, body.output_config
-    return Thoughts(
-        budget=None if thinking is None else thinking.budget_tokens,
-        effort=None if config is None else config.effort,
-        is_on=None if thinking is None else thinking.type != "disabled",
-        budget_field="thinking.budget_tokens",
-        effort_field="output_config.effort",
-        may_ignore_budget=True,
-    )
+    """What the request says about thinking. Clients of Anthropic's API must give a budget to every model, also to one that does
+    not think, so it is never refused.
+
+    Raises:
+        FieldError: a value is wrong, or two fields contradict each other.
+    """
+    thoughts = thoughts_of(body)
+    return replace(thoughts, may_ignore_budget=thoughts.budget_field == "thinking.budget_tokens")

@@ -43,6 +43,7 @@ class OllamaPresenter(Presenter):
     def __init__(self, to: AnswerTo) -> None:
         super().__init__(to)
         self._head = head_of(to.request.presentation.model)
+        self._shows_thoughts = to.request.presentation.reasoning
         self._call: ToolCallStart | None = None  # the call that is open
         self._arguments = ""  # those of this call so far
         self._end: Line = {}
@@ -90,7 +91,7 @@ class OllamaPresenter(Presenter):
         """
         self._usage.add(0, output)
         (choice,) = output.outputs
-        for event in events_of(choice):
+        for event in events_of(choice, with_reasoning=self._shows_thoughts):
             if isinstance(event, ToolArgumentsDelta):
                 self._arguments += event.text
                 continue

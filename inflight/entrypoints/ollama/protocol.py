@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from inflight.entrypoints.openai.constraint_fields import ConstraintFields, Constraints
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, Calls, Role, ToolName, Tools, result_text
-from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields, sampling_field
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 
@@ -33,9 +32,6 @@ class ModelRequest(StrictModel):
 
 class AnswerRequest(ModelRequest, ConstraintFields):
     options: Options | None = optional("How tokens are drawn, and where the answer ends.")
-    think: bool | ReasoningEffort | None = optional(
-        "true: thinking on, if the chat template can do that; false: no thinking; a text, such as low, is the effort."
-    )
     stream: bool | None = optional("False: one JSON object. Otherwise a line of JSON for each piece.")
     keep_alive: float | int | str | None = no_effect("The model always stays loaded.")
 

@@ -14,7 +14,6 @@ from inflight.entrypoints.openai.content_parts import check_medium, text_instead
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.server import ApiServer
-from inflight.entrypoints.openai.thinking import Thoughts
 from inflight.entrypoints.openai.validated import ValidatedRequest
 
 _LATEST = ":latest"
@@ -55,7 +54,7 @@ async def validate_answer(server: ApiServer, body: AnswerRequest) -> ValidatedRe
     else:
         # in a thread, because there may be thousands of messages
         chat = await asyncio.to_thread(lambda: ChatCompletionRequest(**given, **_conversation(body, left_out)))
-        validated = await validate_chat(server, chat, thoughts=_thoughts(body))
+        validated = await validate_chat(server, chat)
     return replace(
         validated,
         presentation=replace(validated.presentation, model=body.model or given["model"]),
@@ -71,12 +70,6 @@ def _common(body: AnswerRequest, max_model_len: int) -> dict[str, Any]:
         given["max_tokens"] = max_model_len  # it is cut to the room in the context
     given |= {name: getattr(body, name) for name in ConstraintFields.model_fields}  # also those in `options`
     return {**given, "stream": body.stream is not False}
-
-
-def _thoughts(body: AnswerRequest) -> Thoughts:
-    effort = body.think if isinstance(body.think, str) else None
-    is_on = None if body.think is None else body.think is not False
-    return Thoughts(effort=effort, is_on=is_on, effort_field="think")
 
 
 def _conversation(body: AnswerRequest, left_out: list[str]) -> dict[str, Any]:

@@ -67,7 +67,6 @@ async def validate_chat(
     make_parser, frame = await _reading(server, body, tools, token_ids, params)
     if make_parser is not None and make_parser().needs_special_tokens:
         params = replace(params, skip_special_tokens=False)
-    hides_reasoning = body.include_reasoning is False or (body.reasoning is not None and body.reasoning.exclude is True)
     return ValidatedRequest(
         prompts=(TokenPrompt(token_ids, None),),
         params=params,
@@ -79,7 +78,8 @@ async def validate_chat(
         presentation=replace(
             body.presentation(model, force_usage=server.settings.enable_force_include_usage),
             has_older_calls=bool(body.functions),
-            reasoning_fields=() if hides_reasoning else _REASONING_FIELDS[server.settings.reasoning_field],
+            reasoning=not body.hides_reasoning,
+            reasoning_fields=() if body.hides_reasoning else _REASONING_FIELDS[server.settings.reasoning_field],
         ),
         left_out=(*left_out, *tools_left_out, *ignored, *(server.tool_support.report() if tools else ())),
     )

@@ -8,6 +8,8 @@ from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import CompletionRequest
 from inflight.entrypoints.openai.server import ApiServer
+from inflight.entrypoints.openai.thinking import thoughts_of
+from inflight.entrypoints.openai.thinking_fields import TEMPLATE_VARIABLES, THINKING_VARIABLES
 from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
 from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -44,10 +46,12 @@ async def validate_completion(server: ApiServer, body: CompletionRequest) -> Val
             "best_of", f"best_of={body.best_of} differs from n={body.n or 1}, which is not supported: leave out best_of"
         )
     _check_suffix(body)
+    # a completion has no chat template, so an effort can only be a bound
+    params, ignored = thoughts_of(body).bound(_sampling_params(server, body), server.parsers, writes_efforts=False)
     prompts = [await _prompt(server.engine, body, given) for given in _given_prompts(body)]
     return ValidatedRequest(
         prompts=tuple(prompts),
-        params=_sampling_params(server, body),
+        params=params,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         answer_frame=FIND,
@@ -55,6 +59,10 @@ async def validate_completion(server: ApiServer, body: CompletionRequest) -> Val
             body.presentation(model, force_usage=server.settings.enable_force_include_usage),
             echo=bool(body.echo),
             prompt_only=prompt_only,
+        ),
+        left_out=(
+            *ignored,
+            *([TEMPLATE_VARIABLES] if (body.chat_template_kwargs or {}).keys() - THINKING_VARIABLES else ()),
         ),
     )
 

@@ -20,7 +20,7 @@ from inflight.entrypoints.openai.sampling_fields import (
     TokenId,
     sampling_field,
 )
-from inflight.entrypoints.openai.strict_model import StrictModel, neutral, optional
+from inflight.entrypoints.openai.strict_model import neutral, optional
 from inflight.entrypoints.openai.text_formats import (
     AnyFormat,
     OutputFormat,
@@ -31,13 +31,14 @@ from inflight.entrypoints.openai.text_formats import (
     TextFormats,
     constraint_of,
 )
+from inflight.entrypoints.openai.thinking_fields import ThinkingFields, Wishes, wishes_of_variables
 from inflight.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from inflight.structured_outputs_params import MAX_CHOICES, StructuredOutputsParams
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}(\.0)?")  # a key of logit_bias
 
 
-class Constraints(StrictModel):
+class Constraints(ThinkingFields):
     # which tokens are drawn
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = optional(
         "Token id -> added to its logit.", max_length=MAX_LOGIT_BIAS
@@ -77,11 +78,17 @@ class Constraints(StrictModel):
         'Ollama\'s name: "json" for a JSON object, or a JSON schema, which is not strict.'
     )
     text: TextFormats | None = optional("Its member format: text, json_object or a json_schema, as in /v1/responses.")
-    output_config: OutputFormats | None = optional("Its member format: a JSON schema, as in /v1/messages.")
+    output_config: OutputFormats | None = optional("Its members format and effort, as in /v1/messages.")
     output_format: OutputFormat | None = optional("Older name of output_config.format.")
     # fields that would change the answer, but are not supported
     use_beam_search: Literal[False] | None = neutral("Not supported: use n, and rank the answers by logprobs.")
     logits_processors: list[Any] | None = neutral("Not supported: the server runs no code for a request.", max_length=0)
+
+    def wishes(self) -> Wishes:
+        found = super().wishes()
+        if self.output_config is not None:
+            found.efforts["output_config.effort"] = self.output_config.effort
+        return found
 
     def stop_strings(self) -> list[str]:
         """`stop` and `stop_sequences`, each string once."""
@@ -146,6 +153,19 @@ class ConstraintFields(Constraints):
     """The fields of `Constraints`, also where Ollama's API has them."""
 
     options: Constraints | None = optional("Ollama's options. Only those that constrain the answer are read.")
+    chat_template_kwargs: dict[str, Any] | None = optional("Further variables of the template.")
+
+    def wishes(self) -> Wishes:
+        """What the request says about thoughts: in its fields, in `options` and in the variables for the chat template.
+
+        Raises:
+            FieldError: a variable has a wrong value.
+        """
+        found = super().wishes()
+        found.add(wishes_of_variables(self.chat_template_kwargs))
+        if self.options is not None:
+            found.add(self.options.wishes(), "options.")
+        return found
 
     def constraint(self) -> StructuredOutputsParams | None:
         """What form the text must have. Several fields can say this. If a request has more than one of them, they must say the

@@ -46,10 +46,6 @@ class GenerationFields(ConstraintFields, SamplingFields):
     # where the answer ends
     include_stop_str_in_output: bool | None = optional("The stop string stays in the text.")
     skip_special_tokens: bool | None = optional("False leaves special tokens in the text.")
-    thinking_token_budget: int | None = sampling_field(
-        "thinking_token_budget",
-        "The most tokens of the reasoning, which is then closed; -1: no limit. The server's reasoning_budget if left out.",
-    )
     # how the request is run
     request_id: str | None = optional(
         "Id of the request in the answer, logs and traces; the header X-Request-Id comes first.",

@@ -13,7 +13,7 @@ from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.responses import Answer, ChatChunkChoice, CompletionChoice, FinishReason, Usage
 from inflight.entrypoints.openai.sse import COMMENT, EVENTS
 from inflight.entrypoints.openai.validated import ValidatedRequest
-from inflight.interface.events import ContentDelta, Event
+from inflight.interface.events import ContentDelta, Event, ReasoningDelta
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -155,11 +155,13 @@ def to_json_in_slices(value: object) -> bytes:
     return escape_line_breaks("".join(_SLOW_ENCODER.iterencode(value)).encode("utf-8"))
 
 
-def events_of(choice: CompletionOutput) -> Sequence[Event]:
-    """The events of an output, also if no parser reads its text."""
-    if choice.events is not None:
+def events_of(choice: CompletionOutput, *, with_reasoning: bool) -> Sequence[Event]:
+    """The events of an output that the answer shows, also if no parser reads its text."""
+    if choice.events is None:
+        return [ContentDelta(choice.text)] if choice.text else []
+    if with_reasoning:
         return choice.events
-    return [ContentDelta(choice.text)] if choice.text else []
+    return [event for event in choice.events if not isinstance(event, ReasoningDelta)]
 
 
 def finish_reason_of(choice: CompletionOutput) -> FinishReason | None:

@@ -22,8 +22,6 @@ MAX_PROMPTS = 256  # per completion request
 MAX_DOCUMENTS = 1024
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-ReasoningEffort = Annotated[str, Field(min_length=1, max_length=32)]
-
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
@@ -47,23 +45,6 @@ class ChatTemplateFields(StrictModel):
     )
 
 
-class ReasoningOptions(StrictModel):
-    """OpenRouter's form of what a request says about thinking."""
-
-    effort: ReasoningEffort | None = optional("The same as reasoning_effort.")
-    max_tokens: int | None = optional("The same as thinking_token_budget.", ge=-1, le=MAX_INT)
-    enabled: bool | None = optional("The same as enable_thinking.")
-    exclude: bool | None = optional("True: the same as include_reasoning=false.")
-    summary: str | None = no_effect("The answer has the reasoning itself, and no summary.")
-
-
-class ThinkingOptions(StrictModel):
-    """The form of Anthropic, DeepSeek, GLM and others."""
-
-    type: Literal["enabled", "adaptive", "auto", "disabled"] | None = optional("disabled: no thinking.")
-    budget_tokens: int | None = optional("The same as thinking_token_budget.", ge=-1, le=MAX_INT)
-
-
 class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     """POST /v1/chat/completions"""
 
@@ -80,19 +61,6 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     )
     tool_choice: ToolChoice | None = optional("none, auto, required, or one function by name.")
     parallel_tool_calls: bool | None = optional("False: at most one call.")
-    reasoning_effort: ReasoningEffort | None = optional(
-        "A variable of the chat template, such as low, high or max; none also switches thinking off. If the template has no "
-        "such variable, it bounds the reasoning (docs/reasoning.md)."
-    )
-    include_reasoning: bool | None = optional(
-        "False: the answer leaves the reasoning out. The model thinks all the same."
-    )
-    enable_thinking: bool | None = optional("A variable of the chat template; false also forbids reasoning.")
-    reasoning: ReasoningOptions | None = optional("OpenRouter's form: effort, max_tokens, enabled.")
-    thinking: ThinkingOptions | None = optional("Anthropic's form: type, budget_tokens.")
-    thinking_budget: int | None = optional("Another name of thinking_token_budget.", ge=-1, le=MAX_INT)
-    thinking_budget_tokens: int | None = optional("llama.cpp's name of thinking_token_budget.", ge=-1, le=MAX_INT)
-    reasoning_budget_tokens: int | None = optional("llama.cpp's name of thinking_token_budget.", ge=-1, le=MAX_INT)
     modalities: list[Literal["text"]] | None = neutral("Text only.", max_length=1, min_length=1)
     audio: None = neutral("Text only.")
     store: bool | None = no_effect("Nothing is stored.")
@@ -127,6 +95,9 @@ class CompletionRequest(GenerationFields):
         "The tokenizer adds its special tokens to a text prompt; true if left out."
     )
     best_of: int | None = neutral("Not supported: give n alone, or the same number.", ge=1, le=MAX_N)
+    chat_template_kwargs: dict[str, Any] | None = optional(
+        "Only what they say about thoughts is read; there is no template."
+    )
     suffix: str | None = optional(
         "The text after the completion; only with a model that has fill-in-the-middle tokens."
     )

@@ -7,6 +7,7 @@ from pydantic import Field
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.sampling_fields import GrammarText, Schema
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
+from inflight.entrypoints.openai.thinking_fields import ReasoningEffort
 from inflight.structured_outputs_params import MAX_CHOICES, StructuredOutputsParams
 
 
@@ -154,6 +155,7 @@ class OutputFormats(StrictModel):
     """`output_config` of Anthropic's API."""
 
     format: OutputFormat | None = None
+    effort: ReasoningEffort | None = optional("The same as reasoning_effort.")
 
 
 AnyFormat = (

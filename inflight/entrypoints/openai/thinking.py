@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from inflight.entrypoints.openai.constraint_fields import ConstraintFields
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.parsers.selector import DetectedParsers
 from inflight.sampling_params import SamplingParams
 
@@ -23,7 +23,6 @@ BUDGET = "thinking_token_budget"
 # The most tokens of the reasoning for an effort, if the chat template writes no efforts.
 EFFORT_BUDGETS: Mapping[str, int] = {"none": 0, "minimal": 512, "low": 1024, "medium": 8192, "high": 24576}
 _UNLIMITED_EFFORTS = ("xhigh", "max")
-_BUDGET_NAMES = (BUDGET, "thinking_budget", "thinking_budget_tokens", "reasoning_budget_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,26 +87,20 @@ class Thoughts:
         return replace(params, thinking_token_budget=EFFORT_BUDGETS[self.effort]), ()
 
 
-def thoughts_of(body: ChatCompletionRequest) -> Thoughts:
-    """What a chat says, in all spellings of other servers that it takes.
+def thoughts_of(body: ConstraintFields) -> Thoughts:
+    """What a request says, in the words of all APIs.
 
     Raises:
-        FieldError: two fields contradict each other.
+        FieldError: a value is wrong, or two fields contradict each other.
     """
-    reasoning, thinking = body.reasoning, body.thinking
-    budgets = {name: getattr(body, name) for name in _BUDGET_NAMES}
-    efforts = {"reasoning_effort": body.reasoning_effort}
-    switches: dict[str, bool | None] = {"enable_thinking": body.enable_thinking}
-    if reasoning is not None:
-        budgets["reasoning.max_tokens"] = reasoning.max_tokens
-        efforts["reasoning.effort"] = reasoning.effort
-        switches["reasoning.enabled"] = reasoning.enabled
-    if thinking is not None:
-        budgets["thinking.budget_tokens"] = thinking.budget_tokens
-        switches["thinking.type"] = thinking.type != "disabled"
-    budget_field, budget = _the_one(budgets)
-    effort_field, effort = _the_one(efforts)
-    _, is_on = _the_one(switches)
+    wishes = body.wishes()
+    budget_field, budget = _the_one(wishes.budgets)
+    effort_field, effort = _the_one(wishes.efforts)
+    switch_field, is_on = _the_one(wishes.switches)
+    if effort == "none" and is_on:
+        raise FieldError(
+            switch_field, f"{switch_field} and {effort_field}='none' contradict each other; give one of them"
+        )
     return Thoughts(
         budget=budget,
         effort=effort,

@@ -15,7 +15,6 @@ from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.sampling_fields import SamplingFields
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.strict_model import StrictModel
-from inflight.entrypoints.openai.thinking import Thoughts
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.entrypoints.responses_api.client_tools import output_text
 from inflight.entrypoints.responses_api.items import (
@@ -31,7 +30,7 @@ from inflight.entrypoints.responses_api.items import (
     ReasoningItem,
     Text,
 )
-from inflight.entrypoints.responses_api.protocol import LOGPROBS, ReasoningOptions, ResponsesRequest
+from inflight.entrypoints.responses_api.protocol import LOGPROBS, ResponsesRequest
 from inflight.entrypoints.responses_api.tools import ClientToolChoice, NamedTool, PromptTools, prompt_name
 from inflight.tokenizer.history.other_calls import INPUT
 
@@ -39,7 +38,7 @@ from inflight.tokenizer.history.other_calls import INPUT
 _SAME = (
     *SamplingFields.model_fields,
     *ConstraintFields.model_fields,
-    *"model parallel_tool_calls stream chat_template_kwargs cache_salt priority".split(),
+    *"model parallel_tool_calls stream cache_salt priority".split(),
 )
 
 
@@ -77,7 +76,7 @@ async def validate_response(server: ApiServer, body: ResponsesRequest) -> Valida
     tools = PromptTools([*(body.tools or ()), *added], enforces_patterns=can_enforce, found=found)
     # in a thread, because there may be thousands of items
     chat, left_out = await asyncio.to_thread(_chat, body, tools)
-    validated = await validate_chat(server, chat, hidden_tools=tools.hidden, thoughts=_thoughts(body))
+    validated = await validate_chat(server, chat, hidden_tools=tools.hidden)
     same = {field.name: getattr(validated, field.name) for field in fields(ValidatedRequest)}
     same["left_out"] = (*tools.left_out, *left_out, *validated.left_out)
     return ValidatedResponse(**same, asked=body, tools=tools)
@@ -92,19 +91,7 @@ def _chat(body: ResponsesRequest, tools: PromptTools) -> tuple[ChatCompletionReq
     given |= {"messages": read.messages, "tools": tools.functions or None, "max_tokens": body.max_output_tokens}
     if body.top_logprobs or LOGPROBS in (body.include or ()):
         given |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    if body.reasoning is not None:
-        given["reasoning_effort"] = body.reasoning.effort
     return ChatCompletionRequest(**given), read.left_out
-
-
-def _thoughts(body: ResponsesRequest) -> Thoughts:
-    reasoning = body.reasoning or ReasoningOptions()
-    return Thoughts(
-        budget=reasoning.max_tokens,
-        effort=reasoning.effort,
-        budget_field="reasoning.max_tokens",
-        effort_field="reasoning.effort",
-    )
 
 
 class _Messages:

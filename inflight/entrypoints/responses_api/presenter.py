@@ -21,7 +21,7 @@ from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.logprobs import PositionLogprobs, chat_logprobs
 from inflight.entrypoints.openai.messages import read_arguments
-from inflight.entrypoints.openai.presenter import DONE, AnswerTo, Presenter, to_json_in_slices
+from inflight.entrypoints.openai.presenter import DONE, AnswerTo, Presenter, events_of, to_json_in_slices
 from inflight.entrypoints.openai.responses import TokenLogprob
 from inflight.entrypoints.responses_api.bodies import (
     ItemStatus,
@@ -103,6 +103,7 @@ class ResponsesPresenter(Presenter):
         request = to.request
         assert isinstance(request, ValidatedResponse)
         self._tools, self._is_stream = request.tools, request.presentation.stream
+        self._shows_reasoning = request.presentation.reasoning
         self._echo = to_json(_echo(to.answer_id, request))
         self._sequence_number = 0
         self._finish_reason: str | None = None
@@ -125,7 +126,7 @@ class ResponsesPresenter(Presenter):
         if self._top_logprobs is not None:
             self._rows += choice.logprobs or ()
         chunks: list[bytes] = []
-        for event in [ContentDelta(choice.text)] if choice.events is None else choice.events:
+        for event in events_of(choice, with_reasoning=self._shows_reasoning):
             chunks += self._write(event)
         if choice.finish_reason is not None:
             if (

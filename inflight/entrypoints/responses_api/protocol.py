@@ -6,7 +6,6 @@ from pydantic import Field
 
 from inflight.entrypoints.openai.constraint_fields import ConstraintFields
 from inflight.entrypoints.openai.generation_fields import MAX_PRIORITY
-from inflight.entrypoints.openai.protocol import ReasoningEffort
 from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields, sampling_field
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
 from inflight.entrypoints.openai.text_formats import TextFormats
@@ -18,17 +17,6 @@ LOGPROBS = "message.output_text.logprobs"  # a value of `include`
 
 class TextOptions(TextFormats):
     verbosity: str | None = no_effect("Ask for short or long answers in the input.")
-
-
-class ReasoningOptions(StrictModel):
-    effort: ReasoningEffort | None = optional(
-        "A variable of the chat template, such as low, high or max; none also switches thinking off. If the template has no "
-        "such variable, it bounds the reasoning (docs/reasoning.md)."
-    )
-    max_tokens: int | None = optional("The most tokens of the reasoning, which is then closed.", ge=-1, le=MAX_INT)
-    summary: str | None = no_effect("The answer has the reasoning itself, and no summary.")
-    generate_summary: str | None = no_effect("Older name of summary.")
-    context: str | None = no_effect("The chat template decides which reasoning of earlier turns it shows.")
 
 
 class EventOptions(StrictModel):
@@ -50,7 +38,6 @@ class ResponsesRequest(ConstraintFields, SamplingFields):
     # the answer
     max_output_tokens: int | None = optional("The most tokens of an answer.", ge=1, le=MAX_INT)
     text: TextOptions | None = optional("format: text, json_object or a json_schema.")
-    reasoning: ReasoningOptions | None = optional("effort, and max_tokens, a bound for the reasoning.")
     top_logprobs: int | None = sampling_field(
         "logprobs", "Log-probabilities of this number of the most probable tokens at each place of the text."
     )
@@ -60,7 +47,6 @@ class ResponsesRequest(ConstraintFields, SamplingFields):
     stream: bool | None = optional("Server-sent events, ended by [DONE].")
     stream_options: EventOptions | None = no_effect("The server adds no padding to events.")
     # how the request is run
-    chat_template_kwargs: dict[str, Any] | None = optional("Further variables of the template.")
     cache_salt: str | None = optional("Separates prefix caches of users.", max_length=1024)
     priority: int | None = optional(
         "Lower runs first; needs scheduling_policy='priority'.", ge=-MAX_PRIORITY, le=MAX_PRIORITY

@@ -13,6 +13,7 @@ from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.messages import template_messages
 from inflight.entrypoints.openai.rendering import plain_tools
 from inflight.entrypoints.openai.strict_model import IgnoredFields
+from inflight.entrypoints.openai.thinking import thoughts_of
 from inflight.tokenizer.chat_template import ChatTemplate
 from tests.unit.entrypoints.anthropic.recordings import IGNORED, RECORDED
 
@@ -190,7 +191,7 @@ def test_effort_and_format(newer: bool) -> None:
     given = {"type": "json_schema", "schema": SCHEMA}
     more: dict[str, Any] = {"output_config": {"effort": "high", "format": given}} if newer else {"output_format": given}
     chat = translated(**more).chat
-    assert chat.reasoning_effort == ("high" if newer else None)
+    assert thoughts_of(chat).effort == ("high" if newer else None)
     params = chat.constraint()
     assert params is not None and json.loads(str(params.json)) == SCHEMA and params.lenient
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from inflight.entrypoints.ollama.protocol import ChatRequest, GenerateRequest
-from inflight.entrypoints.ollama.translation import _common, _conversation, _thoughts, served_name
+from inflight.entrypoints.ollama.translation import _common, _conversation, served_name
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
-from inflight.entrypoints.openai.thinking import Thoughts
+from inflight.entrypoints.openai.thinking import Thoughts, thoughts_of
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -40,9 +40,10 @@ def test_options_have_the_names_of_a_chat() -> None:
 def test_format_and_thinking() -> None:
     assert (chat(format="").constraint(), chat(format="json").format) == (None, "json")
     assert chat(format={"type": "object"}).format == {"type": "object"}
-    assert _thoughts(ChatRequest()) == Thoughts(effort_field="think")
+    assert thoughts_of(chat()) == Thoughts()
     for think, on, effort in ((True, True, None), (False, False, None), ("low", True, "low")):
-        assert _thoughts(ChatRequest(think=think)) == Thoughts(effort=effort, is_on=on, effort_field="think")
+        found = thoughts_of(chat(think=think))
+        assert (found.effort, found.is_on, found.effort_field == "think") == (effort, on, effort is not None)
 
 
 def test_results_belong_to_the_calls_in_their_order() -> None:

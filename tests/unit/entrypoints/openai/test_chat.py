@@ -261,8 +261,8 @@ def test_the_variables_of_the_template() -> None:
     assert variables() == {}
     assert variables(reasoning_effort="high") == {"reasoning_effort": "high"}
     assert variables(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
-    chosen = {"enable_thinking": True, "x": 1}
-    assert variables(reasoning_effort="none", chat_template_kwargs=chosen) == {"reasoning_effort": "none", **chosen}
+    on = {"enable_thinking": True, "thinking": True}
+    assert variables(chat_template_kwargs={"enable_thinking": True, "x": 1}) == {**on, "x": 1}
     here = server()
     here.settings = ServerSettings(default_chat_template_kwargs={"enable_thinking": False})
     assert validated(here).prompts[0].token_ids == [ord("x")]  # the server's variable

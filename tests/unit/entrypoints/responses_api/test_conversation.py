@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from inflight.entrypoints.openai.errors import ApiError, FieldError
 from inflight.entrypoints.openai.messages import MAX_TOOLS, template_messages
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.openai.thinking import thoughts_of
 from inflight.entrypoints.responses_api.conversation import ValidatedResponse, _chat, validate_response
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.entrypoints.responses_api.tools import CalledTool, PromptTools
@@ -118,7 +119,7 @@ def test_fields_have_their_names_of_a_chat() -> None:
         parallel_tool_calls=False,
     )
     assert found.constraint() == StructuredOutputsParams(json=schema)
-    assert (found.reasoning_effort, found.max_tokens, found.temperature) == ("none", 3, 0.5)
+    assert (thoughts_of(found).effort, found.max_tokens, found.temperature) == ("none", 3, 0.5)
     assert (found.stream, found.parallel_tool_calls, found.logprobs) == (True, False, None)
     assert chat(text={"verbosity": "low"}).constraint() is None
     assert chat(text={"format": {"type": "json_object"}}).constraint() == StructuredOutputsParams(json_object=True)
