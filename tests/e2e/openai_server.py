@@ -18,6 +18,7 @@ from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.entrypoints.openai.app import build_app
 from inflight.entrypoints.serve.asgi import ASGIApp
+from inflight.entrypoints.serve.engine_start import MAX_CALL_SEQUENCES
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.protocol import bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -57,7 +58,11 @@ def running_server(
 
     async def serve() -> None:
         metrics = ServingMetrics(MODEL)
-        engine = await AsyncLLM.from_args(args or demo_args(), limits=limits, observers=[metrics])
+        engine = await AsyncLLM.from_args(
+            args or demo_args(),
+            limits=limits or QueueLimits(max_call_sequences=MAX_CALL_SEQUENCES),
+            observers=[metrics],
+        )
         # On a busy machine a stream may be silent for long. Without comments its text is the same even then.
         names = (MODEL, "another-name")
         chosen = settings or ServerSettings(served_model_names=names, access_log="off", stream_keep_alive_interval=None)

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
 
-MAX_SEQUENCES = 1024  # the largest number of sequences (prompts times n) that one call may submit
 MAX_RETRY_SECONDS = 60
 # A sequence counts as so many prompt tokens, because it also makes the steps of others longer while it decodes.
 SEQUENCE_WORK = 32
@@ -36,14 +35,17 @@ class QueueLimits:
     Attributes:
         max_queued_requests: how many sequences may wait. A request with n=4 has four sequences. A sequence that gets a free
             slot does not wait.
+        max_call_sequences: how many sequences (prompts times n) one call may submit. A server has such a limit, so that one
+            request of a client is not the work of an hour. A program that has the engine to itself has none.
         max_queued_tokens: how many prompt tokens may wait. If no sequence waits, a request of any length is accepted.
     """
 
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
+    max_call_sequences: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_queued_requests", "max_queued_tokens"):
+        for name in ("max_queued_requests", "max_queued_tokens", "max_call_sequences"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name}={value!r} must be an integer of 1 or more; leave it out for no limit")
@@ -77,7 +79,8 @@ class Admission:
         """
         tokens, limits = self._num_queued_tokens, self._limits
         most, most_tokens = limits.max_queued_requests, limits.max_queued_tokens
-        allowed = MAX_SEQUENCES if most is None else min(MAX_SEQUENCES, self._max_num_seqs + most)
+        allowed: float = math.inf if limits.max_call_sequences is None else limits.max_call_sequences
+        allowed = allowed if most is None else min(allowed, self._max_num_seqs + most)
         if num_sequences > allowed:
             raise InvalidRequestError(
                 f"{num_sequences} sequences (prompts times n) in one request; at most {allowed} are allowed: lower n, or send "

@@ -23,6 +23,8 @@ from inflight.metrics.tracing import RequestTracing
 from inflight.model_name import EMBEDDED
 from inflight.parsers.selector import resolve_parsers
 
+MAX_CALL_SEQUENCES = 1024  # the most sequences (prompts times n) of one request of a client
+
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -74,7 +76,11 @@ async def start(
     if settings.otlp_traces_endpoint is not None:
         tracing = await asyncio.to_thread(RequestTracing, name, settings.otlp_traces_endpoint)
         observers.append(tracing)
-    limits = QueueLimits(max_queued_requests=settings.max_queued_requests, max_queued_tokens=settings.max_queued_tokens)
+    limits = QueueLimits(
+        max_queued_requests=settings.max_queued_requests,
+        max_queued_tokens=settings.max_queued_tokens,
+        max_call_sequences=MAX_CALL_SEQUENCES,
+    )
     # fastapi takes the longest to import, and is not needed before the engine is ready
     app_module = asyncio.create_task(asyncio.to_thread(importlib.import_module, "inflight.entrypoints.openai.app"))
     if engine_sockets:

@@ -80,6 +80,10 @@ def test_other_calls(llm: LLM) -> None:
     [answer] = llm.chat([{"role": "user", "content": "What is 2 + 3?"}], SamplingParams(temperature=0.0, max_tokens=16))
     assert "5" in answer.outputs[0].text
     llm.reset_prefix_cache()
+    short = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)  # no call has too many prompts
+    assert (
+        len(llm.generate([{"prompt_token_ids": [5, 6 + i % 99]} for i in range(2100)], short, use_tqdm=False)) == 2100
+    )
     if (child := os.fork()) == 0:  # the threads of the parent are not there
         try:
             llm.generate(PROMPTS, use_tqdm=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inflight.engine.serving.admission import MAX_SEQUENCES, SEQUENCE_WORK, Admission, Drain, QueueLimits, work_of
+from inflight.engine.serving.admission import SEQUENCE_WORK, Admission, Drain, QueueLimits, work_of
 from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
 from tests.support.virtual_time import VirtualTimeLoop
@@ -57,7 +57,7 @@ def test_a_report_counts_what_it_knows_and_what_was_sent_after_it() -> None:
     admission.reported(stats(4, 2, 40), 6)
     admission.check(1, 960)
     admission.reported(stats(0, 0, 0), 6)
-    admission.check(MAX_SEQUENCES, 10**6)
+    admission.check(2000, 10**6)
 
 
 def test_free_slots_do_not_count_while_sequences_wait() -> None:
@@ -88,16 +88,17 @@ def test_the_bound_of_waiting_sequences_holds_for_an_idle_engine() -> None:
     assert caught.value.retry_after_seconds >= 1
 
 
-def test_sequences_of_one_request_are_bounded_without_limits_too() -> None:
-    for limits in (QueueLimits(), QueueLimits(max_queued_requests=10**6)):
-        admission = Admission(limits, max_num_seqs=256)
-        admission.check(MAX_SEQUENCES, 0)
+def test_sequences_of_one_call_are_bounded_where_a_server_says_so() -> None:
+    Admission(QueueLimits(), max_num_seqs=1).check(10**6, 10**9)
+    for most in (None, 10**6):
+        admission = Admission(QueueLimits(max_queued_requests=most, max_call_sequences=1024), max_num_seqs=256)
+        admission.check(1024, 0)
         with pytest.raises(InvalidRequestError, match=r"32768 sequences .* at most 1024"):
             admission.check(256 * 128, 0)
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "4"])
-@pytest.mark.parametrize("name", ["max_queued_requests", "max_queued_tokens"])
+@pytest.mark.parametrize("name", ["max_queued_requests", "max_queued_tokens", "max_call_sequences"])
 def test_limits_are_numbers_above_zero(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name}={value!r}"):
         QueueLimits(**{name: value})

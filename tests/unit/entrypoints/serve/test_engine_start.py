@@ -84,7 +84,7 @@ def test_an_engine_of_this_process(started: Started) -> None:
     settings, args = ServerSettings(max_queued_requests=7, max_queued_tokens=None), EngineArgs(model="org/m")
     model = asyncio.run(start(settings, args, clock))
     assert started.made == [args] and not started.attached
-    assert started.options["limits"] == QueueLimits(max_queued_requests=7, max_queued_tokens=None)
+    assert started.options["limits"] == QueueLimits(max_queued_requests=7, max_call_sequences=1024)
     metrics, log = started.options["observers"]
     assert isinstance(metrics, ServingMetrics) and isinstance(log, StatsLog)
     assert started.built == {"settings": settings, "metrics": metrics, "request_log": None}
@@ -101,7 +101,9 @@ def test_an_engine_of_another_process(started: Started) -> None:
     started.num_kv_cache_tokens *= 2
     begin(ServerSettings(max_queued_tokens=5), args, engine_sockets=("first", "second"))
     assert started.attached == [(args, "first", "second")] and not started.made
-    assert started.options["limits"] == QueueLimits(max_queued_requests=1024, max_queued_tokens=5)
+    assert started.options["limits"] == QueueLimits(
+        max_queued_requests=1024, max_queued_tokens=5, max_call_sequences=1024
+    )
     assert [type(each) for each in started.options["observers"]] == [ServingMetrics, StatsLog, StatsLog]
 
 
