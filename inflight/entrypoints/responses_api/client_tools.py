@@ -12,7 +12,7 @@ from inflight.entrypoints.openai.messages import read_object
 
 _TEXT: Mapping[str, Any] = {"type": "string"}  # Any: JSON
 _NUMBER: Mapping[str, Any] = {"type": "integer"}
-_TYPES: Mapping[str, type] = {"string": str, "integer": int, "array": list, "object": dict}
+_TYPES: Mapping[str, type] = {"string": str, "integer": int, "array": list}
 # the field and the value with which a tool says that OpenAI's servers run it
 _RUN_BY_SERVERS = ("container_auto", "container_reference")
 
@@ -41,7 +41,7 @@ class ClientTool(NamedTuple):
 
     def item_members(self, arguments: str) -> dict[str, Any] | None:
         """The members of a call's item, from the arguments that the model has written. None if they are not what the client can
-        run: they are cut or malformed, a required argument is missing, or one has another type."""
+        run: they are cut or malformed, a required argument is missing, or one is not of the declared kind."""
         found = read_object(arguments)
         if found is None or not self._fits(found):
             return None
@@ -57,8 +57,17 @@ class ClientTool(NamedTuple):
         schema = self.parameters or {}
         known = schema.get("properties", {})
         return arguments.keys() >= set(schema.get("required", ())) and all(
-            isinstance(value, _TYPES[known[name]["type"]]) for name, value in arguments.items() if name in known
+            _is_of_kind(value, known[name]) for name, value in arguments.items() if name in known
         )
+
+
+def _is_of_kind(value: object, schema: Mapping[str, Any]) -> bool:
+    """Whether a value satisfies the schema of one of the parameters below."""
+    if isinstance(value, bool) or not isinstance(value, _TYPES[schema["type"]]):
+        return False
+    if isinstance(value, list):
+        return all(_is_of_kind(item, schema["items"]) for item in value)
+    return "enum" not in schema or value in schema["enum"]
 
 
 def _object(required: str, **properties: Mapping[str, Any]) -> dict[str, Any]:

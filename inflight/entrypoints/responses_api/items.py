@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from inflight.entrypoints.openai.content_parts import PlainPart
-from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, ToolName, result_text
+from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, ToolName, read_object, result_text
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 from inflight.entrypoints.responses_api.client_tools import CALLS, OUTPUTS, ClientTool
 from inflight.entrypoints.responses_api.tools import ResponseTools, type_of
@@ -65,7 +65,7 @@ class ClientCallItem(Item):
     call_id: str | None = optional("Its id, if left out.")
     action: dict[str, Any] | None = optional("The arguments of a shell.")
     operation: dict[str, Any] | None = optional("The arguments of apply_patch.")
-    arguments: Any = optional("The arguments of tool_search, as a JSON object.")
+    arguments: Any = optional("The arguments of tool_search, as a JSON object or as its text.")
     execution: str | None = optional("server: OpenAI's servers have searched, so that the call is left out.")
     environment: dict[str, Any] | None = no_effect(_FROM_CLIENT)
     caller: dict[str, Any] | None = no_effect(_FROM_CLIENT)
@@ -79,6 +79,8 @@ class ClientCallItem(Item):
     def called_with(self) -> dict[str, Any]:
         """The arguments as the model has written them."""
         given = getattr(self, self.kind.member)
+        if isinstance(given, str):
+            given = read_object(given)
         return self.kind.arguments(given) if isinstance(given, dict) else {}
 
 

@@ -37,7 +37,12 @@ def test_a_call_is_an_item_that_the_official_client_reads_and_comes_back_as_it_w
         ("local_shell", "{}"),
         ("local_shell", "ls"),
         ("shell", '{"commands": ["ls"], "timeout_ms": "soon"}'),
+        ("shell", '{"commands": ["ls", 1]}'),
+        ("shell", '{"commands": [["ls"]]}'),
+        ("shell", '{"commands": ["ls"], "timeout_ms": true}'),
+        ("local_shell", '{"command": ["ls", null]}'),
         ("apply_patch", '{"type": "delete_file"}'),
+        ("apply_patch", '{"type": "rename_file", "path": "a"}'),
         ("tool_search", "[]"),
     ],
 )

@@ -188,6 +188,7 @@ CLIENT_CALLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"type": "tool_search_call", "execution": "client", "arguments": {"query": "a"}}, call("tool_search", {"query": "a"})),
     ({"type": "tool_search_call", "arguments": "mail"}, call("tool_search", {})),
+    ({"type": "tool_search_call", "arguments": '{"query": "a"}'}, call("tool_search", {"query": "a"})),
 ]  # fmt: skip
 
 
