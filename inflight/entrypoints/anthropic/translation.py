@@ -17,7 +17,7 @@ from inflight.entrypoints.anthropic.message_reader import MessageReader, chat_me
 from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest, ToolChoice
 from inflight.entrypoints.openai.constraint_fields import ConstraintFields
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import NamedFunction, NamedToolChoice
+from inflight.entrypoints.openai.messages import MAX_TOOLS, NamedFunction, NamedToolChoice
 from inflight.entrypoints.openai.messages import ToolChoice as ChatToolChoice
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.sampling_fields import SamplingFields
@@ -56,10 +56,15 @@ def to_chat(body: CountTokensRequest, default_kwargs: Mapping[str, Any] | None) 
     system = reader.system_text(body.system)
     messages = [chat_message("system", system)] if system else []
     messages += reader.read()
+    # the definitions of older ones stay in the messages
+    loaded = dict(list(reader.loaded.items())[::-1][: MAX_TOOLS - len(listed)][::-1])
+    left_out = [f"tools[] ({tool.type})" for tool in foreign] + reader.left_out
+    if len(loaded) < len(reader.loaded):
+        left_out.append("messages[].content[] (tool_addition)")
     last, choice, thoughts = messages[-1], body.tool_choice, thoughts_of_message(body)
     given: dict[str, Any] = {  # Any: the fields of a chat request
         "messages": messages,
-        "tools": [*map(chat_tool, listed), *reader.loaded.values()],
+        "tools": [*map(chat_tool, listed), *loaded.values()],
         "tool_choice": None if choice is None else _tool_choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
         "continue_final_message": last.role == "assistant" and bool(last.content) and not last.tool_calls,
@@ -70,8 +75,7 @@ def to_chat(body: CountTokensRequest, default_kwargs: Mapping[str, Any] | None) 
         given |= {name: getattr(body, name) for name in (*SamplingFields.model_fields, "stream")}
         given["max_completion_tokens"] = body.max_tokens
     chat = ChatCompletionRequest(**given)
-    left_out = (*(f"tools[] ({tool.type})" for tool in foreign), *reader.left_out)
-    return Translation(chat, frozenset(reader.loaded), _shows_thoughts(thoughts, default_kwargs), left_out)
+    return Translation(chat, frozenset(loaded), _shows_thoughts(thoughts, default_kwargs), tuple(left_out))
 
 
 def _tool_choice(choice: ToolChoice) -> ChatToolChoice:

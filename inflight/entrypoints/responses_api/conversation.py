@@ -73,7 +73,7 @@ async def validate_response(server: ApiServer, body: ResponsesRequest) -> Valida
     items = [] if isinstance(body.input, str) else body.input
     added = [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
     found = [tool for item in items if isinstance(item, ClientOutputItem) for tool in item.tools or ()]
-    tools = PromptTools([*(body.tools or ()), *added], enforces_patterns=can_enforce, found=found)
+    tools = PromptTools(body.tools or (), enforces_patterns=can_enforce, added=added, found=found)
     # in a thread, because there may be thousands of items
     chat, left_out = await asyncio.to_thread(_chat, body, tools)
     validated = await validate_chat(server, chat, hidden_tools=tools.hidden)

@@ -8,7 +8,7 @@ from inflight.entrypoints.openai.content_parts import PlainPart
 from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, ToolName, read_object, result_text
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 from inflight.entrypoints.responses_api.client_tools import CALLS, OUTPUTS, ClientTool
-from inflight.entrypoints.responses_api.tools import ResponseTools, type_of
+from inflight.entrypoints.responses_api.tools import HistoryTools, type_of
 
 REASONING_ID = "rs_"  # the ids of reasoning items begin with it
 _THOUGHTS = ("reasoning_text", "summary_text", "text")
@@ -90,7 +90,7 @@ class ClientOutputItem(Item):
     type: Literal["tool_search_output", "local_shell_call_output", "shell_call_output", "apply_patch_call_output"]
     call_id: str | None = optional("Its id, if left out.")
     output: Any = optional("Text, or JSON that the model reads as text.")
-    tools: ResponseTools | None = optional("What tool_search has found: the model can call these tools from now on.")
+    tools: HistoryTools | None = optional("What tool_search has found: the model can call these tools from now on.")
     execution: str | None = optional("server: OpenAI's servers have searched, so that the result is left out.")
     max_output_length: int | None = no_effect(_FROM_CLIENT)
     caller: dict[str, Any] | None = no_effect(_FROM_CLIENT)
@@ -124,7 +124,7 @@ class AdditionalToolsItem(Item):
     """Tools for this request, as in the field `tools`."""
 
     type: Literal["additional_tools"]
-    tools: ResponseTools
+    tools: HistoryTools
     role: str | None = no_effect(_FROM_CLIENT)
 
 

@@ -17,6 +17,7 @@ from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, opt
 from inflight.entrypoints.responses_api.client_tools import CLIENT_TOOLS, ClientTool, is_run_by_client
 from inflight.tokenizer.history.other_calls import INPUT
 
+_FOUND = "input[].tools[]"  # for the header of the answer
 _SERVED = ("function", "custom", "namespace")
 
 
@@ -98,13 +99,13 @@ class NamespaceTool(StrictModel):
     type: Literal["namespace"]
     name: ToolName
     description: str | None = no_effect("The model sees only the descriptions of the tools.")
-    tools: list[Annotated[_PlainTool, Discriminator(_kind)]] = Field(max_length=MAX_TOOLS)
+    tools: Annotated[list[Annotated[_PlainTool, Discriminator(_kind)]], Field(fail_fast=True)]
 
 
-ResponseTools = Annotated[
-    list[Annotated[_PlainTool | Annotated[NamespaceTool, Tag("namespace")], Discriminator(_kind)]],
-    Field(max_length=MAX_TOOLS, fail_fast=True),
-]
+_AnyTool = Annotated[_PlainTool | Annotated[NamespaceTool, Tag("namespace")], Discriminator(_kind)]
+ResponseTools = Annotated[list[_AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+# Those in a history have no limit of their own: `PromptTools` takes as many as it can.
+HistoryTools = Annotated[list[_AnyTool], Field(fail_fast=True)]
 
 
 class NamedTool(StrictModel):
@@ -140,30 +141,44 @@ class PromptTools:
     """
 
     def __init__(
-        self, tools: Sequence[StrictModel], *, enforces_patterns: bool, found: Sequence[StrictModel] = ()
+        self,
+        tools: Sequence[StrictModel],
+        *,
+        enforces_patterns: bool,
+        added: Sequence[StrictModel] = (),
+        found: Sequence[StrictModel] = (),
     ) -> None:
         """
         Args:
             enforces_patterns: whether a grammar can hold an argument to a regular expression, in the calls of this model.
+            added: tools in items of the input, which are listed like `tools`.
             found: tools that the client has found in the middle of the conversation, when the model searched for them.
 
         Raises:
-            FieldError: there are too many tools, or two tools would have one name.
+            FieldError: two of `tools` would have one name, or there are too many.
         """
         self.left_out: list[str] = []
         self._enforces_patterns = enforces_patterns
         self._functions: dict[str, dict[str, Any]] = {}  # Any: the fields of a chat's `Tool`
         self._called: dict[str, CalledTool] = {}
-        self._add(tools, "tools[]")
-        listed = frozenset(self._functions)
-        self._add(found, "input[].tools[]")
-        self.hidden = frozenset(self._functions) - listed
+        for namespace, tool in self._readable(tools, "tools[]"):
+            self._add(tool, namespace)
         if len(self._functions) > MAX_TOOLS:
             raise FieldError("tools", f"the request has {len(self._functions)} tools; at most {MAX_TOOLS} are allowed")
+        self._add_of_history(added, "tools[]", most=MAX_TOOLS)
+        listed = list(self._functions)
+        self._add_of_history(found, _FOUND)
+        newest = list(self._functions)[len(listed) :][::-1][: MAX_TOOLS - len(listed)]
+        self.hidden = frozenset(newest)
+        self._known = [*listed, *reversed(newest)]
+        if len(self._known) < len(self._functions):
+            self.left_out.append(_FOUND)
 
     @property
     def functions(self) -> list[dict[str, Any]]:
-        return list(self._functions.values())
+        """Those whose calls are checked: all that are listed, and the newest of those that were found. The model can call the
+        others, too, because the messages define them."""
+        return [self._functions[name] for name in self._known]
 
     def called(self, name: str) -> CalledTool:
         """The tool for which the function `name` stands. A model may also call a function that it was not given."""
@@ -171,8 +186,8 @@ class PromptTools:
 
     def definitions(self, tools: Sequence[StrictModel]) -> list[dict[str, Any]]:
         """The functions that stand for some of the tools."""
-        names = (prompt_name(_name(tool), namespace, "tools") for namespace, tool in _flat(tools))
-        return [self._functions[name] for name in dict.fromkeys(names)]
+        names = (full_name(_name(tool), namespace) for namespace, tool in _flat(tools))
+        return [self._functions[name] for name in dict.fromkeys(names) if name in self._functions]
 
     def choice(self, tool: NamedTool | ClientToolChoice) -> dict[str, Any]:
         """The choice of the function that stands for `tool`. Without a namespace, the tool may be in any namespace."""
@@ -183,16 +198,33 @@ class PromptTools:
             name = next((found for found, called in self._called.items() if called.name == tool.name), name)
         return {"type": "function", "function": {"name": name}}
 
-    def _add(self, tools: Sequence[StrictModel], where: str) -> None:
+    def _readable(self, tools: Sequence[StrictModel], where: str) -> Iterator[tuple[str | None, _KnownTool]]:
+        """Yields the tools that the model can see, and reports the others."""
         self.left_out += [f"{where} ({kind})" for kind in _left_out(tools)]
-        for namespace, tool in _flat(tools):
-            client = tool.kind if isinstance(tool, ClientRunTool) else None
-            called = CalledTool(_name(tool), namespace, isinstance(tool, CustomTool), client)
-            name = prompt_name(called.name, namespace, "tools")
-            if self._called.setdefault(name, called) != called:
-                raise FieldError("tools", f"tools has two tools with the name {name!r}: give each a name of its own")
-            if name not in self._functions:
-                self._functions[name] = {"type": "function", "function": {"name": name, **self._shown(tool)}}
+        yield from _flat(tools)
+
+    def _add_of_history(self, tools: Sequence[StrictModel], where: str, most: int | None = None) -> None:
+        """Add tools of the input. A tool that cannot be added is reported, because it must not end the conversation."""
+        for namespace, tool in self._readable(tools, where):
+            try:
+                if most is not None and len(self._functions) >= most:
+                    raise FieldError("input", f"there are more than {most} tools")
+                self._add(tool, namespace)
+            except FieldError:
+                self.left_out.append(f"{where} ({tool.type})")
+
+    def _add(self, tool: _KnownTool, namespace: str | None) -> None:
+        """
+        Raises:
+            FieldError: the name is too long, or belongs to another tool.
+        """
+        client = tool.kind if isinstance(tool, ClientRunTool) else None
+        called = CalledTool(_name(tool), namespace, isinstance(tool, CustomTool), client)
+        name = prompt_name(called.name, namespace, "tools")
+        if self._called.setdefault(name, called) != called:
+            raise FieldError("tools", f"tools has two tools with the name {name!r}: give each a name of its own")
+        if name not in self._functions:
+            self._functions[name] = {"type": "function", "function": {"name": name, **self._shown(tool)}}
 
     def _shown(self, tool: _KnownTool) -> dict[str, Any]:
         """The fields of the function that stands for the tool."""
@@ -246,14 +278,18 @@ def _name(tool: _KnownTool) -> str:
     return tool.type if isinstance(tool, ClientRunTool) else tool.name
 
 
+def full_name(name: str, namespace: str | None) -> str:
+    # the namespaces of MCP servers end with two underscores
+    return f"{namespace.removesuffix('__')}__{name}" if namespace else name
+
+
 def prompt_name(name: str, namespace: str | None, where: str) -> str:
     """The name of the function that stands for a tool. `where`: the field of the request, for the error.
 
     Raises:
         FieldError: the name is too long.
     """
-    if namespace:
-        name = f"{namespace.removesuffix('__')}__{name}"  # the namespaces of MCP servers end with two underscores
+    name = full_name(name, namespace)
     if len(name) > MAX_TOOL_NAME:
         raise FieldError(where, f"the name {name!r} has {len(name)} characters; at most {MAX_TOOL_NAME} are allowed")
     return name

@@ -10,7 +10,7 @@ import pytest
 from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from inflight.entrypoints.anthropic.translation import Translation, to_chat
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import template_messages
+from inflight.entrypoints.openai.messages import MAX_TOOLS, Tool, template_messages
 from inflight.entrypoints.openai.rendering import plain_tools
 from inflight.entrypoints.openai.strict_model import IgnoredFields
 from inflight.entrypoints.openai.thinking import thoughts_of
@@ -234,3 +234,19 @@ def test_the_next_turn_of_a_recorded_conversation_begins_with_the_turn_before(
     )
     assert after.startswith(before) and len(after) > len(before)
     assert before.count("# Environment") == 1, "its system message keeps its place"
+
+
+def test_tools_of_the_messages_never_end_the_conversation() -> None:
+    definition = {"input_schema": {"type": "object"}}
+    blocks = [
+        {
+            "type": "tool_addition",
+            "tool": {"type": "custom", "name": f"f{i}", "definition": {"name": f"f{i}", **definition}},
+        }
+        for i in range(MAX_TOOLS + 5)
+    ]
+    found = translated([{"role": "user", "content": blocks}], tools=[{"name": "f", **definition}])
+    names = [tool.function.name for tool in found.chat.tools or () if isinstance(tool, Tool)]
+    assert names == ["f", *(f"f{i}" for i in range(6, MAX_TOOLS + 5))]
+    assert found.hidden_tools == set(names[1:]) and found.left_out == ("messages[].content[] (tool_addition)",)
+    assert all(f'"f{i}"' in str(found.chat.messages[0].content) for i in range(MAX_TOOLS + 5))

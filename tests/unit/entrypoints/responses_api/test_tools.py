@@ -8,10 +8,17 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import MAX_TOOLS, Tool
+from inflight.entrypoints.openai.messages import MAX_TOOLS, AnyTool
 from inflight.entrypoints.openai.rendering import plain_tools
 from inflight.entrypoints.responses_api.client_tools import CLIENT_TOOLS
-from inflight.entrypoints.responses_api.tools import CalledTool, ClientToolChoice, NamedTool, PromptTools, ResponseTools
+from inflight.entrypoints.responses_api.tools import (
+    CalledTool,
+    ClientToolChoice,
+    HistoryTools,
+    NamedTool,
+    PromptTools,
+    ResponseTools,
+)
 
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
 LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
@@ -23,7 +30,7 @@ def prompt_tools(*tools: dict[str, Any], enforces_patterns: bool = False) -> Pro
 
 def functions(*tools: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
     """What the template gets."""
-    chat = TypeAdapter(list[Tool]).validate_python(prompt_tools(*tools, **more).functions)
+    chat = TypeAdapter(list[AnyTool]).validate_python(prompt_tools(*tools, **more).functions)
     return [tool["function"] for tool in plain_tools(chat) or ()]
 
 
@@ -145,6 +152,34 @@ def test_there_are_not_too_many_tools() -> None:
     namespace = {"type": "namespace", "name": "ns", "tools": tools}
     with pytest.raises(FieldError, match="has 1023 tools"):
         prompt_tools(*tools[1:], namespace)
+
+
+def test_tools_of_a_history_never_end_the_conversation() -> None:
+    """All that were found are defined, and the calls of the newest are checked. A tool that cannot be added is reported."""
+    adapter: TypeAdapter[Any] = TypeAdapter(HistoryTools)
+    many = adapter.validate_python([{**FUNCTION, "name": f"f{i}"} for i in range(1000)])
+    listed = adapter.validate_python([FUNCTION])
+    tools = PromptTools(listed, enforces_patterns=False, found=many)
+    names = [tool["function"]["name"] for tool in tools.functions]
+    assert names == ["f", *(f"f{i}" for i in range(1000 - MAX_TOOLS + 1, 1000))]
+    assert tools.hidden == set(names[1:]) and len(tools.definitions(many)) == 1000
+    assert tools.left_out == ["input[].tools[]"]
+    added = PromptTools(listed, enforces_patterns=False, added=many)
+    assert [tool["function"]["name"] for tool in added.functions] == ["f", *(f"f{i}" for i in range(MAX_TOOLS - 1))]
+    assert not added.hidden and set(added.left_out) == {"tools[] (function)"}
+    wrong = adapter.validate_python(
+        [
+            {"type": "custom", "name": "f"},
+            {"type": "namespace", "name": "n" * 150, "tools": [{**FUNCTION, "name": "f" * 150}]},
+            {"type": "namespace", "name": "ns", "tools": [{**FUNCTION, "name": f"f{i}"} for i in range(1000)]},
+        ]
+    )
+    for where in ("found", "added"):
+        left = PromptTools(listed, enforces_patterns=False, **{where: wrong})
+        assert left.called("f") == CalledTool("f") and len(left.functions) == MAX_TOOLS
+        place = "input[].tools[]" if where == "found" else "tools[]"
+        assert {f"{place} (custom)", f"{place} (function)"} <= set(left.left_out)
+        assert len(left.definitions(wrong)) in (1001, MAX_TOOLS)
 
 
 @pytest.mark.parametrize(
