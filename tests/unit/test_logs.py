@@ -172,7 +172,9 @@ from inflight.processes.child_process import name_process
 name_process("inflight: engine")
 for number in range(12_000):
     logging.getLogger("inflight.x").warning("line %d", number)
-threading.Thread(target=lambda: 1 / 0, name="a-thread").start()
+thread = threading.Thread(target=lambda: 1 / 0, name="a-thread")
+thread.start()
+thread.join()
 print("goes on", flush=True)
 if sys.stdin.readline() == "read\\n":
     logging.getLogger().handlers[0].flush()
