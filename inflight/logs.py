@@ -7,6 +7,7 @@ are escaped, so nothing that it quotes can move the cursor of a terminal.
 """
 
 import contextlib
+import copy
 import json
 import logging
 import os
@@ -23,6 +24,9 @@ from inflight.line_writer import LineWriter
 
 logger = logging.getLogger(__name__)
 
+# A traceback is left out if the same one was logged less than so many seconds ago: a client may cause an error again and again.
+REPEAT_SECONDS = 10.0
+_MAX_KINDS = 64  # of tracebacks that are remembered
 # How long the end of a process, or a line of the command itself, waits until the log is written.
 FLUSH_SECONDS = 1.0
 _STDERR = 2
@@ -42,7 +46,7 @@ class TextFormatter(logging.Formatter):
         self._has_time = has_time
 
     def format(self, record: logging.LogRecord) -> str:
-        text = _CONTROLS.sub(_escaped, super().format(record)).replace("\n", "\n    ")
+        text = escape_controls(super().format(record)).replace("\n", "\n    ")
         return f"{time_of(record)} {text}" if self._has_time else text
 
 
@@ -73,14 +77,33 @@ class LogHandler(logging.Handler):
         super().__init__()
         self._lines = LineWriter(fd, _report_dropped)
         self._is_read = True  # whether the last `flush` was in time
+        self._last_traces: dict[tuple[object, ...], float] = {}  # kind of error and its place -> when it was logged
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            text = self.format(record)
+            text = self.format(self._without_repeated_traceback(record))
         except Exception:  # a log call whose arguments do not fit its text
             self.handleError(record)
         else:
             self._lines.put(f"{text}\n")
+
+    def _without_repeated_traceback(self, record: logging.LogRecord) -> logging.LogRecord:
+        if not record.exc_info or record.exc_info[0] is None:
+            return record
+        kind, error, trace = record.exc_info
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        last = self._last_traces.get(key := (record.name, kind, place))
+        if last is None or not 0 <= record.created - last < REPEAT_SECONDS:
+            if len(self._last_traces) >= _MAX_KINDS:
+                self._last_traces.clear()
+            self._last_traces[key] = record.created
+            return record
+        short = copy.copy(record)
+        short.exc_info = short.exc_text = None
+        short.msg, short.args = "%s: %s: %.200s (same traceback as before)", (record.getMessage(), kind.__name__, error)
+        return short
 
     def write(self, text: str) -> None:
         """Write a line that is not an entry of the log."""
@@ -92,6 +115,12 @@ class LogHandler(logging.Handler):
     def close(self) -> None:
         super().close()
         self._lines.close(FLUSH_SECONDS if self._is_read else 0.0)
+
+
+def escape_controls(text: str) -> str:
+    """The text with \\x1b, for example, in place of the character that it names: what controls a terminal. Tabs and line feeds
+    stay."""
+    return _CONTROLS.sub(_escaped, text)
 
 
 def time_of(record: logging.LogRecord) -> str:
@@ -128,7 +157,8 @@ def configure(process: str, log_format: str | None = None, *, replaces_all: bool
 
 
 def write_line(text: str) -> None:
-    """Write a line to stderr that is not an entry of the log, after the entries so far."""
+    """Write a line to stderr that is not an entry of the log, after the entries so far. Control characters are escaped."""
+    text = escape_controls(text)
     handler = _own_handler()
     if handler is None:
         sys.stderr.write(f"{text}\n")

@@ -90,8 +90,12 @@ class Exposition(Collector):
                 yield same
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Returns the body and the content type of the answer to a scrape that has this `Accept` header."""
-        encode, content_type = choose_encoder(accept)
+        """Returns the body and the content type of the answer to a scrape that has this `Accept` header. If prometheus_client
+        cannot read the header, the answer is in the plain text format."""
+        try:
+            encode, content_type = choose_encoder(accept.replace('"', ""))  # it knows no quoted parameters
+        except Exception:  # a parameter of any client, such as version=1.x
+            encode, content_type = choose_encoder("")
         return encode(self), content_type
 
     def _families(self) -> Iterable[Metric]:

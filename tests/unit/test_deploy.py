@@ -48,6 +48,8 @@ MANIFESTS = {  # file -> its objects, as (kind, name)
         ("StatefulSet", "inflight-node"),
         ("Service", "inflight-cluster"),
         ("Service", "inflight"),
+        ("NetworkPolicy", "inflight-head"),
+        ("NetworkPolicy", "inflight-node"),
     },
     "kuberay.yaml": {
         ("PersistentVolumeClaim", "inflight-models"),
@@ -99,9 +101,30 @@ def test_the_dockerfile_copies_what_the_build_reads() -> None:
     names = {name for line in copied for name in line.split()}
     assert names == {
         *("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "inflight", "inflight_bench"),
-        "deploy/health.py",
+        *("deploy/health.py", "constraints.txt"),
     }
     assert all((ROOT / name).exists() for name in names)
+
+
+def test_every_package_of_the_images_is_pinned() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    installs = re.findall(r"pip install .*", text)
+    assert installs and all("-c /constraints.txt" in line for line in installs)
+    assert "PIP_CONSTRAINT=/source/constraints.txt" in text and "PIP_BUILD_CONSTRAINT=" in text, "what builds the wheel"
+
+
+def test_only_nodes_reach_the_port_of_the_replicas() -> None:
+    found = objects("kubernetes-headless.yaml")
+    pods = {
+        kind: found[kind, name]["spec"]["template"]["metadata"]["labels"]
+        for kind, name in (("Deployment", "inflight-head"), ("StatefulSet", "inflight-node"))
+    }
+    head, node = (found["NetworkPolicy", name]["spec"] for name in ("inflight-head", "inflight-node"))
+    assert head["podSelector"]["matchLabels"] == pods["Deployment"]
+    assert node["podSelector"]["matchLabels"] == pods["StatefulSet"] and node["ingress"] == []
+    rules = {port["port"]: rule.get("from") for rule in head["ingress"] for port in rule["ports"]}
+    (service,) = found["Service", "inflight-cluster"]["spec"]["ports"]
+    assert rules == {8000: None, service["port"]: [{"podSelector": {"matchLabels": pods["StatefulSet"]}}]}
 
 
 def test_the_images_have_the_torch_of_the_constraints() -> None:

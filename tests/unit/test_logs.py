@@ -248,3 +248,23 @@ def test_lines_of_the_command_itself_come_after_the_entries_so_far() -> None:
     )
     lines = run_python([sys.executable, "-c", script], capture_output=True, text=True).stderr.splitlines()
     assert len(lines) == 101 and lines[-1] == "error: text"
+
+
+def test_the_same_traceback_again_is_one_line() -> None:
+    read, write = os.pipe()
+    handler = logs.LogHandler(write)
+    handler.setFormatter(TextFormatter(has_time=False))
+    for created, text in ((0.0, "one"), (1.0, "two\nlines"), (9.9, "three"), (10.1, "four")):
+        entry = record("failed: %s", "x", error=failed(text))
+        entry.created = created
+        handler.emit(entry)
+    handler.emit(record("other", error=KeyError("five")))
+    handler.close()
+    os.close(write)
+    with open(read) as file:
+        lines = file.read().splitlines()
+    short = "WARNING inflight.engine: failed: x: ValueError: "
+    assert [line for line in lines if "same traceback as before" in line] == [
+        f"{short}two", "    lines (same traceback as before)", f"{short}three (same traceback as before)",
+    ][1:]  # fmt: skip
+    assert sum("Traceback" in line for line in lines) == 2 and lines[-1] == "    KeyError: 'five'"

@@ -15,6 +15,7 @@ from inflight.entrypoints.cli.conversation import Conversation, EngineConversati
 from inflight.entrypoints.cli.layered import source_of
 from inflight.entrypoints.cli.terminal import TextStream
 from inflight.errors import InvalidRequestError
+from inflight.logs import escape_controls
 from inflight.sampling_params import SamplingParams
 from inflight.setting import settings_of
 from inflight.structured_outputs_params import StructuredOutputsParams
@@ -104,7 +105,7 @@ def _take_turn(conversation: Conversation, line: str) -> None:
         try:
             finished = conversation.answer(line, TextStream(sys.stdout))
         except InvalidRequestError as error:
-            typer.echo(f"error: {error} (/reset forgets the conversation)", err=True)
+            typer.echo(f"error: {escape_controls(str(error))} (/reset forgets the conversation)", err=True)
             return
         typer.echo("" if finished else " (stopped)")
 

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Self, TextIO
 
+from inflight.logs import escape_controls
 from inflight.outputs import RequestOutput
+
+
+def write_text(file: TextIO, text: str) -> None:
+    """Write text of a model or a server. A terminal shows its control characters as text, because they could otherwise clear
+    the screen or write the clipboard."""
+    file.write(escape_controls(text) if file.isatty() else text)
 
 
 class TextStream:
@@ -20,7 +27,7 @@ class TextStream:
 
     def update(self, text: str) -> None:
         if len(text) > self._num_written:
-            self._file.write(text[self._num_written :])
+            write_text(self._file, text[self._num_written :])
             self._file.flush()
             self._num_written = len(text)
 
@@ -51,7 +58,7 @@ class CompletionPrinter:
             if len(current.outputs) > 1:
                 self._header()
                 for completion in current.outputs:
-                    self._file.write(f"[{completion.index}] {completion.text}\n")
+                    write_text(self._file, f"[{completion.index}] {completion.text}\n")
             else:
                 self._file.write("\n")
             self._file.flush()

@@ -37,6 +37,7 @@ def build_app(
     )
     app.router.route_class = JsonRoute
     app.state.request_timeout = settings.request_timeout
+    app.state.allowed_origins = settings.allowed_origins
     server = ApiServer(engine, settings, metrics, request_log)
     add_error_handlers(app)
     add_generation_routes(app, server)

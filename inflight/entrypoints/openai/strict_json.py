@@ -47,6 +47,7 @@ class JsonRoute(APIRoute):
 
         async def handle_strictly(request: Request) -> Response:
             if not has_body:
+                _check_origin(request)
                 return await handle(request)
             scope = request.scope
             if scope["path"].startswith("/api/") and "origin" not in request.headers:
@@ -71,6 +72,30 @@ def _as_json(scope: Scope) -> Scope:
     no page of another site has sent."""
     others = [header for header in scope["headers"] if header[0] != b"content-type"]
     return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse a request without a body that a page of another site has sent, if it may change something. A browser asks the
+    server before it sends JSON for such a page (CORS), but not before a POST without a body.
+
+    Raises:
+        ApiError: a page of another site has sent the request, and `allowed_origins` does not have that site.
+    """
+    headers = request.headers
+    origin = headers.get("origin")
+    if request.method in ("GET", "HEAD") or origin in (allowed := request.app.state.allowed_origins) or "*" in allowed:
+        return
+    site = headers.get("sec-fetch-site")
+    if site is None:  # an old browser, or no browser
+        is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
+    else:
+        is_foreign = site not in ("same-origin", "none")
+    if is_foreign:
+        raise ApiError(
+            403,
+            "a web page of another site may not send this request; to allow it, start the server with --allowed-origin ORIGIN",
+            code="cross_site_request",
+        )
 
 
 def _check_content_type(request: Request) -> None:

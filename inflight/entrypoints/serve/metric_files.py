@@ -5,13 +5,16 @@ page of such a file cannot be written, the kernel kills the process. So the file
 `inflight serve`. They stay as long as it runs. A front end that takes the place of a dead one goes on with its counts.
 
 A folder has links to them under the names that prometheus_client expects. A server that was killed leaves its folder, and the
-next server removes it.
+next server removes it. Whether a server lives is known by the lock that it holds on a file of its folder, and not by its
+process id: containers that share /tmp may each have a process 1.
 """
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +22,8 @@ from inflight.errors import ConfigError
 
 KINDS = ("counter", "gauge_mostrecent", "histogram")  # the files of one process, as prometheus_client names them
 PREFIX = "inflight-metrics-"
+LOCK = "lock"
+UNLOCKED_SECONDS = 3600.0  # a folder without a lock belongs to a server that begins, or to an old version
 FIRST_BYTES = 1 << 16  # prometheus_client makes a file larger when it is full; its reader needs one that is not empty
 
 
@@ -34,6 +39,10 @@ def metric_files(num_front_ends: int) -> Iterator[str]:
         try:
             folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
             until_end.callback(shutil.rmtree, folder, ignore_errors=True)
+            lock = os.open(f"{folder}/{LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            until_end.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.rename(f"{folder}/{LOCK}.new", f"{folder}/{LOCK}")  # nobody sees it without its lock
             for index in range(num_front_ends):
                 for kind in KINDS:
                     fd = os.memfd_create(f"{PREFIX}{kind}-{index}")
@@ -50,18 +59,24 @@ def metric_files(num_front_ends: int) -> Iterator[str]:
 
 def _remove_folders_of_dead_servers() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdecimal() and not _is_alive(int(pid)):
+        if not _is_used(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_alive(pid: int) -> bool:
-    if pid == os.getpid():  # an earlier process with this id, for example in a container
-        return False
+def _is_used(folder: Path) -> bool:
+    """Whether a server holds the lock of the folder, or may be about to take it. True for a folder of another user."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # a process of another user
-        pass
-    return True
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            return time.time() - folder.stat().st_mtime < UNLOCKED_SECONDS
+        return True
+    except OSError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False

@@ -37,7 +37,7 @@ from inflight.entrypoints.serve.asgi import (
     send_error,
 )
 from inflight.entrypoints.serve.browser_page import BrowserPage
-from inflight.entrypoints.serve.settings import REQUEST_ID_PATTERN, ServerSettings, is_loopback
+from inflight.entrypoints.serve.settings import ANY_ADDRESS, REQUEST_ID_PATTERN, ServerSettings, is_address, is_loopback
 from inflight.entrypoints.serve.size_limits import SizeLimits
 from inflight.line_writer import LineWriter
 
@@ -146,8 +146,8 @@ class AllowedHosts:
     """Refuses requests whose `Host` header has a name that is not allowed.
 
     Args:
-        allowed: names without a port. "*.example.com" allows every name below example.com, and "*" allows every name. Loopback
-            addresses are always allowed. The attack that this class prevents is DNS rebinding (see
+        allowed: names without a port. "*.example.com" allows every name below example.com, "*" every name, and `ANY_ADDRESS`
+            every address. Loopback addresses are always allowed. The attack that this class prevents is DNS rebinding (see
             `ServerSettings.accepted_hosts`), and this attack needs a host name.
 
     A request without `Host` (HTTP/1.0) is allowed, because browsers, which the attack needs, always send `Host`. A health check
@@ -158,6 +158,7 @@ class AllowedHosts:
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
         self._app = app
         self._allows_all = "*" in allowed
+        self._allows_addresses = ANY_ADDRESS in allowed
         self._names = frozenset(_without_port(name) for name in allowed if not name.startswith("*."))
         self._endings = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
 
@@ -170,14 +171,16 @@ class AllowedHosts:
         shown = refused[0].decode("ascii", "replace")[:_MAX_SHOWN]
         message = (
             f"the Host header has {shown!r}, which is not an allowed name of this server. Allowed are the names of "
-            "--allowed-hosts. Without this option, a server that listens on loopback and asks for no key allows only local "
-            "names. Use an allowed name, or start the server with --allowed-hosts NAME or with an API key"
+            "--allowed-hosts. Without this option, a server that asks for no key allows only addresses, localhost and the name "
+            "of its machine. Use one of these, or start the server with --allowed-hosts NAME or with an API key"
         )
         await send_error(scope, send, 403, message, kind="invalid_request_error", code="host_not_allowed")
 
     def _allows(self, given: str) -> bool:
         name = _without_port(given)
-        return name in self._names or name.endswith(self._endings) or is_loopback(name)
+        if name in self._names or name.endswith(self._endings):
+            return True
+        return is_address(name) if self._allows_addresses else is_loopback(name)
 
 
 def _without_port(host: str) -> str:

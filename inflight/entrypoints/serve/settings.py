@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,8 @@ REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 _SIZE = {"metavar": "BYTES", "parse": parse_bytes}
 _PATH = {"metavar": "PATH"}
 
-LOCAL_HOSTS = ("localhost", "*.localhost")  # allowed in addition to loopback addresses, which are always allowed
+ANY_ADDRESS = "any address"  # in `accepted_hosts`; no name has a blank
+LOCAL_HOSTS = ("localhost", "*.localhost", ANY_ADDRESS)
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 
@@ -92,7 +94,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = _access(
         (),
         "Name that the `Host` header may have; *.example.com for all names below example.com, * for every name. May be "
-        "repeated. Default: every name; but if the server listens on loopback and asks for no key, only local names.",
+        "repeated. Default: every name; if the server asks for no key, only addresses, localhost and the name of the machine.",
         metavar="NAME",
     )
     forwarded_allow_ips: str = _access(
@@ -220,14 +222,17 @@ class ServerSettings:
     def accepted_hosts(self) -> tuple[str, ...]:
         """The names that the `Host` header may have: `allowed_hosts`, or a default if `allowed_hosts` is empty.
 
-        A web page can make its own host name resolve to 127.0.0.1 (DNS rebinding), and then read what a local server answers.
-        The `Host` header of such a page's requests contains the page's own name. So by default a local server that asks for
-        neither a key nor a certificate accepts only local names. If it asks for one of these, the page cannot give it.
+        A web page can make its own host name resolve to 127.0.0.1, or to any address that its visitor's machine can reach (DNS
+        rebinding), and then read what a server there answers. The `Host` header of such a page's requests has the page's own
+        name, which is never an address. So by default a server that asks for neither a key nor a certificate accepts only
+        addresses and local names, wherever it listens: a container listens on 0.0.0.0, although its port may be published on
+        loopback only. If it asks for one of these, the page cannot give it.
         """
         if self.allowed_hosts:
             return self.allowed_hosts
-        is_unguarded = self.is_local and self.uds is None and not self.asks_for_key and self.ssl_ca_certs is None
-        return LOCAL_HOSTS if is_unguarded else ("*",)
+        if self.uds is not None or self.asks_for_key or self.ssl_ca_certs is not None:
+            return ("*",)
+        return (*LOCAL_HOSTS, *{name for name in (self.host, socket.gethostname()) if name})
 
     def _conflicts(self) -> Iterator[str]:
         if self.root_path and not _PREFIX.fullmatch(self.root_path):
@@ -267,6 +272,14 @@ def is_loopback(address: str) -> bool:
     """Whether `address` is a loopback address. False if it is a name."""
     try:
         return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def is_address(text: str) -> bool:
+    """Whether `text` is an IP address, and not a name."""
+    try:
+        return bool(ipaddress.ip_address(text))
     except ValueError:
         return False
 

@@ -289,6 +289,18 @@ def test_a_scraper_gets_the_format_it_asks_for() -> None:
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
     assert metrics.render("*/*")[1].startswith("text/plain")
+    assert metrics.render('application/openmetrics-text; version="1.0.0"')[1].startswith("application/openmetrics-text")
+
+
+@pytest.mark.parametrize(
+    "value", ["a.b", "1.x", "", "1.0.0.0", '"1', "-1", "99999999999999999999.0.0", "\u0131", "1;escaping=?"]
+)
+@pytest.mark.parametrize(
+    "form", ["text/plain; version=%s", "application/openmetrics-text; version=%s; q=x", "%s", ";%s,=;,/"]
+)
+def test_any_accept_header_gets_an_answer(form: str, value: str) -> None:
+    body, content_type = ServingMetrics("m").render(form % value)
+    assert body.startswith(b"# HELP") and content_type.startswith(("text/plain", "application/openmetrics-text"))
 
 
 def test_buckets_are_in_order() -> None:

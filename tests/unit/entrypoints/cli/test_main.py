@@ -24,7 +24,7 @@ import inflight
 from inflight.config.cuda_driver import CudaFacts
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.env import environment, gpu_facts, kernel_facts
-from inflight.entrypoints.cli.terminal import CompletionPrinter
+from inflight.entrypoints.cli.terminal import CompletionPrinter, TextStream
 from inflight.errors import ConfigError, StepError
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.sampling_params import SamplingParams
@@ -302,6 +302,25 @@ def test_the_printer_streams_whose_turn_it_is() -> None:
         printer.update(index, output(text, finished))
         seen.append(file.getvalue())
     assert seen == ["", "> p\na", "> p\na", "> p\naa", "> p\naa\n\n> q\nbb\n"]
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_control_characters_of_the_model_as_text() -> None:
+    text = "a\x1b]52;c;aGk=\x07\x1b[2J\r\x9b\x08\tb\nü"
+    shown = r"a\x1b]52;c;aGk=\x07\x1b[2J\x0d\x9b\x08" + "\tb\nü"
+    for file, expected in ((Terminal(), shown), (StringIO(), text)):
+        stream = TextStream(file)
+        for end in range(1, len(text) + 1):
+            stream.update(text[:end])
+        assert file.getvalue() == expected, "a file gets the text as it is"
+    completions = [CompletionOutput(index=index, text=text, token_ids=[]) for index in range(2)]
+    output = RequestOutput(request_id="", prompt=None, prompt_token_ids=[], outputs=completions, finished=True)
+    CompletionPrinter(file := Terminal(), ["p"]).update(0, output)
+    assert file.getvalue() == f"[0] {shown}\n[1] {shown}\n"
 
 
 # -- chat --------------------------------------------------------------------------------------------------------------

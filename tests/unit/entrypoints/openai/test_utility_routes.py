@@ -166,6 +166,32 @@ def test_a_reset_of_the_prefix_cache_includes_the_connector_only_on_request(api:
     assert api.post("/reset_prefix_cache?reset_connector=perhaps").error["param"] == "reset_connector"
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site", "Content-Type": "text/plain"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),  # another port or subdomain
+        ({"Origin": "null", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Origin": "https://evil.example"}, 403),  # a browser without Sec-Fetch-Site
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:3000", "Host": "localhost:8000"}, 403),
+        ({"Origin": "http://localhost:8000", "Host": "localhost:8000", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Origin": "http://localhost:8000", "Host": "localhost:8000"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({}, 200),
+    ],
+)
+def test_a_page_of_another_site_cannot_change_anything(api: Api, headers: dict[str, str], status: int) -> None:
+    api.core.forget()
+    headers = {name.lower(): value for name, value in headers.items()}  # as a server shows them to the app
+    for path in ("/reset_prefix_cache", "/ping"):
+        answer = api.post(path, headers=headers)
+        assert answer.status == status, path
+        assert status == 200 or answer.error["code"] == "cross_site_request"
+    assert len(api.core.resets) == (status == 200)
+    assert api.get("/version", headers=headers).status == 200, "reading changes nothing"
+
+
 def test_metrics_have_the_form_that_is_asked_for(api: Api) -> None:
     api.post("/v1/completions", TEXT)
     plain, newer = (api.get("/metrics", {"accept": kind}) for kind in ("*/*", "application/openmetrics-text"))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from inflight.entrypoints.serve.metric_files import KINDS, PREFIX, metric_files
+from inflight.entrypoints.serve.metric_files import KINDS, LOCK, PREFIX, UNLOCKED_SECONDS, metric_files
 from inflight.errors import ConfigError
 from tests.support.descriptors import num_descriptors
 from tests.support.python_process import run_python
@@ -61,7 +63,7 @@ def test_each_front_end_exposes_the_sums_and_a_new_one_goes_on_with_the_counts_o
 def test_the_files_are_in_memory_and_nothing_is_left(temporary: Path) -> None:
     num_fds = num_descriptors()
     with metric_files(2) as folder:
-        links = list(Path(folder).iterdir())
+        links = [path for path in Path(folder).iterdir() if path.name != LOCK]
         assert len(links) == 2 * len(KINDS)
         for link in links:
             assert os.readlink(os.readlink(link)).startswith("/memfd:")  # no disk that can be full
@@ -70,14 +72,23 @@ def test_the_files_are_in_memory_and_nothing_is_left(temporary: Path) -> None:
 
 
 def test_the_folder_of_a_server_that_was_killed_is_removed_by_the_next_one(temporary: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    names = {name: temporary / f"{PREFIX}{name}-x1" for name in (str(ended.pid), str(os.getppid()), "other")}
-    for folder in names.values():
+    dead, old, new, locked = (temporary / f"{PREFIX}{number}-x1" for number in range(4))
+    for folder in (dead, old, new, locked):
         folder.mkdir()
         (folder / "counter_0.db").symlink_to("/nowhere")
-    with metric_files(1):
-        assert [folder.exists() for folder in names.values()] == [False, True, True]
+    for folder in (dead, locked):
+        (folder / LOCK).touch()
+    os.utime(old, (0, time.time() - UNLOCKED_SECONDS - 1))
+    with (locked / LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with metric_files(1):
+            assert [folder.exists() for folder in (dead, old, new, locked)] == [False, False, True, True]
+
+
+def test_two_servers_with_the_same_process_id_keep_their_folders() -> None:
+    """Two containers that share /tmp: in each of them the server is process 1."""
+    with metric_files(1) as first, metric_files(1) as second:
+        assert Path(first).exists() and Path(second).exists()
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

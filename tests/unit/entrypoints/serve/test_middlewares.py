@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -324,7 +325,6 @@ def test_a_local_server_without_keys_refuses_foreign_names(host: str) -> None:
     "settings",
     [
         {"api_keys": KEYS},
-        {"host": "0.0.0.0"},
         {"uds": "/x"},
         {"ssl_certfile": "a", "ssl_ca_certs": "b"},  # a web page has no certificate of a client
         {"allowed_hosts": ("*",)},
@@ -334,6 +334,28 @@ def test_a_local_server_without_keys_refuses_foreign_names(host: str) -> None:
 def test_other_servers_answer_to_any_name_or_to_those_given(settings: dict[str, Any]) -> None:
     headers = {"Host": "evil.example:8000", "Authorization": f"Bearer {KEYS[0]}"}
     assert call(wrapped(**settings), headers=headers)[0] == 200
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.1.2.3", "llm.example"])
+def test_a_server_without_keys_refuses_foreign_names_wherever_it_listens(address: str) -> None:
+    app = wrapped(host=address)
+    own = [socket.gethostname(), *([address] if address == "llm.example" else [])]
+    for host in ("localhost:8000", "127.0.0.1", "192.168.1.5:8000", "[fd00::1]:80", "10.1.2.3", *own):
+        assert call(app, headers={"Host": host})[0] == 200, host
+    for host in (
+        "evil.example",
+        "1.2.3.4.evil.example",
+        "2130706433",
+        "0x7f.1",
+        "[fd00::1",
+        "a" + socket.gethostname(),
+    ):
+        assert call(app, headers={"Host": host})[0] == 403, host
+
+
+def test_with_names_of_the_option_other_addresses_are_refused() -> None:
+    app = wrapped(host="0.0.0.0", allowed_hosts=("a.example",))
+    assert [call(app, headers={"Host": host})[0] for host in ("a.example", "127.0.0.1", "10.1.2.3")] == [200, 200, 403]
 
 
 @pytest.mark.parametrize("names", [("host", "HOST"), ("HOST", "host")])
