@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inflight.entrypoints.written_answer import written_answer
-from inflight.interface.events import Event
+from inflight.entrypoints.written_answer import REASONING_FIELDS, written_answer
 from inflight.outputs import CompletionOutput
 from inflight.parsers.reasoning import Opening, find_opening
 from inflight.parsers.selector import DetectedParsers, create_output_parser, reasoning_markup
@@ -19,14 +18,16 @@ def assistant_message(
     tokenizer: Tokenizer,
     parsers: DetectedParsers,
     tools: Sequence[Mapping[str, Any]] | None,  # Any: JSON
+    reasoning_field: str = "reasoning_content",
 ) -> dict[str, Any]:  # Any: JSON
-    """Returns {"role": "assistant", "content": ...}, with "reasoning" and "tool_calls" if the text has some. The message can be
-    put behind the messages of the chat as it is.
+    """Returns {"role": "assistant", "content": ...}, with the reasoning and "tool_calls" if the text has some. The message
+    can be put behind the messages of the chat as it is.
 
     Args:
         prompt_token_ids: the prompt of the completion.
         parsers: the parsers of the model.
         tools: the tools of the chat. Without tools, no text is a call.
+        reasoning_field: a key of `REASONING_FIELDS`.
     """
     markup, opening = reasoning_markup(parsers.reasoning), Opening.NONE
     if markup is not None:
@@ -35,7 +36,7 @@ def assistant_message(
     parser = create_output_parser(parsers.tool, parsers.reasoning, tools=tools, opening=opening)
     text = _text_with_markup(completion, tokenizer) if parser.needs_special_tokens else completion.text
     events = parser.push(text) + parser.finish(is_cut=completion.finish_reason != "stop")
-    return _message(events)
+    return written_answer(events).as_message(REASONING_FIELDS[reasoning_field])
 
 
 def _text_with_markup(completion: CompletionOutput, tokenizer: Tokenizer) -> str:
@@ -47,16 +48,3 @@ def _text_with_markup(completion: CompletionOutput, tokenizer: Tokenizer) -> str
     if isinstance(stop, str) and (start := text.rfind(stop)) >= 0:
         return text[: start + len(stop) * completion.text.endswith(stop)]
     return text
-
-
-def _message(events: Sequence[Event]) -> dict[str, Any]:  # Any: JSON
-    answer = written_answer(events)
-    message: dict[str, Any] = {"role": "assistant", "content": answer.content}  # Any: JSON
-    if answer.reasoning:
-        message["reasoning"] = answer.reasoning
-    if answer.calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.calls
-        ]
-    return message

@@ -170,13 +170,14 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,  # Any: JSON
         index: int = 0,
+        reasoning_field: str = "reasoning_content",
     ) -> dict[str, Any]:  # Any: JSON
         """Read the answer of a chat as the server does: returns the message that the assistant has written.
 
-            {"role": "assistant", "content": "...", "reasoning": "...", "tool_calls": [
+            {"role": "assistant", "content": "...", "reasoning_content": "...", "tool_calls": [
                 {"id": "...", "type": "function", "function": {"name": "...", "arguments": "<JSON text>"}}]}
 
-        "reasoning" and "tool_calls" are there only if the model has written some. The message can be put behind the messages of
+        Reasoning and calls are there only if the model has written some. The message can be put behind the messages of
         the chat, with {"role": "tool", "tool_call_id": ..., "content": result} behind it for each call. How the model writes
         calls and reasoning is found in its chat template.
 
@@ -184,11 +185,12 @@ class LLM:
             output: an output of `chat`.
             tools: the tools that the chat had. Without tools, no text is read as a call.
             index: which of the `n` completions.
+            reasoning_field: the name of the reasoning, as --reasoning-field of the server: "reasoning" or "both" are others.
 
         Raises:
             InvalidRequestError: there is no such completion, or the engine has no tokenizer.
         """
-        return self._engine.assistant_message(output, tools, index)
+        return self._engine.assistant_message(output, tools, index, reasoning_field)
 
     def get_tokenizer(self) -> UserTokenizer | None:
         """The tokenizer. It is None if skip_tokenizer_init is set."""

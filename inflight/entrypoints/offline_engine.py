@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from inflight.engine.request.input_processor import ChatOptions, InputProcessor, RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.entrypoints.assistant_message import assistant_message
+from inflight.entrypoints.written_answer import REASONING_FIELDS
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
@@ -49,7 +50,7 @@ class OfflineEngine(ABC):
         return self._input_processor.with_strict_tools(params, tools)
 
     def assistant_message(
-        self, output: RequestOutput, tools: Sequence[Mapping[str, Any]] | None, index: int
+        self, output: RequestOutput, tools: Sequence[Mapping[str, Any]] | None, index: int, reasoning_field: str
     ) -> dict[str, Any]:  # Any: JSON
         """See `LLM.assistant_message`."""
         if self.tokenizer is None:
@@ -57,8 +58,12 @@ class OfflineEngine(ABC):
         completion = next((each for each in output.outputs if each.index == index), None)
         if completion is None:
             raise InvalidRequestError(f"index={index}: the output has {len(output.outputs)} completions, from index 0")
+        if reasoning_field not in REASONING_FIELDS:
+            raise InvalidRequestError(
+                f"reasoning_field={reasoning_field!r} is not allowed: give one of {', '.join(REASONING_FIELDS)}"
+            )
         parsers = self._input_processor.parsers
-        return assistant_message(completion, output.prompt_token_ids, self.tokenizer, parsers, tools)
+        return assistant_message(completion, output.prompt_token_ids, self.tokenizer, parsers, tools, reasoning_field)
 
     def _log_unenforced(self, places: Iterable[str]) -> None:
         """Log each place only once, because the requests of a batch usually have the same schema."""

@@ -1,12 +1,18 @@
 """`WrittenAnswer`: what a whole answer says, put together from the events of its parser."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 
 ReasoningField = Literal["reasoning_content", "reasoning"]
+# a choice of names -> the members of a message that have the reasoning
+REASONING_FIELDS: Mapping[str, tuple[ReasoningField, ...]] = {
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "both": ("reasoning_content", "reasoning"),
+}
 
 
 @dataclass(slots=True)

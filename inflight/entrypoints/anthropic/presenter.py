@@ -184,7 +184,7 @@ def _delta(event: ContentDelta | ReasoningDelta | ToolArgumentsDelta) -> dict[st
 
 
 def _blocks(events: Iterable[Event]) -> list[AnsweredBlock]:
-    """The content of a whole answer. If `max_tokens` has cut the input of a call, the block has the part that can be read."""
+    """The content of a whole answer."""
     blocks: list[Any] = []  # Any: each kind of block has other members
     for event in join_deltas(list(events)):
         if isinstance(event, ToolArgumentsDelta):

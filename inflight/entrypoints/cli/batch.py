@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from inflight.entrypoints.cli.options import Options
 from inflight.entrypoints.cli.rows import InputRow
 from inflight.entrypoints.cli.terminal import InterruptFlag
+from inflight.entrypoints.whole_numbers import as_integers
 from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
 from inflight.outputs import Logprob, RequestOutput
 from inflight.sampling_params import MAX_SEED, SamplingParams
-from inflight.setting import unknown_name
+from inflight.setting import settings_of, unknown_name
 from inflight.structured_outputs_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class RequestMaker:
             raise InvalidRequestError(
                 "a row with 'tools' must have 'messages', because only a chat template can show tools"
             )
-        return {"prompt": prompt} if key == "prompt" else {"prompt_token_ids": prompt}
+        token_ids: Any = as_integers(prompt)  # Any: checked by the engine
+        return {"prompt": prompt} if key == "prompt" else {"prompt_token_ids": token_ids}
 
 
 def run_batch(
@@ -211,9 +213,13 @@ def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
         raise InvalidRequestError(f"params is a {type(values).__name__}; give an object of sampling parameters")
     if unknown := unknown_name(SamplingParams, values):
         raise InvalidRequestError(f"unknown sampling parameter {unknown}")
-    changes = dict(values)
+    settings = settings_of(SamplingParams)
+    changes: dict[str, Any] = {  # Any: JSON
+        name: as_integers(value) if int in (settings[name].type, settings[name].element) else value
+        for name, value in values.items()
+    }
     if isinstance(bias := changes.get("logit_bias"), Mapping):  # JSON objects have only strings as keys
-        changes["logit_bias"] = {int(key) if str(key).isdigit() else key: value for key, value in bias.items()}
+        changes["logit_bias"] = {_token_id(key): value for key, value in bias.items()}
     if changes.get("structured_outputs") is not None:
         changes["structured_outputs"] = StructuredOutputsParams.from_json(changes["structured_outputs"])
     try:
@@ -222,3 +228,8 @@ def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
         raise
     except (TypeError, ValueError, AttributeError) as error:  # a value has a wrong type, such as a number for a list
         raise InvalidRequestError(f"params has a value of the wrong type: {error}") from error
+
+
+def _token_id(key: str) -> int | str:
+    digits = key.removesuffix(".0")
+    return int(digits) if digits.isdigit() else key

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from inflight.entrypoints.whole_numbers import as_integers
 from inflight.errors import ConfigError
 
 STANDARD_STREAM = Path("-")
@@ -63,7 +64,7 @@ def parse_row(number: int, line: bytes) -> InputRow:
         return InputRow(number, None, {}, f"the line is not valid JSON: {error}")
     if not isinstance(fields, dict):
         return InputRow(number, None, {}, f"the line is a {type(fields).__name__}, not a JSON object")
-    row_id = fields.pop("id", None)
+    row_id = as_integers(fields.pop("id", None))
     if row_id is not None and (isinstance(row_id, bool) or not isinstance(row_id, (str, int))):
         return InputRow(number, None, {}, f"id={row_id!r} is neither a string nor an integer")
     return InputRow(number, row_id, fields)

@@ -105,7 +105,7 @@ class OllamaPresenter(Presenter):
             self._end = self._counts(choice, output)
 
     def _finished_call(self) -> Iterator[Piece]:
-        """The open call, if there is one. If `num_predict` has cut its arguments, it has the members that can be read."""
+        """The open call, if there is one."""
         if self._call is not None:
             function = {"name": self._call.name, "arguments": read_arguments(self._arguments)}
             yield Piece(calls=({"id": self._call.id, "function": function},))

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: checks, renders and tokenises a `ChatCompletionRequest` into a `ValidatedRequest`."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.thinking import Thoughts, thoughts_of
 from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
-from inflight.entrypoints.written_answer import ReasoningField
+from inflight.entrypoints.written_answer import REASONING_FIELDS
 from inflight.interface.request import AnswerFrame
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import Opening, answer_frame, find_opening
@@ -23,12 +23,6 @@ from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import SamplingParams
 from inflight.structured_outputs_params import JSON_CONSTRAINTS
 
-# the value of --reasoning-field -> the members of an answer
-_REASONING_FIELDS: Mapping[str, tuple[ReasoningField, ...]] = {
-    "reasoning_content": ("reasoning_content",),
-    "reasoning": ("reasoning",),
-    "both": ("reasoning_content", "reasoning"),
-}
 _REASONING_TAIL = 16  # tokens at the end of the prompt: a tag in them may switch the reasoning on or off
 
 
@@ -79,7 +73,7 @@ async def validate_chat(
             body.presentation(model, force_usage=server.settings.enable_force_include_usage),
             has_older_calls=bool(body.functions),
             reasoning=not body.hides_reasoning,
-            reasoning_fields=() if body.hides_reasoning else _REASONING_FIELDS[server.settings.reasoning_field],
+            reasoning_fields=() if body.hides_reasoning else REASONING_FIELDS[server.settings.reasoning_field],
         ),
         left_out=(*left_out, *tools_left_out, *ignored, *(server.tool_support.report() if tools else ())),
     )

@@ -6,6 +6,7 @@ have no answer yet is an error, because the client asks about it now. Results of
 asked.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -31,6 +32,7 @@ _TEXTS = {
     "refusal": "refusal",
 }  # type -> field with the text
 _THINKING = "thinking"
+_MEDIUM_TYPE = re.compile(r"((input|output|computer)_)?(image|screenshot|audio|video|file|document)(_url)?")
 
 
 def _check_part_type(kind: object) -> object:
@@ -124,6 +126,11 @@ def readable_parts(
         if text := text_instead(part.type):
             found.append(TextPart(type="text", text=text))
     return found
+
+
+def is_part(kind: str) -> bool:
+    """Whether this is the type of a part with a text or a medium, in the words of OpenAI's APIs."""
+    return kind in _TEXTS or _MEDIUM_TYPE.fullmatch(kind) is not None
 
 
 def check_medium(kind: str, where: str) -> None:

@@ -26,6 +26,7 @@ MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
 MAX_ARGUMENTS = 2**18  # characters per call
 MAX_TOOL_NAME = 256  # characters
+INVALID_JSON = "INVALID_JSON"
 _NOT_SHOWN = {"refusal", "audio", "annotations"}  # fields that are accepted and not passed to templates
 
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
@@ -208,11 +209,17 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """The readable part of the arguments of an answer that were cut: {"city": ""} for '{"city": "'. A text that is not the
-    beginning of an object of JSON becomes the only member, as Anthropic's documentation advises: nobody takes it for a call
-    without arguments."""
-    found = parse_object(without_lone_surrogates(text), allow_partial="trailing-strings")
-    return ({"INVALID_JSON": text} if text.strip() else {}) if found is None else found
+    """The arguments of an answer's call, for an API in which they are an object. A text that is no object of JSON, because the
+    model has made a mistake or was cut, becomes the only member, as Anthropic's documentation advises: nobody takes it for
+    other arguments than the model has written."""
+    found = read_object(text)
+    return ({INVALID_JSON: text} if text.strip() else {}) if found is None else found
+
+
+def written_arguments(given: dict[str, Any]) -> dict[str, Any] | str:
+    """The arguments of an earlier call as the model has written them: the reverse of `read_arguments`."""
+    text = given.get(INVALID_JSON)
+    return text if isinstance(text, str) and len(given) == 1 else given
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
@@ -228,6 +235,7 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
     for function in functions:
         function.pop("index", None)
         arguments = function.get("arguments") or {}
+        arguments = written_arguments(arguments) if isinstance(arguments, dict) else arguments
         if isinstance(arguments, str):
             text = without_lone_surrogates(arguments)
             found = parse_object(text)

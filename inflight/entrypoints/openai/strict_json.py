@@ -2,7 +2,7 @@
 
 A lone surrogate, which is half of a character, becomes U+FFFD. A client that cuts texts in UTF-16 leaves one in the history, so
 all later requests of the conversation contain it. In the fields of `_EXACT` it is refused, because another character would
-have another meaning there.
+have another meaning there: the answer would be held to a text that the client did not give.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Scope
 
+from inflight.entrypoints.openai.constraint_fields import Constraints
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.server import within_deadline
+from inflight.entrypoints.openai.thinking_fields import ThinkingFields
 from inflight.parsers.surrogates import without_lone_surrogates
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that other requests need not wait
@@ -27,13 +29,11 @@ _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so th
 MAX_VALUES = 2**18  # per body
 MAX_KEYS = 4096  # per object
 _SLICE = 2**18  # bytes that one call of `count` searches
-# Fields whose text must be exact: what ends or constrains the answer, and what separates the prefix caches of users. They are
-# in the body itself or in one of its objects `_WITH_EXACT`.
-_EXACT = (
-    "stop stop_sequences bad_words choice regex pattern grammar ebnf guided_choice guided_regex guided_grammar triggers "
-    "whitespace_pattern guided_whitespace_pattern cache_salt"
-).split()
-_WITH_EXACT = ("options", "structured_outputs", "response_format")
+# Fields whose text must be exact, at any depth: what constrains or ends the answer, the tools, and what separates the prefix
+# caches of users. Only descriptions in them may be damaged.
+_EXACT = Constraints.model_fields.keys() - ThinkingFields.model_fields.keys()
+_EXACT |= {"options", "tools", "functions", "cache_salt"}
+_DESCRIPTIONS = frozenset("description title $comment examples example default".split())
 # A JSON string. A string without an end is matched up to the end of the body, so that the search takes linear time.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
@@ -157,16 +157,28 @@ def _check_exact(body: object) -> None:
     Raises:
         ApiError: a field of `_EXACT` has a lone surrogate.
     """
-    given = _members(body)
-    inner = {f"{name}.{key}": value for name in _WITH_EXACT for key, value in _members(given.get(name)).items()}
-    for name, value in {**given, **inner}.items():
-        if name.rpartition(".")[2] in _EXACT and _has_lone_surrogate(value):
-            message = f"{name} has a lone surrogate, which is half of a character and in no text: leave it out"
-            raise ApiError(400, message, param=name)
+    for name, value in body.items() if isinstance(body, dict) else ():
+        place = _place_of_lone_surrogate(value, name) if name in _EXACT and _has_lone_surrogate(value) else None
+        if place is not None:
+            message = f"{place} has a lone surrogate, which is half of a character and in no text: leave it out"
+            raise ApiError(400, message, param=place)
 
 
-def _members(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _place_of_lone_surrogate(value: object, path: str) -> str | None:
+    """The path of the first text, or of the object with the first key, that has a lone surrogate. None if only descriptions
+    have one."""
+    if isinstance(value, str):
+        return path if _has_lone_surrogate(value) else None
+    if isinstance(value, list):
+        places = (_place_of_lone_surrogate(item, f"{path}[{i}]") for i, item in enumerate(value))
+        return next((place for place in places if place is not None), None)
+    for key, item in value.items() if isinstance(value, dict) else ():
+        if _has_lone_surrogate(key):
+            return path
+        is_description = key in _DESCRIPTIONS and isinstance(item, str)
+        if not is_description and (place := _place_of_lone_surrogate(item, f"{path}.{key}")) is not None:
+            return place
+    return None
 
 
 def _check_size(body: bytes) -> None:

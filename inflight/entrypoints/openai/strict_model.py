@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from inflight.entrypoints.openai.errors import FieldError
+from inflight.entrypoints.whole_numbers import as_integers
 
 logger = logging.getLogger(__name__)
 
@@ -39,15 +40,6 @@ def _read_integers(names: frozenset[str], value: Any) -> Any:  # Any: JSON, not 
         return value
     read = {name: as_integers(value[name]) for name in names.intersection(value)}
     return {**value, **read} if read else value
-
-
-def as_integers(value: object) -> object:
-    """12 for 12.0, also in lists. Other values are returned as they are."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list) and not {float, list}.isdisjoint(map(type, value)):
-        return [as_integers(item) for item in value]
-    return value
 
 
 def _is_integer(annotation: object) -> bool:

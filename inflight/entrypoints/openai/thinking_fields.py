@@ -9,7 +9,8 @@ from pydantic import Field
 
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.sampling_fields import MAX_INT, sampling_field
-from inflight.entrypoints.openai.strict_model import StrictModel, as_integers, no_effect, optional
+from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
+from inflight.entrypoints.whole_numbers import as_integers
 
 ReasoningEffort = Annotated[str, Field(min_length=1, max_length=32)]
 TEMPLATE_VARIABLES = "chat_template_kwargs"

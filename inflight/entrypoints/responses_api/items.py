@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from inflight.entrypoints.openai.content_parts import PlainPart
+from inflight.entrypoints.openai.content_parts import PlainPart, is_part
 from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, ToolName, read_object, result_text
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 from inflight.entrypoints.responses_api.client_tools import CALLS, OUTPUTS, ClientTool
@@ -169,6 +169,15 @@ def _kind(item: object) -> str | None:
     return kind if kind in _KNOWN else _TAGS.get(kind, "other")
 
 
+def _as_message(item: object) -> object:
+    """A part that is an item of its own is a message: of the assistant if a model has written it, or else of the user."""
+    kind = type_of(item)
+    if not isinstance(item, dict) or not isinstance(kind, str) or not is_part(kind):
+        return item
+    role = "assistant" if kind in ("output_text", "refusal") else "user"
+    return {"type": "message", "role": role, "content": [item]}
+
+
 InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
@@ -181,6 +190,7 @@ InputItem = Annotated[
     | Annotated[ClientOutputItem, Tag("client output")]
     | Annotated[OtherItem, Tag("other")],
     Discriminator(_kind),
+    BeforeValidator(_as_message),
 ]
 # with `instructions`, there is one message more
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)]

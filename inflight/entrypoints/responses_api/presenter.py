@@ -20,7 +20,6 @@ from pydantic_core import from_json
 from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.logprobs import PositionLogprobs, chat_logprobs
-from inflight.entrypoints.openai.messages import read_arguments
 from inflight.entrypoints.openai.presenter import DONE, AnswerTo, Presenter, events_of, to_json_in_slices
 from inflight.entrypoints.openai.responses import TokenLogprob
 from inflight.entrypoints.responses_api.bodies import (
@@ -37,6 +36,8 @@ from inflight.entrypoints.responses_api.protocol import TextOptions
 from inflight.entrypoints.responses_api.tools import OtherTool
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import RequestOutput
+from inflight.parsers.surrogates import without_lone_surrogates
+from inflight.tokenizer.call_arguments import readable_part
 from inflight.tokenizer.history.other_calls import INPUT
 
 
@@ -321,7 +322,7 @@ class ResponsesPresenter(Presenter):
 def input_of(arguments: str) -> str:
     """The input of a custom tool, from the arguments of the function that stands for it. A model may give the argument another
     name, or write no JSON."""
-    found = read_arguments(arguments)
+    found = readable_part(without_lone_surrogates(arguments))
     values = [found[INPUT]] if INPUT in found else found.values()
     return next((value for value in values if isinstance(value, str)), arguments)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from inflight import envs
 from inflight.entrypoints.serve.api_keys import key_problems
+from inflight.entrypoints.written_answer import REASONING_FIELDS
 from inflight.errors import ConfigError
 from inflight.setting import check_values, setting
 from inflight.setting_text import parse_bytes
@@ -175,7 +176,7 @@ class ServerSettings:
     reasoning_field: str = _answer(
         "reasoning_content",
         "The member of a chat's answer that has the reasoning. With both, a client that adds them shows each word twice.",
-        choices=("reasoning_content", "reasoning", "both"),
+        choices=tuple(REASONING_FIELDS),
     )
     default_chat_template_kwargs: Mapping[str, Any] | None = _answer(  # Any: JSON
         None, "Variables of the chat template, if the request does not set them: '{\"enable_thinking\": false}'."

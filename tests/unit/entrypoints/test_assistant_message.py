@@ -86,12 +86,12 @@ NOTHING = DetectedParsers(None, None, None)
         (
             f"<think> well </think> Yes. {HERMES}\n{HERMES}",
             HERMES_QWEN,
-            {"content": "Yes.", "reasoning": "well", "tool_calls": [call(), call()]},
+            {"content": "Yes.", "reasoning_content": "well", "tool_calls": [call(), call()]},
         ),
-        ("<think> well </think> Yes.", HERMES_QWEN, {"content": "Yes.", "reasoning": "well"}),
+        ("<think> well </think> Yes.", HERMES_QWEN, {"content": "Yes.", "reasoning_content": "well"}),
         # the markup consists of special tokens, which are not in the completion's text
         ('Yes. [TOOL_CALLS] [{"name": "find", "arguments": {"key": "a"}}]', MISTRAL, None),
-        ("[THINK] well [/THINK] Yes.", MISTRAL, {"content": "Yes.", "reasoning": "well"}),
+        ("[THINK] well [/THINK] Yes.", MISTRAL, {"content": "Yes.", "reasoning_content": "well"}),
         ("no markup", MISTRAL, {"content": "no markup"}),
     ],
 )
@@ -107,9 +107,9 @@ def test_the_parts_of_a_message(text: str, parsers: DetectedParsers, expected: d
 
 def test_reasoning_that_the_prompt_has_opened_or_closed() -> None:
     opened = read("well </think> Yes.", HERMES_QWEN, prompt="question <think>")
-    assert opened == {"role": "assistant", "content": "Yes.", "reasoning": "well"}
+    assert opened == {"role": "assistant", "content": "Yes.", "reasoning_content": "well"}
     cut = read("well and", HERMES_QWEN, prompt="question <think>", finish_reason="length", ends=False)
-    assert cut == {"role": "assistant", "content": "", "reasoning": "well and"}
+    assert cut == {"role": "assistant", "content": "", "reasoning_content": "well and"}
     assert read("Yes.", HERMES_QWEN, prompt="question <think> </think>")["content"] == "Yes."
 
 
@@ -132,6 +132,8 @@ def test_a_message_goes_back_into_the_chat() -> None:
             message = llm.assistant_message(output, tools=[TOOL], index=index)
             assert message["content"].strip() == output.outputs[index].text.strip()
             assert len(llm.chat([*messages, message, *messages], params, use_tqdm=False)) == 1
+        with pytest.raises(InvalidRequestError, match="reasoning_field"):
+            llm.assistant_message(output, reasoning_field="thoughts")
         with pytest.raises(InvalidRequestError, match="has 2 completions"):
             llm.assistant_message(output, index=2)
     with LLM(**mock_arguments(skip_tokenizer_init=True)) as llm:

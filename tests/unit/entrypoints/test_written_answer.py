@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inflight.entrypoints.written_answer import WrittenAnswer, WrittenCall, written_answer
+from inflight.entrypoints.written_answer import REASONING_FIELDS, WrittenAnswer, WrittenCall, written_answer
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 
 
@@ -22,3 +22,21 @@ def test_each_piece_goes_to_its_place() -> None:
         "ab", "Hm.", [WrittenCall("c0", "f", "{}"), WrittenCall("c1", "g", "[]")]
     )
     assert written_answer([]) == WrittenAnswer()
+
+
+def test_the_message_in_both_forms_of_openais_api() -> None:
+    answer = WrittenAnswer("a", "Hm.", [WrittenCall("c0", "f", "{}")])
+    function = {"name": "f", "arguments": "{}"}
+    assert answer.as_message() == {
+        "role": "assistant",
+        "content": "a",
+        "reasoning_content": "Hm.",
+        "tool_calls": [{"id": "c0", "type": "function", "function": function}],
+    }
+    assert answer.as_message((), has_older_calls=True) == {
+        "role": "assistant",
+        "content": "a",
+        "function_call": function,
+    }
+    both = WrittenAnswer("a", "Hm.").as_message(REASONING_FIELDS["both"])
+    assert both == {"role": "assistant", "content": "a", "reasoning_content": "Hm.", "reasoning": "Hm."}

@@ -173,10 +173,10 @@ def test_an_answer_that_the_server_has_ended_is_an_error() -> None:
     assert (event["type"], event["error"]["type"]) == ("error", "overloaded_error")
 
 
-def test_a_cut_call_has_the_part_of_its_input_that_can_be_read() -> None:
+def test_a_cut_call_has_its_input_as_it_was_written() -> None:
     cut = parsed([CALL[: CALL.index("1")].replace('"a": ', '"a": "b')], "length")
     whole = json.loads(presenter(1000).body([output(*_joined(cut))]))
-    assert whole["content"] == [{"type": "tool_use", "id": "id", "name": "f", "input": {"a": "b"}}]
+    assert whole["content"] == [{"type": "tool_use", "id": "id", "name": "f", "input": {"INVALID_JSON": '{"a": "b'}}]
     assert whole["stop_reason"] == "model_context_window_exceeded"
 
 

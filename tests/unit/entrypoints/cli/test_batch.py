@@ -96,6 +96,21 @@ def test_a_row_has_its_own_parameters(tmp_path: Path) -> None:
     assert read_results(tmp_path / "out.jsonl")[1]["outputs"][0]["finish_reason"] == "length"
 
 
+def test_integers_may_be_written_as_whole_floats(tmp_path: Path) -> None:
+    params = {"max_tokens": 2.0, "seed": 1e3, "stop_token_ids": [7.0], "logit_bias": {"65.0": 1}, "temperature": 1.0}
+    rows = [
+        {"id": 4.0, "prompt_token_ids": [65.0, 66], "params": params},
+        {"prompt": "a", "params": {"max_tokens": 2.5}},
+    ]
+    engine = FakeEngine()
+    run(engine, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl")
+    first = engine.params["1"]
+    assert (first.max_tokens, first.seed, tuple(first.stop_token_ids), first.logit_bias) == (2, 1000, (7,), {65: 1.0})
+    assert engine.prompts["1"] == "AB" and type(first.max_tokens) is int and type(first.temperature) is float
+    results = read_results(tmp_path / "out.jsonl")
+    assert results[1]["id"] == 4 and "max_tokens" in results[2]["error"]
+
+
 def test_a_row_may_have_a_form_of_its_own(tmp_path: Path) -> None:
     rows = [
         {"prompt": "a", "params": {"structured_outputs": {"regex": "[ab]+"}}},

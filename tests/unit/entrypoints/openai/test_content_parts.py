@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from inflight.entrypoints.openai.content_parts import ContentPart, OtherPart, PlainPart, TextPart, readable_parts
+from inflight.entrypoints.openai.content_parts import (
+    ContentPart,
+    OtherPart,
+    PlainPart,
+    TextPart,
+    is_part,
+    readable_parts,
+)
 from inflight.entrypoints.openai.errors import FieldError
 
 PARTS: TypeAdapter[Any] = TypeAdapter(list[ContentPart])
@@ -60,3 +67,14 @@ def test_where_thoughts_are_no_parts_they_are_left_out() -> None:
     parts = TypeAdapter(list[PlainPart]).validate_python([{"type": "thinking", "thinking": "hm"}])
     assert isinstance(parts[0], OtherPart)
     assert readable_parts(parts, "x", [], is_asked=True) == []
+
+
+def test_types_of_parts_and_of_other_things() -> None:
+    parts = (
+        "text input_text output_text refusal input_image image_url input_audio input_file video_url computer_screenshot"
+    )
+    assert all(map(is_part, parts.split()))
+    others = (
+        "message image_generation_call file_search_call computer_call computer_call_output mcp_call thinking reasoning"
+    )
+    assert not any(map(is_part, others.split()))

@@ -66,9 +66,25 @@ def test_too_many_values_are_refused(body: bytes, why: str) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"stop": ["a", "\ud800"]}, "stop"),
+        ({"stop": ["a", "\ud800"]}, "stop[1]"),
+        ({"guided_json": {"enum": ["a", "\ud800"]}}, "guided_json.enum[1]"),
+        ({"format": {"properties": {"\ud800": {}}}}, "format.properties"),
+        ({"text": {"format": {"schema": {"const": "\ud800"}}}}, "text.format.schema.const"),
+        (
+            {"response_format": {"json_schema": {"schema": {"pattern": "\ud800"}}}},
+            "response_format.json_schema.schema.pattern",
+        ),
+        (
+            {"output_config": {"format": {"schema": {"required": ["\ud800"]}}}},
+            "output_config.format.schema.required[0]",
+        ),
+        (
+            {"tools": [{"function": {"parameters": {"properties": {"a": {"enum": ["\ud800"]}}}}}]},
+            "tools[0].function.parameters.properties.a.enum[0]",
+        ),
+        ({"options": {"guided_choice": ["\ud800"]}}, "options.guided_choice[0]"),
         ({"options": {"stop": "\ud800"}}, "options.stop"),
-        ({"structured_outputs": {"choice": ["\udc00"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["\udc00"]}}, "structured_outputs.choice[0]"),
         ({"messages": ["\ud800"], "cache_salt": "\ud800"}, "cache_salt"),
     ],
 )
@@ -76,6 +92,20 @@ def test_an_exact_text_has_no_lone_surrogate(body: Any, param: str) -> None:
     with pytest.raises(ApiError) as error:
         parse_json(json.dumps(body).encode())
     assert (error.value.status_code, error.value.param) == (400, param)
+
+
+def test_descriptions_may_be_damaged() -> None:
+    """Programs cut them as they cut other texts. A property may have the name of a description."""
+    tool = {
+        "description": "\ud800",
+        "parameters": {"title": "\ud800", "properties": {"title": {"description": "\ud800"}}},
+    }
+    body = json.dumps(
+        {"tools": [{"function": tool}], "guided_json": {"description": "\ud800"}, "reasoning_effort": "\ud800"}
+    )
+    assert parse_json(body.encode()) == json.loads(body.replace("\\ud800", "\ufffd"))
+    with pytest.raises(ApiError):
+        parse_json(json.dumps({"format": {"properties": {"title": {"enum": ["\ud800"]}}}}).encode())
 
 
 def test_an_object_may_have_as_many_keys_as_are_allowed() -> None:

@@ -319,3 +319,20 @@ def test_a_regex_is_enforced_where_calls_are_json(parser: str | None, enforces: 
     found = validated({"tools": [tool]}, tool=parser, markup=None if parser is None else default_markup(parser))
     assert (found.params.structured_outputs is not None) is enforces
     assert bool(found.left_out) is not enforces
+
+
+def test_a_part_that_is_an_item_is_a_message() -> None:
+    image = {"type": "input_image", "image_url": "data:"}
+    answer = {"type": "output_text", "text": "a"}
+    assert messages({"type": "input_text", "text": "q"}, answer, image, answer) == [
+        {"role": "user", "content": [{"type": "text", "text": "q"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "[image: left out, because this model reads text only]"}],
+        },
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
+    ]
+    with pytest.raises(FieldError) as refused:
+        messages({"role": "user", "content": "q"}, image)
+    assert refused.value.param.startswith("input[1]")
