@@ -6,6 +6,9 @@ the token:
 
     on one machine         "file FOLDER": the token is in a folder that only this user can open, until all ranks have met
     on several machines    "nonce HEX": the token is the HMAC of the nonce under INFLIGHT_CLUSTER_TOKEN
+
+Which of the two it is, every rank knows from its launcher, not from the store. On one machine the ranks only connect over
+loopback, whatever the store says. A rank that connects proves the token, and so does the rank that accepts (socket_channel.py).
 """
 
 import hmac
@@ -27,6 +30,8 @@ from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.sockets import listen
 
 _TOKEN_FILE = "token"
+_FOLDER_PREFIX = "inflight-"
+_LOOPBACK = "127.0.0.1"
 
 
 class LauncherBootstrap:
@@ -46,17 +51,21 @@ class LauncherBootstrap:
         attempt = PrefixStore(f"inflight/attempt {me.attempt}", _launched_store(me, timeout_seconds))
         self._store = PrefixStore(f"engine {attempt.add(f'engines of rank {me.rank}', 1)}", attempt)
         # the address at which the other ranks reach this machine
-        host = "127.0.0.1" if len(me.local_ranks) == me.world_size else local_address(me.master_addr, me.master_port)
+        is_one_node = len(me.local_ranks) == me.world_size
+        host = _LOOPBACK if is_one_node else local_address(me.master_addr, me.master_port)
+        is_one_machine = ipaddress.ip_address(host).is_loopback
         try:
             self._listener = listen(host, 0)
             self._store.set(f"worker {me.rank}", "{} {}".format(*self._listener.getsockname()[:2]))
             if me.rank == 0:
-                self._tell_token(is_one_machine=ipaddress.ip_address(host).is_loopback)
-            self._token = _find_token(self._store)
+                self._tell_token(is_one_machine)
+            self._token = _find_token(self._store, is_one_machine)
             # before the ranks connect, because afterwards a rank may fail and end with the store that it serves
             asked = [ask(self._store, f"worker {rank}").split() for rank in range(me.world_size)]
-            self._addresses = tuple((host, int(port)) for host, port in asked)
-            self._mesh = open_mesh(self._store, me.rank, host, self._token, timeout_seconds)
+            self._addresses = tuple((host if is_one_machine else address, int(port)) for address, port in asked)
+            self._mesh = open_mesh(
+                self._store, me.rank, host, self._token, timeout_seconds, host if is_one_machine else None
+            )
         except BaseException:
             self._free()
             raise
@@ -101,7 +110,7 @@ class LauncherBootstrap:
             envs.cluster_token()  # raises an error here, before the other ranks need the token
             self._store.set("token", f"nonce {secrets.token_hex(TOKEN_BYTES)}")
             return
-        self._folder = tempfile.TemporaryDirectory(prefix="inflight-")  # mode 0700
+        self._folder = tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)  # mode 0700
         Path(self._folder.name, _TOKEN_FILE).write_bytes(secrets.token_bytes(TOKEN_BYTES))
         self._store.set("token", f"file {self._folder.name}")
 
@@ -114,17 +123,28 @@ def _launched_store(me: LaunchedRank, timeout_seconds: float) -> Store:
     return reach_store(me.master_addr, me.master_port, timeout_seconds, asked=asked, where=where)
 
 
-def _find_token(store: Store) -> bytes:
+def _find_token(store: Store, is_one_machine: bool) -> bytes:
     kind, _, value = ask(store, "token").partition(" ")
+    if kind != ("file" if is_one_machine else "nonce"):
+        where = "one machine" if is_one_machine else "several machines"
+        raise ConfigError(
+            f"the ranks are on {where} for this rank, but not for rank 0, which has written {kind[:20]!r} to the launcher's "
+            "store: start all of them by the same launcher"
+        )
     if kind == "nonce":
         return hmac.digest(envs.cluster_token().encode(), bytes.fromhex(value), "sha256")
     folder = Path(value)
     try:
-        if folder.stat().st_uid != os.geteuid():  # anybody can write a folder's name to the store
+        status = folder.stat()
+        if status.st_uid != os.geteuid():  # anybody can write a folder's name to the store
             raise ConfigError(
                 f"the folder {folder}, which should have the ranks' token, belongs to another user: start all ranks as one user"
             )
-        return (folder / _TOKEN_FILE).read_bytes()
+        # no other file of the user may become the token, because others may know what it contains
+        token = (folder / _TOKEN_FILE).read_bytes() if folder.name.startswith(_FOLDER_PREFIX) else b""
+        if len(token) != TOKEN_BYTES or status.st_mode & 0o077:
+            raise ConfigError(f"{folder} is not a folder that rank 0 has made for the ranks' token")
+        return token
     except OSError as error:
         raise ConfigError(
             f"the ranks' token cannot be read from {folder}: {error.strerror}; all ranks that a launcher starts on one machine "

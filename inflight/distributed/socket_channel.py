@@ -1,7 +1,6 @@
 """`SocketChannel`: sends tensors over one TCP connection. `SocketMesh`: connects the processes of the ranks."""
 
 import contextlib
-import hmac
 import select
 import socket
 import struct
@@ -14,12 +13,13 @@ from torch import Tensor
 
 from inflight.distributed.channel import Channel
 from inflight.errors import LostPeerError, SilentPeerError
+from inflight.handshake import Acceptance, address_bytes, introduce
 
 _NAME_BYTES = 32
 _CHANNEL = struct.Struct(f">II{_NAME_BYTES}s")  # rank that connects, rank that accepts, name of the channel
-_HELLO_BYTES = _CHANNEL.size + 32  # the hello: the channel, and its HMAC under the token; the token itself is not sent
-_HELLO_SECONDS = 5.0  # a new connection is closed if it sends no hello in this time
-_MAX_STRANGERS = 256  # at most this many connections that have sent no hello may be open
+_PURPOSE = b"mesh"  # of the handshake, in which a rank says which channel it wants
+_HELLO_SECONDS = 5.0  # a new connection is closed if it has not proved in this time that it knows the token
+_MAX_STRANGERS = 256  # at most this many connections that have not proved it may be open
 _CONNECT_SECONDS = 5.0  # the kernel of the peer's machine accepts a connection at once, even if the peer is busy
 _LISTENER_SECONDS = 0.01  # the time between two attempts to reach a listener
 
@@ -76,7 +76,9 @@ class SocketChannel(Channel):
 class SocketMesh:
     """One rank's listener, and its connections to other ranks. Of two ranks, the rank with the lower number connects.
 
-    The rank that accepts a connection closes it if the peer does not know the token.
+    Both ranks prove that they know the token, and at which address the rank that accepts was reached (inflight/handshake.py).
+    So it does not matter who tells the addresses: a stranger can neither take the place of a rank nor stand between two. The
+    rank that connects waits until the other one accepts connections, in any call of `connection`.
 
     Args:
         listener: listens at the address at which the other ranks reach this rank. The mesh owns it.
@@ -101,8 +103,8 @@ class SocketMesh:
         self._connecting: set[socket.socket] = set()
         self._is_closed = False
         self._accepting = threading.Lock()  # for the listener and the next attribute
-        # connections without a complete hello, the oldest first -> when it must be complete, and what of it has been received
-        self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
+        # connections without a proof, the oldest first -> when it must be complete, and what of it has been received
+        self._strangers: dict[socket.socket, tuple[float, Acceptance]] = {}
 
     @property
     def address(self) -> tuple[str, int]:
@@ -166,9 +168,13 @@ class SocketMesh:
             with self._closing_wakes(connection):
                 connection.settimeout(min(_CONNECT_SECONDS, self._timeout))
                 connection.connect(address)
-                channel = _CHANNEL.pack(self._rank, peer, name.encode())
-                connection.sendall(channel + self._signature(channel))
                 connection.settimeout(self._timeout)
+                channel = _CHANNEL.pack(self._rank, peer, name.encode())
+                reached = address_bytes(connection.getpeername())
+                try:
+                    introduce(connection, _PURPOSE, channel, self._token, reached)
+                except TimeoutError:
+                    raise SilentPeerError(f"rank {peer} did not answer within {self._timeout:g} s", peer) from None
         except BaseException:
             connection.close()
             raise
@@ -202,27 +208,35 @@ class SocketMesh:
             except (BlockingIOError, ConnectionAbortedError):  # the peer has already left
                 return
             if len(self._strangers) == _MAX_STRANGERS:
-                self._drop(next(iter(self._strangers)))  # the oldest: a rank sends its hello at once
+                self._drop(next(iter(self._strangers)))  # the oldest: a rank answers at once
             connection.setblocking(False)
-            self._strangers[connection] = time.monotonic() + _HELLO_SECONDS, b""
+            try:
+                acceptance = Acceptance(_PURPOSE, _CHANNEL.size, address_bytes(connection.getsockname()))
+                connection.sendall(acceptance.greeting)  # a new connection has room for it
+            except OSError:
+                connection.close()
+                return
+            self._strangers[connection] = time.monotonic() + _HELLO_SECONDS, acceptance
 
     def _drop(self, stranger: socket.socket) -> None:
         del self._strangers[stranger]
         stranger.close()
 
     def _receive_hello(self, stranger: socket.socket) -> None:
-        """Receive more of its hello. If the hello is complete, keep the connection if the peer knows the token, otherwise close
-        it."""
-        deadline, hello = self._strangers[stranger]
+        """Receive more of its answer. If it is complete, keep the connection if the peer knows the token, else close it."""
+        _, acceptance = self._strangers[stranger]
+        channel = None
         try:
-            received = stranger.recv(_HELLO_BYTES - len(hello))
+            received = stranger.recv(acceptance.num_missing)
+            acceptance.add(received)
+            if received and acceptance.num_missing:
+                return
+            if received:
+                who, verdict = acceptance.judge(self._token_of)
+                stranger.sendall(verdict)
+                channel = None if who is None else _channel_of(who)
         except OSError:
-            received = b""
-        hello += received
-        if received and len(hello) < _HELLO_BYTES:
-            self._strangers[stranger] = deadline, hello
-            return
-        channel = self._channel_of(hello)
+            channel = None
         with self._lock:
             if channel is None or self._is_closed:
                 self._drop(stranger)
@@ -252,16 +266,14 @@ class SocketMesh:
         if self._is_closed:
             raise ConnectionError(f"rank {self._rank} has stopped its communication")
 
-    def _channel_of(self, hello: bytes) -> tuple[int, str] | None:
-        """Returns (rank, name of the channel) from the peer's hello, or None if the peer does not know the token."""
-        channel, signature = hello[: _CHANNEL.size], hello[_CHANNEL.size :]
-        if not hmac.compare_digest(signature, self._signature(channel)):  # also if the hello is too short
-            return None
-        caller, called, name = _CHANNEL.unpack(channel)
-        return (caller, name.rstrip(b"\0").decode()) if called == self._rank else None
+    def _token_of(self, channel: bytes) -> bytes | None:
+        return self._token if _CHANNEL.unpack(channel)[1] == self._rank else None
 
-    def _signature(self, channel: bytes) -> bytes:
-        return hmac.digest(self._token, channel, "sha256")
+
+def _channel_of(channel: bytes) -> tuple[int, str]:
+    """The rank that connects, and the name of the channel."""
+    caller, _, name = _CHANNEL.unpack(channel)
+    return caller, name.rstrip(b"\0").decode()
 
 
 def local_address(host: str, port: int) -> str:

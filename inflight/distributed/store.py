@@ -72,17 +72,20 @@ def reach_store(host: str, port: int, timeout_seconds: float, *, asked: str, whe
         raise ConnectionError(f"{asked} at {where}: {error}") from error
 
 
-def open_mesh(store: Store, rank: int, host: str, token: bytes, timeout_seconds: float) -> SocketMesh:
+def open_mesh(
+    store: Store, rank: int, host: str, token: bytes, timeout_seconds: float, only_host: str | None = None
+) -> SocketMesh:
     """Make this rank's `SocketMesh` (its listener and its connections). The ranks find each other's listeners through `store`.
     The mesh keeps the store alive.
 
     Args:
         token: the secret that ranks need to connect to each other. It must not be in the store.
+        only_host: the host of all ranks, whatever the store says; None if it is the store that knows the hosts.
     """
 
     def address_of(peer: int) -> tuple[str, int]:
         address, port = ask(store, f"address {peer}").split()
-        return address, int(port)
+        return only_host or address, int(port)
 
     mesh = SocketMesh(rank, listen(host, 0), token, address_of, timeout_seconds)
     address, port = mesh.address

@@ -1,14 +1,14 @@
-"""Connects ranks on other nodes to node 0. Each opens a TCP connection and first sends a `Hello` with the cluster's token. A
-rank that Ray has started has a token of its own, which is valid once.
+"""Connects ranks on other nodes to node 0. Each opens a TCP connection. First both sides prove that they know the cluster's
+token, which is never sent (inflight/handshake.py), then the rank sends a `Hello`. A rank that Ray has started has a token of
+its own, which is valid once.
 
 Node 0 has a `RankAcceptor` in the executor's I/O thread. The other nodes call `connect`. In the same way replicas on other
-machines join the server that has the front ends (engine/process/remote_replica.py). The token is compared in constant time. A
-peer without the right token gets a `Refused`, and nothing else that it sends is decoded. The size of a hello is limited.
-Messages are not encrypted, so nobody else must have access to the network between the nodes.
+machines join the server that has the front ends (engine/process/remote_replica.py). Nothing that a peer sends is decoded before
+it has proved the token, and a rank obeys nobody who has not. The size of a hello is limited. Messages are not encrypted, so
+nobody else must have access to the network between the nodes.
 """
 
 import asyncio
-import hmac
 import logging
 import socket
 import time
@@ -16,7 +16,9 @@ from collections.abc import Callable
 from functools import partial
 
 from inflight.config.engine import ParallelConfig
+from inflight.counted_warning import CountedWarning
 from inflight.errors import CodecError, ConfigError, EngineError
+from inflight.handshake import Acceptance, ImpostorError, RefusedError, introduce
 from inflight.interface.codec import MESSAGE_TYPES, Message, encode, schema_digest
 from inflight.interface.framing import MAX_FRAME_BYTES
 from inflight.interface.start_up import Hello, Refused, ReplicaHello, Welcome
@@ -29,11 +31,64 @@ logger = logging.getLogger(__name__)
 MAX_HELLO_BYTES = 4096
 MAX_HELLO_SECONDS = 10.0
 # At most this many connections may be open that have not sent a valid `Hello`. If another one comes, the oldest is dropped: a
-# rank sends its `Hello` at once.
+# rank proves the token, and sends its `Hello`, at once.
 MAX_STRANGERS = 256
 RETRY_SECONDS = 0.5
 # The kernel waits longer and longer between the packets of one try. So a new try is made after this time.
 CONNECT_SECONDS = 2.0
+_PURPOSE = b"join"  # of the handshake, in which a peer says which rank or replica it is
+_RANK_BYTES = 4
+
+
+class Unproven:
+    """A connection whose peer has not proved the token yet. Used in the I/O thread.
+
+    Args:
+        decide: called with the answer of the peer when it is complete. The socket is the callee's then.
+        on_end: called with the reason if the connection ends before.
+    """
+
+    def __init__(
+        self,
+        io: IoThread,
+        connected: socket.socket,
+        decide: Callable[[Acceptance], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._io, self._socket, self._decide, self._on_end = io, connected, decide, on_end
+        self._acceptance = Acceptance(_PURPOSE, _RANK_BYTES)
+        connected.setblocking(False)
+        io.loop.add_reader(connected, self._read)
+
+    def greet(self) -> None:
+        try:
+            self._socket.sendall(self._acceptance.greeting)  # a new connection has room for it
+        except OSError as error:
+            self._on_end(f"its stream was lost: {error.strerror or error}")
+
+    def take(self) -> socket.socket:
+        """Returns the socket, which belongs to the caller now."""
+        self._io.loop.remove_reader(self._socket)
+        return self._socket
+
+    def close(self) -> None:
+        if not self._io.loop.is_closed():
+            self._io.loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def _read(self) -> None:
+        try:
+            received = self._socket.recv(self._acceptance.num_missing)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._on_end(f"its stream was lost: {error.strerror or error}")
+            return
+        self._acceptance.add(received)
+        if not received:
+            self._on_end("it closed its stream before it had proved that it knows the token")
+        elif not self._acceptance.num_missing:
+            self._decide(self._acceptance)
 
 
 class RankAcceptor:
@@ -72,7 +127,9 @@ class RankAcceptor:
         self._missing: set[int] = set()
         self._max_silence_seconds = max_silence_seconds
         self._on_join = on_join
-        self._strangers: dict[IoStream, asyncio.TimerHandle] = {}  # the oldest first; the timer drops it
+        # the oldest first; the timer drops it
+        self._strangers: dict[Unproven | IoStream, asyncio.TimerHandle] = {}
+        self._warning = CountedWarning(logger)
         try:
             self._sockets = [listen(*address)]
         except OSError as error:
@@ -115,23 +172,49 @@ class RankAcceptor:
         try:
             connected, peer = listening.accept()
         except OSError as error:  # the peer has already left, or this process has no free descriptor
-            logger.warning("a connection could not be accepted: %s", error)
+            self._warning.log("a connection could not be accepted: %s", error)
             return
         if len(self._strangers) >= MAX_STRANGERS:
             self._dismiss(next(iter(self._strangers)), "a stranger", "too many connections have sent no Hello")
         use_heartbeats(connected, self._max_silence_seconds)
         host = str(peer[0]) if peer else "this machine"
-        stream = IoStream(self._io, connected, allowed=(self.hello,), max_frame_bytes=self.max_hello_bytes)
-        stream.on_message = partial(self._greet, stream, host)
-        stream.on_end = partial(self._dismiss, stream, host)
-        no_hello = partial(self._dismiss, stream, host, f"it sent no Hello within {MAX_HELLO_SECONDS:g} s")
-        self._strangers[stream] = self._io.loop.call_later(MAX_HELLO_SECONDS, no_hello)
+        unproven = Unproven(
+            self._io, connected, lambda answer: self._decide(unproven, host, answer), lambda why: end(why)
+        )
+        end = partial(self._dismiss, unproven, host)
+        self._wait(unproven, host)
+        unproven.greet()
 
-    def _dismiss(self, stream: IoStream, host: str, reason: str) -> None:
-        if (timer := self._strangers.pop(stream, None)) is not None:
-            timer.cancel()  # it holds the stream
-            logger.warning("a connection from %s was dropped: %s", host, reason)
-            stream.close()
+    def _wait(self, peer: Unproven | IoStream, host: str) -> None:
+        no_hello = partial(self._dismiss, peer, host, f"it sent no Hello within {MAX_HELLO_SECONDS:g} s")
+        self._strangers[peer] = self._io.loop.call_later(MAX_HELLO_SECONDS, no_hello)
+
+    def _dismiss(self, peer: Unproven | IoStream, host: str, reason: str) -> None:
+        if (timer := self._strangers.pop(peer, None)) is not None:
+            timer.cancel()  # it holds the peer
+            self._warning.log("a connection from %s was dropped: %s", host, reason)
+            peer.close()
+
+    def _decide(self, unproven: Unproven, host: str, answer: Acceptance) -> None:
+        """The peer has said which rank it is, with its proof."""
+        who, verdict = answer.judge(lambda rank: self._tokens.get(int.from_bytes(rank), self._token).encode())
+        self._strangers.pop(unproven).cancel()
+        connected = unproven.take()
+        stream = IoStream(self._io, connected, allowed=(self.hello,), max_frame_bytes=self.max_hello_bytes)
+        stream.send([verdict])
+        stream.on_end = partial(self._dismiss, stream, host)
+        self._wait(stream, host)
+        if who is None:
+            self._dismiss(stream, host, f"its INFLIGHT_CLUSTER_TOKEN is not the same as on {self.place}")
+        else:
+            stream.on_message = partial(self._meet, stream, host, int.from_bytes(who))
+
+    def _meet(self, stream: IoStream, host: str, rank: int, hello: Message) -> None:
+        assert isinstance(hello, Hello)
+        if hello.rank == rank:
+            self._greet(stream, host, hello)
+        else:  # it knows the token of this rank only
+            self._dismiss(stream, host, f"it proved that it is rank {rank}, but said that it is rank {hello.rank}")
 
     def _greet(self, stream: IoStream, host: str, hello: Message) -> None:
         assert isinstance(hello, Hello)
@@ -152,9 +235,6 @@ class RankAcceptor:
 
     def _foreign(self, hello: Hello) -> str:
         """Returns why the peer does not belong to this cluster, or "" if it does."""
-        token = self._tokens.get(hello.rank, self._token)
-        if not hmac.compare_digest(hello.token.encode(), token.encode()):
-            return f"its INFLIGHT_CLUSTER_TOKEN is not the same as on {self.place}; set the same value on all nodes"
         if hello.schema != schema_digest():
             return f"it runs another version of Inflight than {self.place}; install the same version on all nodes"
         return ""
@@ -174,13 +254,13 @@ class RankAcceptor:
 
 
 def connect(
-    address: tuple[str, int] | str, hello: Hello, *, max_seconds: float, place: str = "node 0"
+    address: tuple[str, int] | str, hello: Hello, token: str, *, max_seconds: float, place: str = "node 0"
 ) -> socket.socket:
     """Connect to `place` as the rank or replica of `hello`, and wait if it is not started yet. Returns the connected socket.
-    `address`: a host and a port, or the name of a Unix socket.
+    `address`: a host and a port, or the name of a Unix socket. `token`: the secret that both sides know.
 
     Raises:
-        ConfigError: the rank or replica was refused; the message contains the reason.
+        ConfigError: the rank or replica was refused; the message contains the reason. Or the other side has another token.
         EngineError: `place` did not answer within `max_seconds`.
     """
     who = f"{'replica' if isinstance(hello, ReplicaHello) else 'rank'} {hello.rank}"
@@ -199,6 +279,17 @@ def connect(
                     f"{place} did not answer on {name} within {max_seconds:g} s: {error}; check that it runs there"
                 ) from error
         time.sleep(RETRY_SECONDS)
+    connected.settimeout(MAX_HELLO_SECONDS)
+    advice = "set the same value on all nodes"
+    try:
+        introduce(connected, _PURPOSE, hello.rank.to_bytes(_RANK_BYTES), token.encode())
+    except RefusedError:
+        connected.close()
+        reason = f"its INFLIGHT_CLUSTER_TOKEN is not the same as on {place}; {advice}"
+        raise ConfigError(f"{place} ({name}) refused {who}: {reason}") from None
+    except (OSError, ImpostorError) as error:
+        connected.close()
+        raise EngineError(f"the program that answers on {name} is not {place} of Inflight: {error}") from error
     stream = BlockingStream(connected, read_ahead=False)  # later messages are for the worker process
     connected.settimeout(MAX_HELLO_SECONDS)
     try:

@@ -85,11 +85,9 @@ class _Node:
         return any(process.exit_code == 0 for process in self.processes.values())
 
     def start(self, rank: int, max_seconds: float) -> None:
-        hello = Hello(
-            token=self._token, schema=schema_digest(), rank=rank, world_size=self.world_size, nnodes=self._args.nnodes
-        )
+        hello = Hello(schema=schema_digest(), rank=rank, world_size=self.world_size, nnodes=self._args.nnodes)
         address = self._args.master_addr, self._args.master_port
-        with connect(address, hello, max_seconds=max_seconds) as connected:
+        with connect(address, hello, self._token, max_seconds=max_seconds) as connected:
             self.processes[rank] = WorkerProcess(worker_title(self._layout, rank), connected.fileno())
 
     def wait_for_lost(self) -> list[int]:

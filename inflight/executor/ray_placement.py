@@ -68,8 +68,8 @@ class RankStarter:
             ConfigError, EngineError: the engine does not accept the connection.
         """
         self._end()
-        hello = Hello(token=token, schema=schema_digest(), rank=rank, world_size=world_size, nnodes=1)
-        with connect((host, port) if port else host, hello, max_seconds=MAX_CONNECT_SECONDS) as connected:
+        hello = Hello(schema=schema_digest(), rank=rank, world_size=world_size, nnodes=1)
+        with connect((host, port) if port else host, hello, token, max_seconds=MAX_CONNECT_SECONDS) as connected:
             program = ["inflight.executor.worker_main", title, str(connected.fileno())]
             started = subprocess.run(
                 [sys.executable, *child_command(0, program)],

@@ -37,9 +37,9 @@ from inflight.interface.worker import Rendezvous
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The first message on the TCP connection of a rank. Node 0 refuses it if a field does not fit its own options."""
+    """The first message on the TCP connection of a rank, after both sides have proved that they know the token (handshake.py).
+    Node 0 refuses it if a field does not fit its own options."""
 
-    token: str
     schema: str  # `codec.schema_digest()`, because two versions of Inflight may have different messages
     rank: int
     world_size: int

@@ -22,6 +22,8 @@ _TABLE = """
   0     event_buffer
   0     foreign_parameters
   0     foreign_variables  envs
+  0     counted_warning
+  0     handshake
   0     line_writer
   0     list_checks        errors
   0     logs               envs line_writer

@@ -17,9 +17,9 @@ from inflight.sockets import connect_locally, listen, listen_locally, shown, soc
 
 def test_an_ipv6_address_is_shown_with_brackets() -> None:
     assert (shown("::1", 80), shown("10.0.0.1", 80), shown("head", 80)) == ("[::1]:80", "10.0.0.1:80", "head:80")
-    hello = Hello(token="", schema="", rank=1, world_size=2, nnodes=2)
+    hello = Hello(schema="", rank=1, world_size=2, nnodes=2)
     with pytest.raises(EngineError, match=r"node 0 did not answer on \[::1\]:9 within 0 s"):
-        connect(("::1", 9), hello, max_seconds=0.0)
+        connect(("::1", 9), hello, "token", max_seconds=0.0)
 
 
 def test_a_local_name_is_free_again_when_its_listener_is_closed() -> None:

@@ -87,8 +87,8 @@ def join_head(
         EngineError: the head did not answer.
     """
     assert parallel.head is not None
+    token = envs.cluster_token()
     hello = ReplicaHello(
-        token=envs.cluster_token(),
         schema=schema_digest(),
         rank=parallel.replicas[parallel.replica_index],
         linked=tuple(linked),
@@ -100,7 +100,7 @@ def join_head(
     while True:
         try:
             left = round(max(end - time.monotonic(), 0.0), 1)
-            joined = connect(parallel.head, hello, max_seconds=left, place=RemoteReplicas.place)
+            joined = connect(parallel.head, hello, token, max_seconds=left, place=RemoteReplicas.place)
             joined.settimeout(None)
             return joined
         except (ConfigError, EngineError) as error:

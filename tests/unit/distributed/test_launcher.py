@@ -7,6 +7,7 @@ import socket
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,55 @@ def test_a_folder_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="belongs to another user"):
         Launch(2).meet(0)
     assert own_token_folders() == []
+
+
+class Told:
+    """A store with what a stranger has written."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def get(self, _: str) -> bytes:
+        return self.text.encode()
+
+
+def test_no_other_file_of_the_user_becomes_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the folder of the hub's token, whose contents a stranger may know."""
+    for name, size, mode in (
+        ("cache", 32, 0o700),
+        ("inflight-a", 37, 0o700),
+        ("inflight-b", 32, 0o755),
+        ("inflight-c", 0, 0o700),
+    ):
+        folder = tmp_path / name
+        folder.mkdir(mode=mode)
+        (folder / "token").write_bytes(b"x" * size)
+        with pytest.raises(ConfigError, match="is not a folder that rank 0 has made"):
+            launcher._find_token(Told(f"file {folder}"), True)  # type: ignore[arg-type]  # only `get`
+    monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", "a secret")
+    for text, is_one_machine in (("nonce 00", True), (f"file {folder}", False), ("", True)):
+        with pytest.raises(ConfigError, match="start all of them by the same launcher"):
+            launcher._find_token(Told(text), is_one_machine)  # type: ignore[arg-type]  # only `get`
+
+
+def test_on_one_machine_the_ranks_meet_on_loopback_whatever_the_store_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = launcher.open_mesh
+
+    def tell_a_stranger(store: Any, rank: int, *rest: Any) -> Any:  # Any: of `open_mesh`
+        mesh = real(store, rank, *rest)
+        store.set(f"address {rank}", f"203.0.113.1 {mesh.address[1]}")
+        return mesh
+
+    monkeypatch.setattr(launcher, "open_mesh", tell_a_stranger)
+    opened = Launch(2).both()
+    with ThreadPoolExecutor(2) as ranks:
+        found = [connecting.result(300) for connecting in [ranks.submit(each.connections) for each in opened]]
+    for connections in found:
+        for connection in connections.values():
+            assert connection.getpeername()[0] == "127.0.0.1"
+            connection.close()
+    for bootstrap in opened:
+        bootstrap.close()
 
 
 @pytest.mark.usefixtures("several_machines")

@@ -29,7 +29,8 @@ from inflight.distributed.process_world import ProcessWorld
 from inflight.distributed.socket_channel import SocketMesh
 from inflight.distributed.stage_link import StageLink
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.errors import LostPeerError
+from inflight.errors import LostPeerError, SilentPeerError
+from inflight.handshake import GREETING_BYTES, PROOF_BYTES, Acceptance
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
 from inflight.sockets import listen
 from inflight.timeline import Timeline
@@ -365,36 +366,78 @@ def test_a_rank_may_call_another_before_it_joins() -> None:
         world.close("done")
 
 
-def test_the_token_does_not_travel() -> None:
+def mesh_of(
+    rank: int, address: Callable[[], tuple[str, int]], token: bytes = TOKEN, seconds: float = 300.0
+) -> SocketMesh:
+    return SocketMesh(rank, listen("127.0.0.1", 0), token, lambda _: address(), seconds)
+
+
+def test_the_token_does_not_travel_and_a_stranger_is_not_taken_for_a_rank() -> None:
     """A stranger who has put his address into the store gets callers, but learns nothing with which he could call."""
-    with listen("127.0.0.1", 0) as stranger:
-        address = stranger.getsockname()
-        mesh = SocketMesh(0, listen("127.0.0.1", 0), TOKEN, lambda rank: address, timeout_seconds=300.0)
-        caller = mesh.connection(1, "activations")
+    with listen("127.0.0.1", 0) as stranger, ThreadPoolExecutor(1) as pool:
+        mesh = mesh_of(0, stranger.getsockname)
+        calling = pool.submit(mesh.connection, 1, "activations")
         called, _ = stranger.accept()
         with called:
-            hello = called.recv(1 << 10)
-        assert TOKEN not in hello
-        honest = SocketMesh(2, listen("127.0.0.1", 0), TOKEN, lambda rank: address, timeout_seconds=0.1)
+            called.sendall(Acceptance(b"mesh", 40).greeting)
+            answer = called.recv(104, socket.MSG_WAITALL)
+            called.sendall(b"\x01" * PROOF_BYTES)
+            with pytest.raises(LostPeerError, match="rank 0 cannot reach rank 1: it does not know the token"):
+                calling.result(300)
+        assert TOKEN not in answer and len(answer) == 104
+        honest = mesh_of(2, stranger.getsockname, seconds=0.1)
         with socket.create_connection(honest.address) as replayed:  # what rank 1 was told is worth nothing with rank 2
-            replayed.sendall(hello)
+            replayed.sendall(answer)
             with pytest.raises(TimeoutError, match="rank 0 did not connect"):
                 honest.connection(0, "activations")
-    for part in (caller, mesh, honest):
-        part.close()
+    mesh.close()
+    honest.close()
+
+
+def test_a_stranger_does_not_stand_between_two_ranks() -> None:
+    """It has put its address into the store, and passes all bytes on."""
+
+    def pass_on(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(4096):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    with listen("127.0.0.1", 0) as between, ThreadPoolExecutor(4) as pool:
+        first, second = mesh_of(0, between.getsockname), mesh_of(1, between.getsockname)
+        connecting, accepting = pool.submit(first.connection, 1, "a"), pool.submit(second.connection, 0, "a")
+        near, _ = between.accept()
+        with near, socket.create_connection(second.address) as far:
+            relays = [pool.submit(pass_on, near, far), pool.submit(pass_on, far, near)]
+            with pytest.raises(LostPeerError, match="rank 0 cannot reach rank 1: it does not accept"):
+                connecting.result(300)
+            for relay in relays:
+                relay.result(300)
+        assert not accepting.done()
+        second.close()
+        with pytest.raises(ConnectionError, match="has stopped"):
+            accepting.result(300)
+    first.close()
+
+
+def test_a_rank_that_connects_does_not_wait_for_ever() -> None:
+    with listen("127.0.0.1", 0) as silent:
+        mesh = mesh_of(0, silent.getsockname, seconds=0.05)
+        with pytest.raises(SilentPeerError, match="rank 1 did not answer within"):
+            mesh.connection(1, "a")
+        mesh.close()
 
 
 def test_silent_callers_delay_nobody() -> None:
-    token = bytes(range(TOKEN_BYTES))
-    mesh = SocketMesh(1, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=300.0)
-    member = SocketMesh(0, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=300.0)
-    with contextlib.ExitStack() as open_sockets:
+    mesh = mesh_of(1, lambda: mesh.address)
+    member = mesh_of(0, lambda: mesh.address)
+    with contextlib.ExitStack() as open_sockets, ThreadPoolExecutor(1) as pool:
         for index in range(100):
             silent = open_sockets.enter_context(socket.create_connection(mesh.address))
-            silent.sendall(b"\xff" * index)  # some send more than a hello
-        theirs = member.connection(1, "a")
+            silent.sendall(b"\xff" * index * 2)  # some send more than an answer
+        calling = pool.submit(member.connection, 1, "a")
         start = time.monotonic()
-        ours = mesh.connection(0, "a")
+        ours, theirs = mesh.connection(0, "a"), calling.result(300)
         assert time.monotonic() - start < 60
     for part in (mesh, member, theirs, ours):
         part.close()
@@ -407,6 +450,7 @@ def test_a_silent_caller_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(1) as pool, socket.create_connection(mesh.address, timeout=60) as silent:
         waiting = pool.submit(mesh.connection, 0, "a")
         try:
+            assert len(silent.recv(GREETING_BYTES, socket.MSG_WAITALL)) == GREETING_BYTES
             assert silent.recv(1) == b"", "the rank closes it"
         finally:
             mesh.close()
@@ -415,29 +459,31 @@ def test_a_silent_caller_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_caller_without_the_token_is_dropped() -> None:
-    token = bytes(range(TOKEN_BYTES))
-    mesh = SocketMesh(1, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=300.0)
-    stranger = SocketMesh(
-        0, listen("127.0.0.1", 0), bytes(TOKEN_BYTES), lambda rank: mesh.address, timeout_seconds=300.0
-    )
-    member = SocketMesh(0, listen("127.0.0.1", 0), token, lambda rank: mesh.address, timeout_seconds=300.0)
-    intruder = stranger.channel(1, "activations")
-    theirs = member.channel(1, "activations")
-    ours = mesh.channel(0, "activations")
+    mesh = mesh_of(1, lambda: mesh.address)
+    stranger, member = mesh_of(0, lambda: mesh.address, bytes(TOKEN_BYTES)), mesh_of(0, lambda: mesh.address)
+    with ThreadPoolExecutor(2) as pool:
+        intruding = pool.submit(stranger.channel, 1, "other")
+        calling = pool.submit(member.channel, 1, "activations")
+        ours, theirs = mesh.channel(0, "activations"), calling.result(300)
+        accepting = pool.submit(mesh.channel, 0, "other")
+        with pytest.raises(LostPeerError, match="it does not accept"):
+            intruding.result(300)
+        mesh.close()
+        with pytest.raises(ConnectionError):
+            accepting.result(300)
     theirs.send(torch.tensor([3.5]))
     received = torch.empty(1)
     ours.receive(received)
     assert float(received) == 3.5
-    with pytest.raises(ConnectionError):
-        intruder.receive(received)
-    for part in (mesh, stranger, member, intruder, theirs, ours):
+    for part in (stranger, member, theirs, ours):
         part.close()
 
 
 def test_a_closed_channel_says_so() -> None:
-    token = bytes(TOKEN_BYTES)
-    meshes = [SocketMesh(rank, listen("127.0.0.1", 0), token, lambda _: meshes[1].address, 5.0) for rank in range(2)]
-    first, second = meshes[0].channel(1, "x"), meshes[1].channel(0, "x")
+    meshes = [mesh_of(rank, lambda: meshes[1].address, seconds=5.0) for rank in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(meshes[0].channel, 1, "x")
+        second, first = meshes[1].channel(0, "x"), calling.result(300)
     first.close()
     with pytest.raises(ConnectionError, match="was closed here"):
         first.send(torch.zeros(1))

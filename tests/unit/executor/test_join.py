@@ -21,14 +21,16 @@ import numpy as np
 import pytest
 
 from benchmarks.shared.free_port import free_port
+from inflight import counted_warning
 from inflight.config.engine import EngineConfig
 from inflight.errors import ConfigError, EngineError, InflightError, WorkerDiedError
 from inflight.executor import join, node
 from inflight.executor.join import MAX_STRANGERS, RankAcceptor, connect
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.node import NodeArgs, run_node
-from inflight.interface.codec import schema_digest
-from inflight.interface.start_up import Hello, Ready
+from inflight.handshake import GREETING_BYTES, MAGIC, PROOF_BYTES, REFUSED, Acceptance, introduce
+from inflight.interface.codec import encode, schema_digest
+from inflight.interface.start_up import Hello, Preload, Ready, Welcome
 from inflight.processes.io_thread import IoThread
 from inflight.processes.streams import BlockingStream, IoStream
 from tests.conformance.configs import engine_config, plan
@@ -194,13 +196,11 @@ def waiting(port: int) -> Iterator[int]:
     run.result(timeout=300)
 
 
-HELLO = Hello(token=TOKEN, schema=schema_digest(), rank=1, world_size=2, nnodes=2)
+HELLO = Hello(schema=schema_digest(), rank=1, world_size=2, nnodes=2)
 
 
 def test_a_hello_that_does_not_fit_is_refused(waiting: int) -> None:
     for changes, text in (
-        ({"token": "guessed"}, "INFLIGHT_CLUSTER_TOKEN is not the same as on node 0"),
-        ({"token": ""}, "INFLIGHT_CLUSTER_TOKEN is not the same as on node 0"),
         ({"schema": "old"}, "another version of Inflight"),
         ({"world_size": 4}, "started for 4 ranks on 2 nodes, but node 0 for 2 ranks on 2 nodes"),
         ({"nnodes": 3}, "on 3 nodes"),
@@ -209,16 +209,26 @@ def test_a_hello_that_does_not_fit_is_refused(waiting: int) -> None:
     ):
         hello = replace(HELLO, **changes)  # type: ignore[arg-type]  # of both types
         with pytest.raises(ConfigError, match=text):
-            connect(("127.0.0.1", waiting), hello, max_seconds=300)
+            connect(("127.0.0.1", waiting), hello, TOKEN, max_seconds=300)
+    for token in ("guessed", ""):
+        with pytest.raises(ConfigError, match="INFLIGHT_CLUSTER_TOKEN is not the same as on node 0"):
+            connect(("127.0.0.1", waiting), HELLO, token, max_seconds=300)
 
 
-def test_a_stranger_is_dropped(waiting: int, caplog: pytest.LogCaptureFixture) -> None:
-    for data in (b"GET / HTTP/1.1\r\n\r\n", b"InFl" + b"\xff" * 60):
+def test_a_stranger_is_dropped(waiting: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted_warning, "SECONDS", 0.0)
+    for data in (
+        b"GET / HTTP/1.1\r\nHost: localhost:8000\r\nUser-Agent: a browser\r\n\r\n.....",
+        b"InFl" + b"\xff" * 64,
+    ):
         with socket.create_connection(("127.0.0.1", waiting)) as stranger:
-            stranger.sendall(data)
+            stranger.sendall(data[:68])
             stranger.settimeout(300)
-            assert stranger.recv(100) == b""
-    stream = BlockingStream(socket.create_connection(("127.0.0.1", waiting)))
+            assert stranger.recv(GREETING_BYTES, socket.MSG_WAITALL).startswith(MAGIC)
+            assert stranger.recv(100) in (REFUSED, b"")
+    connected = socket.create_connection(("127.0.0.1", waiting))
+    introduce(connected, b"join", (1).to_bytes(4), TOKEN.encode())
+    stream = BlockingStream(connected)
     stream.send(Ready(rank=1))  # no hello
     assert stream.receive() is None
     stream.close()
@@ -226,6 +236,50 @@ def test_a_stranger_is_dropped(waiting: int, caplog: pytest.LogCaptureFixture) -
     while "expected one of Hello" not in caplog.text:  # logged after the stream was closed
         assert time.monotonic() < end, caplog.text
         time.sleep(0.01)
+
+
+def test_a_rank_that_calls_itself_another_one_is_dropped(waiting: int) -> None:
+    connected = socket.create_connection(("127.0.0.1", waiting))
+    introduce(connected, b"join", (7).to_bytes(4), TOKEN.encode())
+    stream = BlockingStream(connected)
+    stream.send(HELLO)
+    assert stream.receive() is None
+    stream.close()
+
+
+def test_a_rank_tells_nothing_to_a_node_0_without_the_token_and_does_not_obey_it() -> None:
+    """Whoever listens at the address: another user of the machine, after node 0 has died."""
+    heard: list[bytes] = []
+
+    def rogue(server: socket.socket) -> None:
+        connected, _ = server.accept()
+        with connected:
+            connected.sendall(Acceptance(b"join", 4).greeting)
+            answer = connected.recv(68, socket.MSG_WAITALL)
+            connected.sendall(b"\x01" * PROOF_BYTES)
+            for message in (Welcome(max_silence_seconds=10.0), Preload(worker_class="this:s")):
+                with contextlib.suppress(OSError):
+                    connected.sendall(b"".join(map(bytes, encode(message).buffers())))
+            with contextlib.suppress(ConnectionResetError):
+                heard.extend([answer, connected.recv(1 << 16)])
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listening = in_thread(lambda: rogue(server))
+        with pytest.raises(EngineError, match="is not node 0 of Inflight: it does not know the token"):
+            connect(server.getsockname(), HELLO, TOKEN, max_seconds=300)
+        listening.result(timeout=300)
+    assert TOKEN.encode() not in b"".join(heard) and len(b"".join(heard)) == 68, "no Hello follows"
+
+
+def test_strangers_cause_a_line_a_second(waiting: int, caplog: pytest.LogCaptureFixture) -> None:
+    begin = time.monotonic()
+    for _ in range(300):
+        with socket.create_connection(("127.0.0.1", waiting)) as stranger:
+            stranger.sendall(b"x" * 68)
+            stranger.settimeout(300)
+            stranger.recv(GREETING_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
+    lines = [text for text in caplog.messages if "was dropped" in text]
+    assert 1 <= len(lines) <= 2 + time.monotonic() - begin
 
 
 def test_silent_strangers_delay_no_rank(waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +290,7 @@ def test_silent_strangers_delay_no_rank(waiting: int, monkeypatch: pytest.Monkey
             stranger.sendall(b"InFl")
         start = time.monotonic()
         with pytest.raises(ConfigError, match="INFLIGHT_CLUSTER_TOKEN is not the same"):
-            connect(("127.0.0.1", waiting), replace(HELLO, token="guessed"), max_seconds=300)
+            connect(("127.0.0.1", waiting), HELLO, "guessed", max_seconds=300)
         assert time.monotonic() - start < 300
 
 
@@ -244,7 +298,7 @@ def test_a_program_that_accepts_and_says_nothing_is_not_waited_for(monkeypatch: 
     monkeypatch.setattr(join, "MAX_HELLO_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # its end also ends a wait without a limit
         address = silent.getsockname()
-        connecting = in_thread(lambda: connect(address, HELLO, max_seconds=300).close())
+        connecting = in_thread(lambda: connect(address, HELLO, TOKEN, max_seconds=300).close())
         with pytest.raises(EngineError, match="is not node 0 of Inflight: "):
             connecting.result(timeout=300)
 
@@ -284,10 +338,10 @@ def test_a_rank_joins_once(port: int) -> None:
         joined = is_refused = False
         with waits as caught, contextlib.ExitStack() as stack:
             with contextlib.suppress(EngineError):  # it no longer waits
-                stack.enter_context(connect(("127.0.0.1", port), hello, max_seconds=seconds))
+                stack.enter_context(connect(("127.0.0.1", port), hello, TOKEN, max_seconds=seconds))
                 joined = True
                 with pytest.raises(ConfigError, match="rank 3 has joined before"):
-                    connect(("127.0.0.1", port), hello, max_seconds=seconds)
+                    connect(("127.0.0.1", port), hello, TOKEN, max_seconds=seconds)
                 is_refused = True
             starting.result(timeout=300)
         assert joined and is_refused and "ranks 2 did not" in str(caught.value)
@@ -305,19 +359,19 @@ def test_a_rank_with_a_token_of_its_own_joins_with_it_once(port: int) -> None:
     io.run(acceptor.start)
     for rank, token in ((2, "second"), (3, "third")):
         acceptor.expect(rank, token)
-    third = replace(HELLO, rank=3, world_size=4, token="third")
+    third = replace(HELLO, rank=3, world_size=4)
     for address in (acceptor.address, name):
-        for wrong in (replace(third, rank=2), replace(third, token="unknown"), replace(third, rank=1)):
+        for wrong, token in ((replace(third, rank=2), "third"), (third, "unknown"), (replace(third, rank=1), "third")):
             with pytest.raises(ConfigError, match="INFLIGHT_CLUSTER_TOKEN is not the same"):
-                connect(address, wrong, max_seconds=300)
-    connect(name, third, max_seconds=300).close()
+                connect(address, wrong, token, max_seconds=300)
+    connect(name, third, "third", max_seconds=300).close()
     with pytest.raises(ConfigError, match="rank 3 has joined before"):
-        connect(acceptor.address, third, max_seconds=300)
+        connect(acceptor.address, third, "third", max_seconds=300)
     assert joined == [3]
     assert acceptor.missing == {2}
     io.run(acceptor.close)
     with pytest.raises(EngineError, match=f"node 0 did not answer on {name} within 0 s"):
-        connect(name, third, max_seconds=0)
+        connect(name, third, "third", max_seconds=0)
     io.stop()
 
 

@@ -262,10 +262,9 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     RpcReply: st.builds(RpcReply, epoch=ids, call_id=ids, rank=ids, value=plain_data, failure=st.none() | failures),
     AskActivity: st.builds(AskActivity),
     WorkerActivity: st.builds(WorkerActivity, rank=ids, text=texts, is_waiting=st.booleans()),
-    Hello: st.builds(Hello, token=texts, schema=texts, rank=ids, world_size=ids, nnodes=ids),
+    Hello: st.builds(Hello, schema=texts, rank=ids, world_size=ids, nnodes=ids),
     ReplicaHello: st.builds(
         ReplicaHello,
-        token=texts,
         schema=texts,
         rank=ids,
         linked=st.lists(ids, max_size=3).map(tuple),

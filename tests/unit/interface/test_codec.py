@@ -293,13 +293,13 @@ def test_deep_nesting_ends() -> None:
 
 
 def test_a_stranger_may_say_hello_only() -> None:
-    hello = Hello(token="t", schema="1", rank=0, world_size=2, nnodes=2)
+    hello = Hello(schema="1", rank=0, world_size=2, nnodes=2)
     assert Decoder().decode(encode(hello), (Hello,)) == hello
     for message in (Stop(), Ready(rank=0), rpc(5)):
         with pytest.raises(CodecError, match="expected one of Hello"):
             Decoder().decode(encode(message), (Hello,))
     with pytest.raises(CodecError, match="at most 4096"):
-        read(wire(Hello(token="t" * 5000, schema="1", rank=0, world_size=2, nnodes=2)), max_frame_bytes=4096)
+        read(wire(Hello(schema="1" * 5000, rank=0, world_size=2, nnodes=2)), max_frame_bytes=4096)
 
 
 def test_small_frames_are_read_many_at_a_time() -> None:
