@@ -107,7 +107,7 @@ class Refusal(NamedTuple):
     reason: str  # why a server does not start, and what to do
     unless: tuple[str, ...] = ()  # names of settings: if one of them has a value, a note is enough
 
-    def holds(self, settings: Mapping[str, object]) -> bool:
+    def applies(self, settings: Mapping[str, object]) -> bool:
         return not any(settings.get(name) for name in self.unless)
 
 
@@ -195,16 +195,16 @@ def refusals(environment: Mapping[str, str], settings: Mapping[str, object]) -> 
     """
     for name in _unread(environment):
         refusal = _find(REFUSED, name)
-        if refusal is not None and refusal.holds(settings):
+        if refusal is not None and refusal.applies(settings):
             yield f"{name} is set, but {refusal.reason}; or unset {name}"
 
 
 def server_notes(environment: Mapping[str, str], settings: Mapping[str, object]) -> Iterator[str]:
-    """Yields a line for each variable of another engine that is set and is not read, but for those of `refusals`. A variable of
-    API keys that gives no key has a line, too: it is empty, or another one goes before it."""
+    """Yields a line for each variable of another engine that is set and not read, except for those that `refusals` names. A
+    variable of API keys that gives no key has a line, too: it is empty, or another variable has precedence."""
     for name in _unread(environment):
         refusal = _find(REFUSED, name)
-        if (refusal is None or not refusal.holds(settings)) and (note := _note(name)):
+        if (refusal is None or not refusal.applies(settings)) and (note := _note(name)):
             yield note
     given = [name for name in envs.API_KEY_VARIABLES if name in environment]
     used = next((name for name in given if environment[name].strip()), None)
@@ -224,7 +224,7 @@ def engine_notes(environment: Mapping[str, str]) -> Iterator[str]:
 
 def _unread(environment: Mapping[str, str]) -> list[str]:
     """The variables that have a value and are not read, without those that Kubernetes has set, and without those that switch
-    off what does not exist here."""
+    off a feature that Inflight does not have."""
     return [
         name
         for name, value in sorted(environment.items())

@@ -6,8 +6,8 @@ A text has these sections, one after another:
     REASONING   free text up to `end`; then ANSWER again, or with `next_message` the literals of the next message
     FREE        a call instead of the answer, or an answer without a constraint: every token is admitted, up to the end
 
-At the beginning of ANSWER it is open which of the literals follows, or whether the constrained text begins. Both are followed
-until a token decides. A literal that is complete wins.
+At the beginning of ANSWER a literal may come, or the constrained text may begin. The reader keeps both possibilities until a
+token decides. If a literal is complete, it counts as the literal.
 
 Which section a token belongs to depends only on the tokens before it.
 """

@@ -202,7 +202,7 @@ class _Walk:
         return True
 
     def _holds_schemas(self, keyword: str, value: object) -> bool:
-        """False if the value of a keyword that holds schemas holds none, or is a reference to none."""
+        """False if the keyword's value should be or have a schema and does not, or is a reference to nothing."""
         if keyword == "$ref" and isinstance(value, str) and not _is_foreign(value):
             try:
                 return _is_schema(referred(self._root, value))

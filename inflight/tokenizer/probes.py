@@ -24,7 +24,7 @@ CALL_ID = "abcdefghi"  # Mistral's templates accept only ids of this length
 NAME = "probe"
 ARGUMENT = "text"
 QUESTION: Message = {"role": "user", "content": "?"}
-# How templates write a value that is absent: as Python, as JSON, or as Jinja's own text.
+# How templates write a value that is absent: as Python's None, as JSON's null, or as Jinja's undefined.
 _ABSENT = re.compile(r"(?<!\w)(?:None|null|undefined|Undefined)(?!\w)")
 
 
@@ -77,7 +77,7 @@ def invented(roles: str) -> tuple[Conversation, list[str]]:
         elif letter == "r":
             result = a_result(text, waiting.pop(1) if len(waiting) > 1 else CALL_ID)
             if not any("tool_calls" in message for message in conversation):
-                del result["name"]  # nobody knows it
+                del result["name"]  # no call says what it is
             conversation.append(result)
         else:
             role = {"s": "system", "u": "user", "a": "assistant"}[letter]

@@ -14,8 +14,8 @@ class ReasoningEffort:
         self._found: dict[str, str | None] = {}
 
     def nearest(self, effort: str) -> str | None:
-        """Returns `effort` if the template takes it, otherwise the nearest level that it takes, of two the lower. None: the
-        template takes no level. A level that nobody knows stays, so the template can say what it refuses."""
+        """Returns `effort` if the template takes it, otherwise the nearest level that it takes; of two equally near ones,
+        the lower. None: the template takes no level. An unknown level is returned unchanged, so the template can refuse it."""
         if effort not in self._found:
             self._found[effort] = self._find(effort)
         return self._found[effort]

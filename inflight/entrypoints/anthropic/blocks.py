@@ -34,7 +34,7 @@ class ToolDefinition(StrictModel):
 class OtherBlock(OtherPart):
     """A block that the model cannot read. It is left out, or replaced by a text that says what it was."""
 
-    id: Any = None  # of a call; the result of a call that is left out is left out, too
+    id: Any = None  # the id of a call: if a call is left out, its result is left out, too
 
 
 class TextBlock(StrictModel):

@@ -34,7 +34,7 @@ _OF_ASSISTANT = (ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)
 class MessageReader:
     """
     Attributes:
-        loaded: the tools that are not listed, and that the messages so far have defined: their names and definitions.
+        loaded: the deferred tools whose definitions the messages so far have; name -> definition.
         left_out: the names of the blocks that the model does not see, for the answer's header.
     """
 
@@ -49,7 +49,7 @@ class MessageReader:
         self._messages = messages
         self._listed, self._deferred = frozenset(listed), deferred
         self._calls_left_out = frozenset(_calls_left_out(messages))
-        # the last message may be the beginning of the answer to those before
+        # the last message is left out: it may be the beginning of the answer that is asked for
         before = enumerate(messages[:-1], 1)
         self._num_answered = max((number for number, message in before if message.role == "assistant"), default=0)
 

@@ -95,8 +95,8 @@ def _switches(thoughts: Thoughts, defaults: Mapping[str, Any] | None) -> dict[st
 
 
 def _shows_thoughts(thoughts: Thoughts, defaults: Mapping[str, Any] | None) -> bool:
-    """Some models think although the template has no switch, or think against it. A client that has not asked for thoughts
-    expects the text in the first block."""
+    """Some models think although the request has not asked for it: their template has no switch, or they ignore it. A client
+    that has not asked for thoughts expects the text in the first block."""
     if thoughts.is_on is None:
         return any((defaults or {}).get(name) for name in _THINKING_SWITCHES)
     return thoughts.is_on

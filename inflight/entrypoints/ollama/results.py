@@ -83,8 +83,8 @@ def name_calls(messages: Sequence[dict[str, Any]]) -> None:
 
 
 def _name_calls(results: Iterable[dict[str, Any]], waiting: _WaitingCalls) -> None:
-    """For results without other messages between them. Ids come before names, and names before the order. A name that is none
-    of a waiting call's says nothing."""
+    """For results without other messages between them. Ids come before names, and names before the order. A name that no
+    waiting call has is ignored."""
     without_id = []
     for result in results:
         if result.get("tool_call_id") is None:

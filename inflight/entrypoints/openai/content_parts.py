@@ -1,9 +1,9 @@
 """The content parts of messages: text, thoughts, and other parts, which the model cannot read.
 
 Other parts do not end a conversation. A part of a type that the server does not know is left out. A medium, such as an image,
-is replaced by a short text, so that the model knows that there was one. Both are reported. Only a medium in the messages that
-have no answer yet is an error, because the client asks about it now. Results of tools are no such messages: there the model has
-asked.
+is replaced by a short text, so that the model knows that there was one. Both are reported. A medium is an error only in
+the messages that have no answer yet, because the client asks about it now. In the result of a tool it is never an error: the
+model has called the tool, so the client has not chosen to send a medium.
 """
 
 import re

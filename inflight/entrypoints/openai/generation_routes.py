@@ -99,11 +99,13 @@ def respond(
             await send_events(streams, presenter, events)
             return None
         except (InvalidRequestError, TokenizerError) as error:
-            told = to_api_error(error, named_field(error, body, constraint))
-            told.detail = own_name(told.detail)
-            if told.param is not None and told.param == constraint and told.param not in told.detail:
-                told.detail = f"{told.param}: {told.detail}"  # other APIs' errors have no member with the field
-            raise told from error
+            api_error = to_api_error(error, named_field(error, body, constraint))
+            api_error.detail = own_name(api_error.detail)
+            field = api_error.param
+            if field is not None and field == constraint and field not in api_error.detail:
+                # The errors of some APIs have no member for the field, so the message names it.
+                api_error.detail = f"{field}: {api_error.detail}"
+            raise api_error from error
         except OverloadedError:
             if not streams:
                 server.metrics.request_refused("queue_full")

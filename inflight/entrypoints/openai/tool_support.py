@@ -19,7 +19,7 @@ _NOT_READ = (
 
 
 class ToolSupport:
-    """Each server has one object of this class. It remembers whether it has told of the problem.
+    """Each server has one object of this class. It remembers whether it has logged the problem.
 
     Attributes:
         is_shown: whether the model sees the tools of a request.
@@ -32,7 +32,7 @@ class ToolSupport:
         self.is_shown = not has_template or template is None or shows_tools(template)
         self.is_read = not has_template or not is_wanted or parsers.tool is not None
         self._model = model
-        self._is_told = False
+        self._is_logged = False
         if self.is_shown and not self.is_read:
             logger.warning(_NOT_READ, model)
 
@@ -40,10 +40,10 @@ class ToolSupport:
         """A request with tools has come. Returns the names for the header of its answer."""
         if self.is_shown and self.is_read:
             return ()
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_logged:
+            self._is_logged = True
             logger.warning(
-                "A request has tools, but " + (_NOT_READ if self.is_shown else _NOT_SHOWN) + "; this is told once",
+                "A request has tools, but " + (_NOT_READ if self.is_shown else _NOT_SHOWN) + "; this is logged once",
                 self._model,
             )
         return ("tools",)

@@ -24,19 +24,20 @@ h1 { font-size: 1.6rem; } code, pre { font: 14px/1.5 ui-monospace, monospace; ov
 pre { white-space: pre-wrap; border: 1px solid #8886; border-radius: 6px; padding: .7rem; }
 th { text-align: left; font-weight: normal; padding-right: 1.5rem; vertical-align: top; }
 """
-# The answer of /ready becomes text and no markup. After a start or a recovery the page is loaded again, with the names.
+# The answer of /ready is shown as text, never as markup. After a start or a recovery the page is loaded again, to show the
+# names of the model.
 _SCRIPT = """
 const shown = document.getElementById("state"), before = shown.textContent;
-async function look() {
+async function showState() {
   let text = "does not answer";
   try {
-    const answer = await fetch("ready", {cache: "no-store"}), told = await answer.json();
-    text = answer.ok ? "ready" : "not ready: " + (told.error ? told.error.message : answer.status);
+    const answer = await fetch("ready", {cache: "no-store"}), body = await answer.json();
+    text = answer.ok ? "ready" : "not ready: " + (body.error ? body.error.message : answer.status);
     if (answer.ok && before !== "ready") location.reload();
   } catch (error) {}
   shown.textContent = text;
 }
-setInterval(look, 5000);
+setInterval(showState, 5000);
 """
 _PAGE = """<!doctype html>
 <html lang="en">

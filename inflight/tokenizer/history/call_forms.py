@@ -1,12 +1,12 @@
-"""Signs in the text with which templates tell models how to call tools, and calls in these forms. The names are those of the
-tool parsers that read the forms."""
+"""The forms of calls that templates only describe in their instructions: how to recognise the instructions, and how to write
+calls in these forms. The names are those of the tool parsers that read the forms."""
 
 import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# A sign stands beside the list of tools. The first that is found counts.
+# A pattern of the text around the list of tools. The first one that is found counts.
 CALL_SIGNS: Mapping[str, re.Pattern[str]] = {
     "hermes": re.compile(
         r"<tool_call>\s*\{\s*[\"'](name|arguments)[\"']:.{1,80}[\"'](arguments|name)[\"']:.{1,80}\s*</tool_call>"

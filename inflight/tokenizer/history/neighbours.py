@@ -1,4 +1,4 @@
-"""Neighbours: which kinds of messages a template takes one behind the other, and what is done where it does not."""
+"""Neighbours: which kinds of messages a template takes one behind the other, and how other histories are changed."""
 
 from collections.abc import Callable
 from enum import Enum, auto
@@ -72,7 +72,7 @@ class Neighbours:
         self._remedies: dict[Pair, Remedy] = {}
 
     def arrange(self, conversation: Conversation, *, ends: bool) -> Conversation:
-        """`ends`: an answer of the model follows. Otherwise the model goes on with the last message."""
+        """`ends`: True if the model writes a new answer; False if it continues the last message."""
         found = self._arrange(conversation, self.remedy, ends=ends)
         if any(kind_of(message) is Kind.USER for message in found) or self._takes_no_question:
             return found

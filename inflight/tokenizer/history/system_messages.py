@@ -1,4 +1,4 @@
-"""System messages: some templates refuse them, leave them out or move them, be it the first one or those that come later."""
+"""System messages, the first one and later ones: some templates refuse them, leave them out or move them."""
 
 from functools import cached_property
 

@@ -1,4 +1,4 @@
-"""Fields of tools that are absent, and that a template needs."""
+"""Adds the fields that a template needs to tools that do not have them."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -112,7 +112,7 @@ def _tool() -> Tool:
 
 
 def _type_of(schema: Mapping[str, Any]) -> str:
-    """The type that the other keywords tell."""
+    """The type that follows from the other keywords."""
     values = [schema["const"]] if "const" in schema else schema.get("enum") or ()
     if values:
         return _TYPES.get(type(values[0]), "string")

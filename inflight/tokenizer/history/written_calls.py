@@ -1,7 +1,7 @@
 """Calls as text, for templates that write no calls.
 
-Some of these models know a form of calls all the same: their templates expect that the program has left it in the answer's
-text. Then the template writes a sign of the form beside the list of tools. Others show no tools, so the form is free.
+Some of these models still have a form of calls: their templates expect that the program has left the calls in the text of the
+answer. Such a template describes the form beside the list of tools. Other templates show no tools, so any form will do.
 """
 
 from collections.abc import Callable

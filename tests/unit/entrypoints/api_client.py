@@ -24,6 +24,7 @@ from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.entrypoints.openai.app import build_app
 from inflight.entrypoints.serve.asgi import ASGIApp
+from inflight.entrypoints.serve.engine_start import MAX_CALL_SEQUENCES
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ErrorKind
@@ -319,7 +320,8 @@ def serving(
     )
 
     async def make() -> Api:
-        cores = [PlayedCore(limits, max_num_seqs, index) for index in range(num_replicas)]
+        own = limits or QueueLimits(max_call_sequences=MAX_CALL_SEQUENCES)
+        cores = [PlayedCore(own, max_num_seqs, index) for index in range(num_replicas)]
         more = {"processor": processor, "wrapped": wrapped, "request_log": request_log}
         return Api(runner, settings, cores, **more)
 
