@@ -18,12 +18,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from inflight.engine.serving.output_lengths import OutputLengths
 from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
 
 MAX_RETRY_SECONDS = 60
-# A sequence counts as so many prompt tokens, because it also makes the steps of others longer while it decodes.
-SEQUENCE_WORK = 32
 RATE_WINDOW = 64  # `Admission` measures at which rate requests end, over at most this many of the last requests
 
 
@@ -51,13 +50,14 @@ class QueueLimits:
                 raise ConfigError(f"{name}={value!r} must be an integer of 1 or more; leave it out for no limit")
 
 
-def work_of(num_sequences: int, num_tokens: int) -> int:
-    """Returns the work of a request, as tokens of a prompt. `num_tokens`: those of its prompt that must be computed."""
-    return num_tokens + SEQUENCE_WORK * num_sequences
-
-
 class Admission:
-    def __init__(self, limits: QueueLimits, max_num_seqs: int) -> None:
+    """
+    Attributes:
+        lengths: how many tokens sequences are expected to have. All engines of a front end share it.
+    """
+
+    def __init__(self, limits: QueueLimits, max_num_seqs: int, lengths: OutputLengths | None = None) -> None:
+        self.lengths = lengths or OutputLengths()
         self._limits = limits
         self._max_num_seqs = self._free_slots = max_num_seqs
         # for each request that the engine had not received completely when it made the newest report:
@@ -104,19 +104,19 @@ class Admission:
 
     @property
     def load(self) -> int:
-        """Tokens that the engine has to compute: those of prompts that wait or are computed in part, and SEQUENCE_WORK for each
-        sequence."""
+        """Tokens that the engine has to compute: those of prompts that wait or are computed in part, and for each sequence
+        those that it is expected to draw."""
         reported = 0
         if (stats := self._stats) is not None:
             sequences = stats.num_waiting + stats.num_running
-            reported = stats.num_waiting_tokens + stats.num_running_tokens + SEQUENCE_WORK * sequences
+            reported = stats.num_waiting_tokens + stats.num_running_tokens + int(self.lengths.mean * sequences)
         return reported + self._sent_work
 
-    def sent(self, num_sequences: int, num_tokens: int, num_cached: int = 0) -> None:
+    def sent(self, num_sequences: int, num_tokens: int, work: int = 0) -> None:
         """Count a request that was sent to the engine. Its prompt tokens count once, because all its sequences share them.
-        `num_cached` of them are in the engine's prefix cache."""
+        `work`: the tokens of prompt and sequences that the engine has to compute."""
         self._num_sent += num_sequences
-        self._sent.append((self._num_sent, num_tokens, work_of(num_sequences, num_tokens - num_cached)))
+        self._sent.append((self._num_sent, num_tokens, work))
         self._sent_work += self._sent[-1][2]
         self._num_queued_tokens += self._queued_tokens(self._num_sent, num_tokens)
 

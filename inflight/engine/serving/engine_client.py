@@ -27,6 +27,7 @@ from inflight.engine.serving.admission import Admission, QueueLimits
 from inflight.engine.serving.backlog import Backlog
 from inflight.engine.serving.cached_index import CachedIndex
 from inflight.engine.serving.engine_sockets import EngineSockets
+from inflight.engine.serving.output_lengths import OutputLengths
 from inflight.engine.serving.readiness import ReadinessCheck
 from inflight.errors import (
     CodecError,
@@ -96,6 +97,7 @@ class EngineClient:
         number: int | None = None,
         is_remote: bool = False,
         limits: QueueLimits | None = None,
+        lengths: OutputLengths | None = None,
         max_num_seqs: int = 1,
         step_budget: float = 60.0,
     ) -> None:
@@ -109,7 +111,7 @@ class EngineClient:
         self.index, self.number, self.is_remote = index, index if number is None else number, is_remote
         self.state = EngineState.STARTING
         self.summary = ""
-        self.admission = Admission(limits or QueueLimits(), max_num_seqs)
+        self.admission = Admission(limits or QueueLimits(), max_num_seqs, lengths)
         self.readiness = ReadinessCheck(step_budget)
         self.backlog = Backlog(self, lambda outputs: self.process(outputs))
         self.cached = CachedIndex()

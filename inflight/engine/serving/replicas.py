@@ -20,9 +20,10 @@ from inflight.engine.request.request_state import RequestState
 from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.engine_client import GRACE_SECONDS, EngineClient, EngineState
 from inflight.engine.serving.engine_sockets import EngineSockets
+from inflight.engine.serving.output_lengths import OutputLengths
 from inflight.engine.serving.routing import Router
 from inflight.errors import EngineDeadError, EngineError, EngineRecoveringError, InflightError
-from inflight.interface.request import MAX_FAULTS
+from inflight.interface.request import MAX_FAULTS, FinishReason
 from inflight.interface.serving import AbortRequests, AddRequest, EngineReady
 from inflight.interface.statistics import FaultStatus
 
@@ -74,21 +75,28 @@ class Replicas:
 
     def give(self, state: RequestState, engine: EngineClient) -> None:
         """Send what is left of a request to this engine. If the engine is lost, the request waits until one is connected."""
+        request = state.request
         if state.engine >= 0:
             self.engines[state.engine].note_left()
+            self.engines[state.engine].cached.forget(request.request_id)
         state.engine, state.given_time = engine.index, time.monotonic()
         engine.note_begun()
         sequences = state.resumed_sequences()
         if engine.is_connected:
-            engine.send(AddRequest(prompt_token_ids=state.request.prompt_array, sequences=sequences))
+            engine.send(AddRequest(prompt_token_ids=request.prompt_array, sequences=sequences))
             state.was_sent = True
-        num_cached = self.router.num_cached(engine, state.request)
-        engine.admission.sent(len(sequences), len(state.request.prompt_token_ids), num_cached)
+        work = self.router.work(engine, request)
+        engine.admission.sent(len(sequences), len(request.prompt_token_ids), work)
+        engine.cached.expect(request.request_id, request.block_names)
 
     def take_back(self, state: RequestState) -> None:
         """Forget a request that has ended."""
         engine = self.engines[state.engine]
         engine.admission.ended()
+        engine.cached.forget(state.request.request_id)
+        for completion in state.completions:
+            if completion.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                engine.admission.lengths.ended(completion.num_tokens)
         engine.note_left()
 
     def abort(self, update: Update) -> None:
@@ -201,6 +209,7 @@ async def connect(
     Raises:
         InflightError: an engine could not start. Nothing is left open but `sockets`.
     """
+    lengths = OutputLengths()
     engines = [
         EngineClient(
             each,
@@ -209,6 +218,7 @@ async def connect(
             number=number,
             is_remote=number not in config.parallel.replicas,
             limits=limits,
+            lengths=lengths,
             max_num_seqs=config.scheduler.max_num_seqs,
             step_budget=config.execute_model_timeout_seconds,
         )

@@ -1,10 +1,12 @@
 """`Router`: decides which replica of the engine gets a request.
 
-A replica's score is its load (`Admission.load`) plus the work of the request. Both are tokens that have to be computed before
-the first token of the request. Of the replicas whose queue has room, the one with the smallest score gets the request. All
-sequences of a request go to the same replica, because they share the prompt.
+A replica's score is its load (`Admission.load`) plus the work of the request: tokens of prompts that have to be computed, and
+tokens that sequences are expected to draw. Of the replicas whose queue has room, the one with the smallest score gets the
+request. All sequences of a request go to the same replica, because they share the prompt.
 
-Tokens that are in a replica's prefix cache (`CachedIndex`) do not have to be computed, so they make the score smaller.
+Tokens that are in a replica's prefix cache (`CachedIndex`) do not have to be computed, so they make the score smaller. Prompts
+that were given to a replica count as cached there. So if a replica has too much to do, the first of several requests with the
+same beginning pays for a second copy of it, and the others are divided.
 
 If scores are equal, a hash of the prompt's first block and the replica's number decides (rendezvous hashing). So all front ends
 send prompts with the same first block to the same replica. Without the names of blocks, the request's id is hashed instead.
@@ -12,13 +14,17 @@ send prompts with the same first block to the same replica. Without the names of
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inflight.engine.request.input_processor import ProcessedRequest
-from inflight.engine.serving.admission import work_of
+from inflight.engine.serving.cached_index import split
 from inflight.engine.serving.engine_client import EngineClient, EngineState
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.kv_cache.block_hash import NAME_BYTES
+
+# A token that one replica has cached and another one would have to compute counts as so many tokens when the two are compared.
+# A second copy of a prompt takes time and memory of the machine, so what it gains must be more than what it costs.
+COMPUTING = 1.5
 
 
 @dataclass(slots=True)
@@ -28,6 +34,7 @@ class _Planned:
     num_sequences: int = 0
     num_tokens: int = 0
     work: int = 0
+    names: set[bytes] = field(default_factory=set)  # of the blocks of their prompts
 
 
 class Router:
@@ -78,7 +85,7 @@ class Router:
 
     def best(self, request: ProcessedRequest) -> EngineClient | None:
         """Returns the engine that goes on with a request whose engine was lost; None if no engine is connected."""
-        return min(self._connected(), key=lambda engine: self._score(engine, request, 0), default=None)
+        return min(self._connected(), key=lambda engine: self._score(engine, request), default=None)
 
     def _connected(self) -> list[EngineClient]:
         """The engines that make steps; if there is none, those that are connected and recover."""
@@ -103,19 +110,28 @@ class Router:
                 refusals.append(refusal)
         if not open_engines:  # an engine that only has too much to do may accept the request later
             raise min(refusals, key=lambda refusal: isinstance(refusal, InvalidRequestError))
-        best = min(open_engines, key=lambda engine: self._score(engine, request, planned[engine.index].work))
+        best = min(open_engines, key=lambda engine: self._score(engine, request, planned[engine.index]))
         plan = planned[best.index]
         plan.num_sequences += num_sequences
         plan.num_tokens += num_tokens
-        plan.work += work_of(num_sequences, num_tokens - self.num_cached(best, request))
+        plan.work += self.work(best, request, plan)
+        plan.names.update(split(request.block_names))
         return best
 
-    def num_cached(self, engine: EngineClient, request: ProcessedRequest) -> int:
-        """Returns how many tokens of the prompt are in this engine's prefix cache."""
-        return engine.cached.num_cached(request.block_names) * self._block_size
+    def work(
+        self, engine: EngineClient, request: ProcessedRequest, plan: _Planned | None = None, *, computing: float = 1.0
+    ) -> int:
+        """Returns the work of a request at this engine: tokens of the prompt that are not in its prefix cache, times
+        `computing`, and tokens that its sequences are expected to draw."""
+        more = () if plan is None else plan.names
+        num_cached = engine.cached.num_cached(request.block_names, more) * self._block_size
+        return int(computing * (len(request.prompt_token_ids) - num_cached)) + engine.admission.lengths.work_of(request)
 
-    def _score(self, engine: EngineClient, request: ProcessedRequest, planned_work: int) -> tuple[int, bytes]:
-        score = engine.admission.load + planned_work - self.num_cached(engine, request)
+    def _score(
+        self, engine: EngineClient, request: ProcessedRequest, plan: _Planned | None = None
+    ) -> tuple[int, bytes]:
+        planned = 0 if plan is None else plan.work
+        score = engine.admission.load + planned + self.work(engine, request, plan, computing=COMPUTING)
         first = request.block_names[:NAME_BYTES] or request.request_id.encode()
         return score, hashlib.sha256(first + bytes([engine.index])).digest()
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from inflight.engine.serving.admission import SEQUENCE_WORK, Admission, Drain, QueueLimits, work_of
+from inflight.engine.serving.admission import Admission, Drain, QueueLimits
+from inflight.engine.serving.output_lengths import FIRST_LENGTH
 from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
 from tests.support.virtual_time import VirtualTimeLoop
@@ -153,13 +154,14 @@ def test_when_to_come_back_with_too_many_tokens(monkeypatch: pytest.MonkeyPatch)
 def test_the_load_is_what_is_reported_and_what_was_sent_since() -> None:
     admission = Admission(QueueLimits(), max_num_seqs=4)
     assert admission.load == 0
-    admission.sent(2, 300, 100)
-    admission.sent(1, 50)
-    assert admission.load == work_of(2, 200) + work_of(1, 50) == 250 + 3 * SEQUENCE_WORK
+    admission.sent(2, 300, 700)
+    admission.sent(1, 50, 60)
+    assert admission.load == 760
+    reported = 75 + 3 * FIRST_LENGTH
     admission.reported(replace(stats(2, 1, 70), num_running_tokens=5), 1)  # a part of the first request has arrived
-    assert admission.load == 75 + 3 * SEQUENCE_WORK + 250 + 3 * SEQUENCE_WORK
+    assert admission.load == reported + 760
     admission.reported(replace(stats(2, 1, 70), num_running_tokens=5), 2)
-    assert admission.load == 75 + 3 * SEQUENCE_WORK + 50 + SEQUENCE_WORK
+    assert admission.load == reported + 60
     admission.reported(stats(0, 0, 0), 3)
     assert admission.load == 0
 

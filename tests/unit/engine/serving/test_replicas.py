@@ -10,17 +10,18 @@ import socket
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.engine.request.input_processor import ProcessedRequest
 from inflight.engine.serving import cached_index, replicas
-from inflight.engine.serving.admission import SEQUENCE_WORK as W
 from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.engine.serving.cached_index import CachedIndex
 from inflight.engine.serving.engine_client import EngineState
 from inflight.engine.serving.engine_sockets import EngineSockets
+from inflight.engine.serving.output_lengths import FIRST_LENGTH as W
 from inflight.errors import EngineDeadError, EngineRecoveringError, InvalidRequestError, OverloadedError
 from inflight.interface.request import MAX_FAULTS, EngineCoreRequest, FinishReason
 from inflight.interface.serving import AbortRequests, AddRequest, CachedBlocks, EngineOutputs, EngineReady
@@ -33,6 +34,7 @@ from tests.unit.engine.serving.event_loop import run, until
 from tests.unit.engine.serving.lone_front_end import RecordingClient, answer, front_end_of
 from tests.unit.engine.serving.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
 
+DRAWN = 99  # the most tokens of a sequence that `request` makes
 HASHER = BlockHasher("model", 16)
 
 
@@ -76,15 +78,15 @@ def test_the_newest_report_and_what_was_sent_after_it_are_counted() -> None:
         report(first, 0, num_running=3, num_running_tokens=203)
         report(second, 0, num_running=30, num_running_tokens=30, num_waiting=2, num_waiting_tokens=100)
         assert (first.admission.load, second.admission.load) == (203 + 3 * W, 130 + 32 * W)
-        report(second, 0, num_running=3, num_running_tokens=3, num_waiting=1, num_waiting_tokens=100)
-        assert (first.admission.load, second.admission.load) == (203 + 3 * W, 103 + 4 * W)
+        report(second, 0, num_running=2, num_running_tokens=3, num_waiting=1, num_waiting_tokens=100)
+        assert (first.admission.load, second.admission.load) == (203 + 3 * W, 103 + 3 * W)
         engine.submit(request("a", [97] * 80))
         assert (names(first), names(second)) == ([], ["a"])
-        assert second.admission.load == 183 + 5 * W
+        assert second.admission.load == 183 + 3 * W + DRAWN
         engine.submit(request("b", [97] * 50, n=3))  # its sequences stay together
         assert (names(first), names(second)) == (["0_b", "1_b", "2_b"], [])
         report(second, 1, num_running=1, num_running_tokens=1)
-        assert (first.admission.load, second.admission.load) == (253 + 6 * W, 1 + W)
+        assert (first.admission.load, second.admission.load) == (253 + 3 * W + 3 * DRAWN, 1 + W)
         report(second, 0, num_running=1, num_running_tokens=1)
         assert [client.num_requests for client in (first, second)] == [1, 1]
         first._finish("gone")
@@ -197,12 +199,12 @@ def test_cached_tokens_are_no_work() -> None:
         report(first, 99)
         report(second, 99)
         engine.submit(prompt(641))
-        assert second.admission.load == 1 + W
-        # the hit is worth 640 tokens: more than ten sequences, less than thirty
-        report(second, 99, num_running=10, num_running_tokens=10)
+        assert second.admission.load == 1 + DRAWN
+        # the hit is worth 640 tokens to be computed, as much as 960: more than three sequences, less than four
+        report(second, 99, num_running=3, num_running_tokens=3)
         engine.submit(prompt(642))
         report(first, 99)
-        report(second, 99, num_running=30, num_running_tokens=30)
+        report(second, 99, num_running=4, num_running_tokens=4)
         engine.submit(prompt(643))
         report(first, 99)
         report(second, 99)
@@ -211,6 +213,82 @@ def test_cached_tokens_are_no_work() -> None:
         assert len(second.cached) == 0
         at = [engine._outputs._requests[f"97-{length}-"].engine for length in (641, 642, 643)]
         assert at == [0, 0, 0] and first.num_requests == 6  # those of the second went to the first when it was lost
+        first._finish("gone")
+        second._finish("gone")
+
+    run(test)
+
+
+# shared tokens that one replica has cached, own tokens of each prompt, prompts, tokens that each of them draws
+GROUPS = [
+    (600, 1, 16, 300),
+    (1500, 20, 32, 100),
+    (1500, 20, 16, 100),
+    (400, 20, 24, 100),
+    (4000, 1, 200, 64),
+    (64, 1, 9, 9),
+]
+
+
+@pytest.mark.parametrize("in_one_call", [True, False])
+@pytest.mark.parametrize(("shared", "own", "count", "drawn"), GROUPS)
+def test_a_group_is_spread_when_its_replica_is_full(
+    shared: int, own: int, count: int, drawn: int, in_one_call: bool
+) -> None:
+    """The busier replica has no more to do than if the group had been divided without a look at the caches."""
+
+    def member(i: int) -> ProcessedRequest:
+        made = prompt(shared + own)
+        tokens = [*made.prompt_token_ids[:shared], *[i % 250] * own]
+        prompt_array = np.array(tokens, np.int32)
+        made = request(f"{i}", tokens, max_tokens=drawn, ignore_eos=True)
+        return replace(
+            made,
+            sequences=tuple(
+                replace(each, sampling=replace(each.sampling, max_tokens=drawn)) for each in made.sequences
+            ),
+            block_names=HASHER.names("", prompt_array),
+        )
+
+    async def test() -> None:
+        engine, clients = front_end_of(2, max_num_seqs=256)
+        members = [member(i) for i in range(count)]
+        cache(clients[0], members[0], shared // 16)
+        if in_one_call:
+            engine.submit_all(members)
+        else:
+            for each in members:
+                engine.submit(each)
+        at = [sum(state.engine == index for state in engine._outputs.unfinished()) for index in (0, 1)]
+        busier = max(at[0] * (own + drawn), at[1] * (own + drawn) + (shared if at[1] else 0))
+        divided = count / 2 * (own + drawn) + shared
+        assert busier <= divided + own + drawn and sum(at) == count
+        for client in clients:
+            client._finish("gone")
+
+    run(test)
+
+
+def test_a_prompt_that_was_sent_counts_as_cached_until_its_request_ends() -> None:
+    async def test() -> None:
+        engine, (first, second) = front_end_of(2)
+        leader, block = prompt(161), 16
+        stream = engine.submit_all([leader], data_parallel_rank=1)[0]
+        follower = prompt(163)
+        assert second.cached.num_cached(follower.block_names) == 10 and first.cached.num_cached(leader.block_names) == 0
+        assert len(second.cached) == 0, "nothing was reported yet"
+        work = [engine._replicas.router.work(each, follower) for each in (first, second)]
+        assert work[0] - work[1] == 10 * block
+        other = engine.submit_all([follower], data_parallel_rank=1)[0]
+        stream.abort()
+        assert second.cached.num_cached(leader.block_names) == 10, "another request has it, too"
+        other.abort()
+        assert second.cached.num_cached(leader.block_names) == 0
+        lost = engine.submit_all([prompt(165)], data_parallel_rank=1)[0]
+        second._lose("gone")  # the request goes on at the first one
+        assert [each.cached.num_cached(leader.block_names) for each in (first, second)] == [10, 0]
+        lost.abort()
+        assert not first.cached._prompts and not first.cached._expected
         first._finish("gone")
         second._finish("gone")
 
@@ -246,6 +324,10 @@ def test_the_index_of_cached_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     index.apply(CachedBlocks(stored=a + b + d, removed=c))
     assert index.num_cached(block_names) == 2
     index.apply(CachedBlocks(stored=c + e + f, removed=b""))  # no room for the last one
+    assert index.num_cached(block_names) == 5
+    index.expect("r", block_names)  # there is no room for it
+    index.forget("r")
+    index.forget("unknown")
     assert index.num_cached(block_names) == 5
     index.apply(CachedBlocks(stored=b"", removed=a))
     assert index.num_cached(block_names) == 0 and len(index) == 4
