@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any
 
 from inflight.parsers.held_value import HeldValue, as_json
+from inflight.parsers.repair_budget import RepairBudget
 from inflight.structured_output.patterns import pattern_search
 from inflight.structured_output.references import referred, with_local_references
 
@@ -30,22 +31,29 @@ class ArgumentSchema:
     Attributes:
         node: the schema of the argument; None if the tool has no such argument.
         root: the schema of all arguments of the tool. A "$ref" is a path in it.
+        budget: for the repair of damaged values.
     """
 
     node: Any = None  # Any: JSON
     root: Any = None
+    budget: RepairBudget = field(default_factory=RepairBudget, repr=False, compare=False)
     # the types that were found before, by the id of the schema: a schema may be reached in very many ways
     _known_types: dict[int, frozenset[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of_tool(cls, name: str, tools: Sequence[Mapping[str, Any]]) -> ArgumentSchema:  # Any: JSON
+    def of_tool(
+        cls,
+        name: str,
+        tools: Sequence[Mapping[str, Any]],  # Any: JSON
+        budget: RepairBudget,
+    ) -> ArgumentSchema:
         """The schema of all arguments of the tool `name`."""
         for tool in tools:
             function = tool.get("function", tool)
             if isinstance(function, Mapping) and function.get("name") == name:
                 parameters = with_local_references(function.get("parameters"))
-                return cls(parameters, parameters)
-        return cls()
+                return cls(parameters, parameters, budget)
+        return cls(budget=budget)
 
     def names(self) -> set[str]:
         """The names of the arguments that the schema declares."""
@@ -66,13 +74,13 @@ class ArgumentSchema:
             if not found and isinstance(part.get("additionalProperties"), Mapping):
                 found.append(part["additionalProperties"])
         if not found:
-            return ArgumentSchema()
-        return ArgumentSchema(found[0] if len(found) == 1 else {"anyOf": found}, self.root)
+            return ArgumentSchema(budget=self.budget)
+        return ArgumentSchema(found[0] if len(found) == 1 else {"anyOf": found}, self.root, self.budget)
 
     def item(self) -> ArgumentSchema:
         """The schema of the items, if the argument is a list."""
         found = [part["items"] for part in self._parts(self.node) if isinstance(part.get("items"), Mapping)]
-        return ArgumentSchema(found[0] if found else None, self.root)
+        return ArgumentSchema(found[0] if found else None, self.root, self.budget)
 
     @property
     def types(self) -> frozenset[str]:
@@ -94,7 +102,7 @@ class ArgumentSchema:
             return self.read_word(text)
         if "null" in types and text in NULLS:
             return "null"
-        if not self._fits(self.node, text, 0, {}) and self._admits(other := as_json(text)):
+        if not self._fits(self.node, text, 0, {}) and self._admits(other := as_json(text, self.budget)):
             return other
         return json.dumps(text, ensure_ascii=False)
 
@@ -102,10 +110,10 @@ class ArgumentSchema:
         """The JSON of a value without quotes, in a family that puts quotes around strings. It is a string only if the schema
         admits no other reading of it."""
         if not isinstance(self.node, Mapping):
-            return as_json(text)
+            return as_json(text, self.budget)
         if self.types == {"boolean"} and text.strip().lower() in ("true", "false"):
             return text.strip().lower()
-        word = as_json(text)
+        word = as_json(text, self.budget)
         if self._admits(word):
             return word
         return json.dumps(text, ensure_ascii=False) if "string" in self.types else word

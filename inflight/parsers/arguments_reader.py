@@ -18,12 +18,15 @@ from inflight.parsers.argument_schema import ArgumentSchema
 from inflight.parsers.event_writer import MAX_HELD
 from inflight.parsers.json_dialect import DialectReader
 from inflight.parsers.json_states import Status
-from inflight.parsers.repair import Tail, find_reading, only_value
+from inflight.parsers.repair import Tail, find_reading, is_torn, lacks_bracket, only_value
+from inflight.parsers.repair_budget import RepairBudget
 from inflight.parsers.text_reader import ANYTHING, Steps, TextReader
 
 LAG = 128  # characters that are written late
+_MOST_WITHOUT_REPAIR = 2048  # characters that are held to find where damaged arguments end, if they cannot be mended
 _JSON = "{}[]:\"'"
 _NOT_BEHIND = ",:;}])\"'"
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKETS = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -39,29 +42,32 @@ class ArgumentsReader:
     """
     Args:
         stops: texts that end the arguments, even if brackets are open. In a string they do not count.
+        budget: of the answer, for the repair of damaged arguments.
         quote, schema: as in `DialectReader`.
         tail: which text may stand behind the arguments.
-        in_object: whether the arguments are a value in an object of JSON, whose closing brace stands behind them.
+        num_braces: how many objects of JSON have the arguments in them. So many closing braces stand behind the arguments.
     """
 
     def __init__(
         self,
         reader: TextReader,
         write: Callable[[str], None],
-        stops: tuple[str, ...] = (),
+        stops: tuple[str, ...],
+        budget: RepairBudget,
         *,
         quote: str = "",
         schema: ArgumentSchema | None = None,
         tail: Tail = plain_tail,
-        in_object: bool = False,
+        num_braces: int = 0,
     ) -> None:
         self._reader = reader
         self._write = write
         self._stops = stops
+        self._budget = budget
         self._quote = quote
         self._schema = schema
         self._tail = tail
-        self._in_object = in_object
+        self._num_braces = num_braces
         self._dialect = DialectReader(self._add_piece, stops=stops, quote=quote, schema=schema)
         self._late: deque[tuple[int, str, bool]] = deque()  # pieces of JSON that are not written yet
         self._num_passed = 0  # characters of the model's text whose JSON has been written
@@ -126,19 +132,39 @@ class ArgumentsReader:
         char = yield from self._reader.next_visible()
         if not char and self._reader.is_cut:
             return True
-        return char == "}" if self._in_object else not char or char not in _NOT_BEHIND
+        if is_torn(self._last_read(2) + (yield from self._reader.peek())):
+            return False
+        if not self._num_braces:
+            return not char or char not in _NOT_BEHIND
+        if char != "}":
+            return False
+        closing = yield from self._reader.next_visible(self._num_braces + 1)
+        is_one_too_many = closing == "}" * (self._num_braces + 1)
+        return not (is_one_too_many and self._may_have_one_too_many())
+
+    def _last_read(self, num_chars: int) -> str:
+        """The last characters that the dialect's reader has read."""
+        end = self._dialect.position - self._text_start
+        return "".join(self._text)[max(end - num_chars, 0) : end]
+
+    def _may_have_one_too_many(self) -> bool:
+        """Whether the brace that is too many may be one in the arguments, or may belong into one of their strings."""
+        text = "".join(self._text)[: self._dialect.position - self._text_start]
+        strings = _STRINGS.findall(text)
+        return any(lacks_bracket(each, "}") for each in strings) or "}" in _STRINGS.sub("", text).rstrip("}] \t\r\n")
 
     def _mend(self) -> Steps[None]:
         """Write the rest of the arguments, which have a fault at the position of the dialect's reader."""
         num_good = self._dialect.position
         rest: list[str] = []
         num_rest = 0
+        most = MAX_HELD if self._budget.is_left else _MOST_WITHOUT_REPAIR
         plain = re.compile(f"[^{re.escape(''.join({stop[0] for stop in self._stops}))}]+") if self._stops else ANYTHING
         while (yield from self._reader.peek()) and not (yield from self._reader.comes(*self._stops)):
             piece = (yield from self._reader.piece(plain)) or self._reader.take(1)
             rest.append(piece)
             num_rest += len(piece)
-            if num_good + num_rest > MAX_HELD:
+            if num_good + num_rest > most:
                 self._write_rest(num_good, rest)
                 rest, num_good = [], self._num_passed
         is_cut = yield from self._reader.is_at_cut()
@@ -146,13 +172,15 @@ class ArgumentsReader:
             self._write_up_to(num_good)
             self._reader.put_back("".join(rest))
             return
-        if num_good + num_rest > MAX_HELD or is_cut:
+        if num_good + num_rest > most or is_cut:
             self._write_rest(num_good, rest)
             return
         text = "".join(self._text)[:num_good] + "".join(rest)
         written = "".join(self._written)
         for end in (*self._stops_in_last_string(text[:num_good]), len(text)):
-            reading = find_reading(text[:end], self._tail, written=written, quote=self._quote, schema=self._schema)
+            reading = find_reading(
+                text[:end], self._tail, self._budget, written=written, quote=self._quote, schema=self._schema
+            )
             if reading is not None:
                 self._write(reading.value[len(written) :])
                 self._reader.put_back(text[reading.end :])
@@ -184,12 +212,12 @@ class ArgumentsReader:
                     return found.end()
                 break
         text = text.rstrip()
-        return len(text) - (self._in_object and text.endswith("}"))
+        return len(text) - (self._num_braces > 0 and text.endswith("}"))
 
 
-def repaired(text: str) -> str:
+def repaired(text: str, budget: RepairBudget) -> str:
     """The JSON that a text means which begins with a brace; if this is not certain, the text itself."""
-    found = only_value(text)
+    found = only_value(text, budget)
     return text if found is None else found
 
 

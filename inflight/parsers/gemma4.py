@@ -8,13 +8,12 @@ tool's schema decides its type. Strings in the quotes of JSON are read too.
 
 import re
 
-from inflight.parsers.argument_schema import ArgumentSchema
 from inflight.parsers.arguments_reader import ArgumentsReader
 from inflight.parsers.event_writer import MalformedCallError
 from inflight.parsers.text_reader import Steps
 from inflight.parsers.tool_parser import ToolParser
 
-_NAME = re.compile(r"[^\s<{]+")
+_NAME = re.compile(r"[^\s<{\"']+")
 
 
 class Gemma4ToolParser(ToolParser):
@@ -29,11 +28,13 @@ class Gemma4ToolParser(ToolParser):
         name = yield from self._name(_NAME)
         if marker != self.marker and name not in self._tool_names:
             raise MalformedCallError
-        if (yield from self._reader.peek()) != "{":
+        if name.endswith(":") or (yield from self._reader.peek()) != "{":
             raise MalformedCallError
         self._writer.start_call(name)
-        schema = ArgumentSchema.of_tool(name, self._tools)
-        arguments = ArgumentsReader(self._reader, self._writer.arguments, self.ends, quote='<|"|>', schema=schema)
+        schema = self._schema_of(name)
+        arguments = ArgumentsReader(
+            self._reader, self._writer.arguments, self.ends, self._budget, quote='<|"|>', schema=schema
+        )
         yield from arguments.read()
         yield from self._hold_blanks()
         yield from self._expect("<tool_call|>")

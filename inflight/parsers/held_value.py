@@ -9,6 +9,7 @@ from pydantic_core import from_json
 from inflight.parsers.event_writer import MAX_HELD
 from inflight.parsers.json_words import escaped
 from inflight.parsers.repair import only_value
+from inflight.parsers.repair_budget import RepairBudget
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _FENCED = re.compile(r"\s*```[A-Za-z]*\s*(.*?)\s*```\s*", re.DOTALL)
@@ -74,7 +75,7 @@ class HeldValue:
         self._pass_on(f'"{escaped(text)}' if self._is_string else text)
 
 
-def as_json(text: str) -> str:
+def as_json(text: str, budget: RepairBudget) -> str:
     """Returns the JSON for a value that a model has written without quotes. An object or a list is read as the arguments
     of a call
     are (`repair`), also in a block of Markdown. Any other text, and one that has more than one reading, is a string."""
@@ -83,7 +84,7 @@ def as_json(text: str) -> str:
         return word
     fenced = _FENCED.fullmatch(text)
     body = fenced[1] if fenced else text.strip()
-    found = only_value(body) if body.startswith(("{", "[", "(")) else None
+    found = only_value(body, budget) if body.startswith(("{", "[", "(")) else None
     return json.dumps(text, ensure_ascii=False) if found is None or not _is_json(found) else found
 
 

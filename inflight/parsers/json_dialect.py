@@ -7,11 +7,9 @@ Valid JSON is written unchanged. Beside it, this reader takes what has exactly o
 - line breaks and other control characters in strings, and backslashes that begin no escape;
 - a comma behind the last item, and `;` in place of a comma.
 
-At anything else the reader stops with `Status.ERROR`, at the first token that cannot follow. It never guesses: what to do
-then is
-decided by `repair.find_reading`. Text before that token has been written, so the text that was written and the rest of the
-model's
-text make no valid JSON together.
+At anything else the reader stops with `Status.ERROR`, at the first token that cannot follow. It never guesses:
+`repair.find_reading` decides what to do then. Text before that token has been written, so the text that was written and the
+rest of the model's text make no valid JSON together.
 """
 
 import re
@@ -25,6 +23,8 @@ _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,4}|U[0-9a-fA-F]{0,8}|x[0-9a-fA-F]{0,2
 _BLANKS = re.compile(r"\s+")
 _WORD = re.compile(r"(?:[^\s{}\[\](),:;\"'#/]|/(?![/*]))+")
 _MORE_WORDS = re.compile(r"(?:[ \t]+(?:[^\s{}\[\](),:;\"'#/]|/(?![/*]))+)*+[ \t]*")
+# a word of a family with its own quote in which a comma is missing: a number or a constant, and the next key
+_TWO_WORDS = re.compile(r"(?:-?[0-9.]+(?:[eE][+-]?[0-9]+)?|true|false|null)[A-Za-z_]\w*:")
 _LONGEST_WORD = 4096
 _LONGEST_GAP = 1000  # characters of white space in one place that are kept
 _OPENING = {"{": "{", "[": "[", "(": "["}
@@ -39,8 +39,7 @@ class DialectReader:
             None: nothing is written.
         stops: texts that end the value. In a string they do not count.
         quote: the family's own quote, around strings without escapes; "" if there is none. With such a quote white space
-        outside
-            strings has no meaning, and every word without quotes is a value, with spaces or not.
+            outside strings has no meaning, and every word without quotes is a value, with spaces or not.
         schema: the schema of the value. It decides the types of values, but only if there is a `quote`.
         may_miss_commas: whether white space, a comment or a bracket may stand in place of a comma, and a comma may be too many.
 
@@ -199,7 +198,7 @@ class DialectReader:
         if self.level is not None and len(written) > 1 and written[-2:].isdigit() and self._is_in_list():
             self.level = self.level._replace(has_long_number=True)
         self.position += len(word)
-        self.num_guesses += written[0] == '"' and not self._quote
+        self.num_guesses += written[0] == '"' and (not self._quote or ":" in word)
         self._write(written, is_same=written == word)
         if is_key:
             self._end_key(word.strip())
@@ -236,7 +235,7 @@ class DialectReader:
         """The JSON of a value in a text with the family's own quote; None if a comma before the next key is missing in it."""
         level, schema = self.level, self._value_schema()
         names = level.schema.names() if level is not None and level.schema is not None else ()
-        is_broken = any(f"{name}:" in word for name in names)
+        is_broken = word.endswith(":") or _TWO_WORDS.match(word) or any(f"{name}:" in word for name in names)
         return None if is_broken or schema is None else schema.read_word(word.strip())
 
     def _wait(self, at: int, most: int) -> bool:

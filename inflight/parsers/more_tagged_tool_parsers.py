@@ -41,7 +41,7 @@ class DeepSeekV32ToolParser(TaggedToolParser):
 
     def _value(self, schema: ArgumentSchema, missing: Collection[str]) -> Steps[None]:
         if self._type is not None:
-            schema = ArgumentSchema({"type": self._type} if self._type else {})
+            schema = ArgumentSchema({"type": self._type} if self._type else {}, budget=self._budget)
         yield from super()._value(schema, missing)
 
 

@@ -8,7 +8,6 @@
 import re
 from typing import ClassVar
 
-from inflight.parsers.argument_schema import ArgumentSchema
 from inflight.parsers.event_writer import MalformedCallError
 from inflight.parsers.python_reader import PythonArguments
 from inflight.parsers.text_reader import Steps
@@ -41,7 +40,7 @@ class _CallsInPython(ToolParser):
             if is_unmarked and name not in self._tool_names:
                 raise MalformedCallError
             self._writer.start_call(name)
-            schema = ArgumentSchema.of_tool(name, self._tools)
+            schema = self._schema_of(name)
             arguments = PythonArguments(
                 self._reader, self._writer.arguments, schema, stops=ends, after_list=ends or _AFTER_LIST
             )

@@ -23,17 +23,20 @@ from typing import NamedTuple
 
 from inflight.parsers.json_dialect import DialectReader
 from inflight.parsers.json_states import Next, State, Status, ValueSchema
+from inflight.parsers.repair_budget import RepairBudget, TooMuchWorkError
 
-_MOST_STEPS = 60_000  # tokens that are read for one damaged text
-_CHARS_PER_STEP = 4096  # copying so many characters counts as one step
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 # a quote that is missing in a string stands behind a word and before a sign, or behind a sign and before a word
 _AT_STRUCTURE = re.compile(r"(?<=\S)(?=\s*[,:}\])\n])|(?<=[\[{(,:\n])(?=\S)|(?<=[\[{(,:\n] )(?=\S)")
 _STRUCTURE = "{}[](),:;\"'|<>"
+_BLANKS = re.compile(r"\s+")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _LONG_NUMBER = re.compile(r"[\[,]-?[0-9.]*[0-9]{2,}[,\]]")  # in a list without white space
-_DAMAGED_WORD = re.compile(r"[\w.+-]+[,:{}\[\]]?[\w.+-]*")
+_DAMAGED_WORD = re.compile(r"([\w.+-]+)[,:{}\[\]]?[\w.+-]*")
 _PREFIX = re.compile(r"\b[bBfFrRuU]+['\"]")  # of a string of Python
+_TYPOGRAPHIC_QUOTES = "“”„"
+_TYPOGRAPHIC_SIGNS = re.compile("[“”„，：；]")  # perhaps written instead of a sign of JSON
+_COMPACT = re.compile(r'"\s*:[^\s]')  # no white space stands before values
 _NEAR = 200  # characters
 _MOST_INNER_QUOTES = 200
 # Text behind the value -> how many edits it needs itself: 0, 1 or more.
@@ -47,66 +50,82 @@ class Reading(NamedTuple):
     end: int
 
 
-class _TooMuchWorkError(Exception):
-    """The search has reached its bound."""
-
-
 def find_reading(
-    text: str, tail: Tail, *, written: str = "", quote: str = "", schema: ValueSchema | None = None
+    text: str,
+    tail: Tail,
+    budget: RepairBudget,
+    *,
+    written: str = "",
+    quote: str = "",
+    schema: ValueSchema | None = None,
 ) -> Reading | None:
-    """Returns the only reading of the value with which `text` begins; None if there is none or more than one.
+    """Returns the only reading of the value with which `text` begins; None if there is none or more than one, or if the work
+    is too much.
 
     Args:
         tail: says whether the text behind the value may follow it.
+        budget: of the answer. What the search takes is taken from it.
         written: JSON that has been passed on already. The reading must begin with it.
         quote, schema: as in `DialectReader`.
     """
-    return _Search(text, tail, written, quote, schema).find()
+    return _Search(text, tail, budget, written, quote, schema).find()
 
 
-def only_value(text: str) -> str | None:
+def only_value(text: str, budget: RepairBudget) -> str | None:
     """The JSON that a text means which is one value and begins with a bracket; None if this is not certain."""
     found = translated(text)
     if found is not None and not text[found[1] :].strip():
         return found[0]
-    reading = find_reading(text, lambda behind: min(len(behind.strip()), 2))
+    reading = find_reading(text, lambda behind: min(len(behind.strip()), 2), budget)
     return None if reading is None else reading.value
 
 
 class _Search:
-    def __init__(self, text: str, tail: Tail, written: str, quote: str, schema: ValueSchema | None) -> None:
+    def __init__(
+        self, text: str, tail: Tail, budget: RepairBudget, written: str, quote: str, schema: ValueSchema | None
+    ) -> None:
         self._text = text
-        self._tail = tail
+        self._tail_of = tail
+        self._budget = budget
         self._written = written
         self._quote = quote
         self._schema = schema
         self._reader = DialectReader(quote=quote, schema=schema, may_miss_commas=True)
-        self._num_steps = 0
         self._starts: list[int] = []  # where tokens begin, and the states there
         self._states: list[State] = []
         self._strings: list[tuple[int, int]] = []  # where strings begin and end, with their quotes
         self._error = 0  # where the token is that cannot follow
+        self._error_end = 0  # the end of a word there
         self._limit = 0  # an edit behind it is of no use
+        self._is_compact = _COMPACT.search(text, 0, _NEAR) is not None
         self._found: dict[str, list[Reading]] = {}  # by value, in one form: the readings with the fewest edits
         self._fewest = 99
         self._signs: set[str] = set()  # the signs that these readings add
+        self._is_doubtful = False  # whether one of these readings is hardly what the model meant
 
     def find(self) -> Reading | None:
+        if not self._budget.is_left:
+            return None
         try:
+            self._budget.spend(1, num_chars=4 * len(self._text))  # for finding where the text ends
             self._read_once()
+            end = self._reader.position
+            if self._reader.status is Status.CLOSED and is_torn(self._text[end - 2 : end + 1]):
+                return None
             is_code = self._text.startswith("\\", self._error) or _PREFIX.match(self._text, self._error - 1)
+            is_code = is_code or _TYPOGRAPHIC_SIGNS.search(self._text, self._error, self._limit + 1)
             if is_code or (self._found and not self._fewest):
                 return None if is_code else self._only()  # nothing that JSON knows; or no edit is needed
             for edited in (self._one_edit, self._closers_at_end, self._inner_quotes):
                 edited()
                 if self._found:
                     return self._only()
-        except _TooMuchWorkError:
+        except TooMuchWorkError:
             pass
         return None
 
     def _only(self) -> Reading | None:
-        if len(self._found) != 1 or any(self._is_in_a_string(sign) for sign in self._signs):
+        if len(self._found) != 1 or self._is_doubtful or any(self._is_in_a_string(sign) for sign in self._signs):
             return None
         (readings,) = self._found.values()
         return next((each for each in readings if each.value.startswith(self._written)), None)
@@ -115,12 +134,18 @@ class _Search:
         """Whether a sign that is missing stands in a string nearby. Then it may have come there from its place."""
         if sign not in tuple(",:{}[]"):
             return False
+        return any(sign in string for string in self._near_strings())
+
+    def _near_strings(self) -> list[str]:
         text = self._text
         near = [text[begin:end] for begin, end in self._strings if end > self._limit - _NEAR]
-        near += [found.group() for found in _STRING.finditer(text, self._limit, self._limit + _NEAR)]
-        return any(sign in string for string in near)
+        return near + [found.group() for found in _STRING.finditer(text, self._limit, self._limit + _NEAR)]
 
     # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _tail(self, text: str) -> int:
+        self._budget.spend(1, num_chars=len(text))
+        return self._tail_of(text)
 
     def _read_once(self) -> None:
         """Read the damaged text up to its error, and keep where its tokens are."""
@@ -134,6 +159,7 @@ class _Search:
                 self._starts.append(reader.position)
                 self._states.append(reader.state)
             position = reader.position
+            self._budget.spend(1)
             if not reader.step():
                 break
             if is_outside and reader.in_string:
@@ -145,6 +171,7 @@ class _Search:
         self._limit = self._error = reader.position
         if reader.status is Status.ERROR and (word := _DAMAGED_WORD.match(self._text, self._limit)):
             self._limit = word.end()
+            self._error_end = word.end(1)
         if reader.status is Status.CLOSED:
             behind = self._text[reader.position :]
             self._limit += len(behind) - len(behind.lstrip()) + 1
@@ -155,23 +182,32 @@ class _Search:
         """Read an edited text that is the same up to `first_change`."""
         i = max(bisect_right(self._starts, first_change) - 3, 0)
         self._reader.restart(self._states[i], text, self._starts[i])
-        self._num_steps += 1 + len(text) // _CHARS_PER_STEP
-        while self._reader.step():
-            self._num_steps += 1
-        if self._num_steps > _MOST_STEPS:
-            raise _TooMuchWorkError
+        self._budget.spend(num_chars=len(text))
+        is_open = True
+        while is_open:
+            self._budget.spend(1)
+            is_open = self._reader.step()
         return self._reader
 
-    def _try(self, text: str, first_change: int, num_edits: int, added: str = "") -> DialectReader:
+    def _try(
+        self, text: str, first_change: int, num_edits: int, added: str = "", *, is_doubtful: bool = False
+    ) -> DialectReader:
         reader = self._run(text, first_change)
         if reader.status is Status.CLOSED and not self._tail(text[reader.position :]):
-            self._keep(text, reader.position, len(text) - len(self._text), num_edits, added)
+            num_added = len(text) - len(self._text)
+            self._keep(text, reader.position, num_added, num_edits, added, is_doubtful=is_doubtful)
         return reader
 
-    def _keep(self, text: str, end: int, num_added: int, num_edits: int, added: str = "") -> None:
+    def _keep(
+        self, text: str, end: int, num_added: int, num_edits: int, added: str = "", *, is_doubtful: bool = False
+    ) -> None:
+        is_edited = num_edits > 0
+        # two damages of the structure have too many readings, and not all of them are tried
+        is_doubtful = is_doubtful or (is_edited and self._reader.num_commas > 0)
         num_edits += self._reader.num_commas + self._reader.num_guesses
         if num_edits > self._fewest:
             return
+        self._budget.spend(1, num_chars=32 * len(text))  # read again, wholly
         found = translated(text[:end], quote=self._quote, schema=self._schema, may_miss_commas=True)
         if found is None:
             return
@@ -182,23 +218,34 @@ class _Search:
             return
         if added == "moved" and _has_odd_key(value):
             return
+        is_doubtful = is_doubtful or (is_edited and (_has_odd_key(value) or _has_odd_quote(value)))
         if num_edits < self._fewest:
             self._found.clear()
             self._signs.clear()
+            self._is_doubtful = False
             self._fewest = num_edits
         self._signs.add(added)
+        self._is_doubtful |= is_doubtful
         self._found.setdefault(form, []).append(Reading(found[0], end - num_added))
 
     # -- edits ---------------------------------------------------------------------------------------------------------
 
     def _one_edit(self) -> None:
         for text, first_change, char in self._deletions():
-            near = self._text[max(first_change - 16, 0) : first_change + 16]
-            if char != "," or not _LONG_NUMBER.search(near):  # the comma may come from the middle of these digits
-                self._try(text, first_change, 1)
+            self._try(text, first_change, 1, is_doubtful=self._may_come_from_a_value(first_change, char))
         for at, char in self._insertions():
             self._try(self._text[:at] + char + self._text[at:], at, 1, char)
         self._moves()
+
+    def _may_come_from_a_value(self, at: int, char: str) -> bool:
+        """Whether a sign that is too many may belong into a string or a number nearby, and not be written twice."""
+        if char not in ",:":
+            return any(lacks_bracket(string, char) for string in self._near_strings())
+        before, behind = self._text[max(at - 16, 0) : at], self._text[at + 1 : at + 16]
+        if char == "," and _LONG_NUMBER.search(before + char + behind):
+            return True
+        is_double = before.rstrip().endswith(char) or behind.lstrip().startswith(char)
+        return not is_double and ('"' in before[-4:] or '"' in behind[:4])
 
     def _moves(self) -> None:
         """A character is taken away at one place and added at another."""
@@ -256,19 +303,31 @@ class _Search:
             if at and at <= self._limit:
                 if at == len(text) or not text[at].isspace():
                     found += [(at, char) for char in ",:{}[]"]
-                if not (text[at : at + 1].isspace() and text[at - 1] in _STRUCTURE):
-                    found += [(at, quote) for quote in quotes]
-        if self._limit <= len(text) and self._limit not in self._starts:
-            found += [(self._limit, char) for char in (*",:{}[]", *quotes)]
+                found += [(place, quote) for place in self._places_of_quotes(at) for quote in quotes]
+        for at in {self._error_end, self._limit} - {0, *self._starts}:
+            if at <= len(text):
+                found += [(at, char) for char in (*",:{}[]", *quotes)]
         for begin, end in self._strings:
             inside = text[begin:end]
             places = {begin + match.start() for match in _AT_STRUCTURE.finditer(inside)}
             found += [(at, quote) for at in sorted(places) if begin < at < end for quote in quotes]
         if self._quote:  # words have no quotes, so two of them may stand next to each other
             words = {at for start in self._starts[-4:] for at in range(start + 1, min(start + 64, self._limit))}
+            words = {at for at in words if not text[at - 1 : at + 1].isdigit()}
             found += [(at, char) for at in sorted(words) for char in (",", ":", *quotes)]
         found = [each for each in found if text[each[0] : each[0] + 1] not in ("#", "/")]  # no comment begins there
+        self._budget.spend(len(found) // 8)
         return sorted(found, key=lambda each: -each[0])
+
+    def _places_of_quotes(self, at: int) -> list[int]:
+        """Where a quote may be missing at a token that begins at `at`. White space behind a sign is usually not a part of a
+        string. But if there is more of it than between other tokens, nobody knows."""
+        text = self._text
+        blanks = _BLANKS.match(text, at)
+        if blanks is None or self._quote or text[at - 1] not in _STRUCTURE:
+            return [at]
+        is_usual = blanks.group() == " " and not self._is_compact
+        return [] if is_usual or "\n" in blanks.group() else list(range(*blanks.span()))
 
     def _closers_at_end(self) -> None:
         """The text ends with a complete value, and brackets around it are open."""
@@ -319,14 +378,12 @@ class _Search:
         is_open = True
         while is_open:
             was_in, position = reader.in_string, reader.position
+            self._budget.spend(1)
             is_open = reader.step()
-            self._num_steps += 1
             if not was_in and reader.in_string:
                 begin = position
             elif was_in and not reader.in_string:
                 self._strings.append((begin, reader.position))
-        if self._num_steps > _MOST_STEPS:
-            raise _TooMuchWorkError
 
 
 def _has_odd_key(value: object) -> bool:
@@ -336,6 +393,29 @@ def _has_odd_key(value: object) -> bool:
     return isinstance(value, dict) and any(
         any(sign in key for sign in ",:{}[]") or _has_odd_key(inner) for key, inner in value.items()
     )
+
+
+def _has_odd_quote(value: object) -> bool:
+    """Whether one of two typographic quotes is missing in a string. Then the model has perhaps written the other one instead
+    of `"`."""
+    if isinstance(value, list):
+        return any(map(_has_odd_quote, value))
+    if isinstance(value, dict):
+        return any(map(_has_odd_quote, (*value, *value.values())))
+    return isinstance(value, str) and sum(map(value.count, _TYPOGRAPHIC_QUOTES)) % 2 == 1
+
+
+def lacks_bracket(text: str, bracket: str) -> bool:
+    """Whether a text has fewer brackets of this kind than of the kind that goes with it."""
+    pair = next((pair for pair in ("{}", "[]", "()") if bracket in pair), "")
+    return bool(pair) and text.count(bracket) < text.count(pair.replace(bracket, ""))
+
+
+def is_torn(text: str) -> bool:
+    """Whether a closing bracket may stand in the middle of a number or a word, as in `17}3`. `text`: the bracket, and the
+    characters before and behind it."""
+    before, behind = text[:1], text[-1:]
+    return (before.isdigit() and behind.isdigit()) or (before.isalpha() and behind.isalpha())
 
 
 def translated(

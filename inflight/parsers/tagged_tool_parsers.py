@@ -76,7 +76,7 @@ class TaggedToolParser(ToolParser):
         if not (yield from self._reader.comes(*self._outer)):
             tag = yield from self._expect(*self._keys, self.after_call)
         self._writer.start_call(name)
-        schema = ArgumentSchema.of_tool(name, self._tools)
+        schema = self._schema_of(name)
         missing = schema.names()
         opening = "{"
         try:

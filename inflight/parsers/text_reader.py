@@ -61,19 +61,22 @@ class TextReader:
             yield
         return self._text[self._position : self._position + num_chars]
 
-    def next_visible(self) -> Steps[str]:
-        """Returns the next character that is not white space, without consuming anything: "" at the end of all text, and "
-        " behind
-        more white space than is looked at."""
+    def next_visible(self, num_chars: int = 1) -> Steps[str]:
+        """Returns the next `num_chars` characters that are not white space, without consuming anything. There are fewer at the
+        end of all text. Behind more white space than is looked at, the last one is " "."""
         while True:
-            blanks = BLANKS.match(self._text, self._position, self._position + _MAX_BLANKS)
-            end = blanks.end() if blanks else self._position
-            if end - self._position == _MAX_BLANKS:
-                return " "
-            if end < len(self._text):
-                return self._text[end]
-            if self._is_finished:
-                return ""
+            found, position = "", self._position
+            while len(found) < num_chars:
+                blanks = BLANKS.match(self._text, position, position + _MAX_BLANKS)
+                end = blanks.end() if blanks else position
+                if end - position == _MAX_BLANKS:
+                    return found + " "
+                if end == len(self._text):
+                    break
+                found += self._text[end]
+                position = end + 1
+            if len(found) == num_chars or self._is_finished:
+                return found
             yield
 
     def take(self, num_chars: int) -> str:

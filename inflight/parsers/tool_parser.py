@@ -27,6 +27,7 @@ from inflight.parsers.arguments_reader import ArgumentsReader, plain_tail, repai
 from inflight.parsers.event_writer import EventWriter, MalformedCallError
 from inflight.parsers.later_thoughts import LaterThoughts
 from inflight.parsers.repair import Tail, find_reading, translated
+from inflight.parsers.repair_budget import RepairBudget
 from inflight.parsers.text_reader import ANYTHING, BLANKS, Steps, TextReader
 
 _PLAIN_JSON = re.compile(r'[^{}\[\]",]+')
@@ -36,7 +37,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character, which cannot 
 _LONGEST_NAME = 256  # characters, with the white space around it
 _MOST_BEFORE_NAME = 160  # characters in which the first key of a damaged call is, and without a marker also its name
 _DAMAGED_CALL = re.compile(r"\{.{0,40}?(?:name|arguments|parameters|type|id)", re.DOTALL)
-_NEXT_CALL = re.compile(r",?\s*\{|\]")
+_BRACES = re.compile(r"[} \t\r\n]+")
+_NEXT_CALL = re.compile(r"[,;]?\s*\{|\]")
 _IGNORED_KEYS = ("id", "type")  # keys of a call that are not used
 
 
@@ -71,9 +73,11 @@ class ToolParser:
         self._reader = reader
         self._writer = writer
         self._tools = tools
+        self._budget = RepairBudget()
         self.later_thoughts = LaterThoughts(reader, writer, "", "")
         # the last character of the content before a marker, white space aside; "" at the beginning and after a call
         self._before = ""
+        self._is_nested = False  # the call is an object in another object
         functions = (tool.get("function", tool) for tool in tools)
         self._tool_names = {function.get("name") for function in functions if isinstance(function, Mapping)}
 
@@ -152,6 +156,20 @@ class ToolParser:
     def _hold_blanks(self) -> Steps[None]:
         yield from self._hold_run(BLANKS)
 
+    def _hold_comments(self) -> Steps[None]:
+        """Hold white space and comments of JavaScript and Python."""
+        yield from self._hold_blanks()
+        while begin := (yield from self._hold_literal("/*", "//", "#")):
+            yield from self._hold_up_to("*/" if begin == "/*" else "\n")
+            yield from self._hold_blanks()
+
+    def _hold_up_to(self, end: str) -> Steps[None]:
+        """Hold the text up to `end`, and `end`."""
+        plain = re.compile(f"[^{re.escape(end[0])}]+")
+        while not (yield from self._hold_literal(end)) and (yield from self._reader.peek()):
+            if not (yield from self._hold_run(plain)):
+                self._writer.hold(self._reader.take(1))
+
     def _hold_fence(self) -> Steps[None]:
         """Hold the line that begins or ends a block of Markdown, if it comes next."""
         if (yield from self._hold_literal("```")):
@@ -175,6 +193,7 @@ class ToolParser:
                 cannot follow.
         """
         num_held, num_calls = self._writer.num_held, self._writer.num_started
+        self._is_nested = False
         try:
             yield from self._object(is_unmarked=is_unmarked)
         except MalformedCallError:
@@ -188,7 +207,7 @@ class ToolParser:
         held = self._writer.take_held(num_held)
         self._reader.put_back(held)
         text = ""
-        if (yield from self._may_be_damaged_call(is_unmarked=is_unmarked)):
+        if self._budget.is_left and (yield from self._may_be_damaged_call(is_unmarked=is_unmarked)):
             text = yield from self._text_up_to_end()
         call = None if self._reader.is_cut else self._mended_call(text, is_unmarked=is_unmarked)
         if call is None:
@@ -219,7 +238,7 @@ class ToolParser:
 
     def _mended_call(self, text: str, *, is_unmarked: bool) -> tuple[str, str, int] | None:
         """The name and the arguments of the call that a damaged object means, and where it ends; None if it means none."""
-        reading = find_reading(text, _call_tail)
+        reading = find_reading(text, _call_tail, self._budget)
         call = json.loads(reading.value) if reading is not None else {}
         name, keys = call.get("name"), call.keys() - {"name", *_IGNORED_KEYS}
         if reading is None or not isinstance(name, str) or len(keys) != 1 or not keys <= {"arguments", "parameters"}:
@@ -247,7 +266,7 @@ class ToolParser:
         arguments: str | None = None
         separator = yield from self._expect("{")
         while separator != "}":
-            yield from self._hold_blanks()
+            yield from self._hold_comments()
             key = yield from self._string()
             key = self.keys.get(key, key)
             yield from self._hold_blanks()
@@ -260,14 +279,16 @@ class ToolParser:
                 arguments = yield from self._arguments(name, in_object=True)
                 is_started = bool(name)
             elif key == "function" and not name and (yield from self._reader.comes("{")):
+                self._is_nested = True
                 yield from self._object(is_unmarked=is_unmarked)  # the form of a call in a request
+                self._is_nested = False
                 is_started = True
             elif key == "name" or (is_unmarked and key not in _IGNORED_KEYS):
                 raise MalformedCallError
             else:
                 yield from self._hold_value()
                 has_other |= key not in _IGNORED_KEYS
-            yield from self._hold_blanks()
+            yield from self._hold_comments()
             if (yield from self._reader.comes(*self.ends)):  # the brace is missing
                 break
             separator = yield from self._expect(",", "}")
@@ -284,7 +305,7 @@ class ToolParser:
         while separator == ",":
             yield from self._hold_blanks()
             yield from self._call(is_unmarked=is_unmarked)
-            yield from self._hold_blanks()
+            yield from self._hold_run(_BRACES)  # the model may write too many braces
             separator = yield from self._expect(",", "]")
 
     def _check_name(self, name: str, *, is_unmarked: bool) -> None:
@@ -298,11 +319,18 @@ class ToolParser:
         if char == "{" and name:
             self._writer.start_call(name)
             tail = self._frame_tail(name) if in_object else plain_tail
-            reader = ArgumentsReader(self._reader, self._writer.arguments, self.ends, tail=tail, in_object=in_object)
+            reader = ArgumentsReader(
+                self._reader,
+                self._writer.arguments,
+                self.ends,
+                self._budget,
+                tail=tail,
+                num_braces=in_object + self._is_nested,
+            )
             yield from reader.read()
             return ""
         if char == "{":
-            return repaired((yield from self._hold_value()))
+            return repaired((yield from self._hold_value()), self._budget)
         if char == '"':
             text = _SURROGATE.sub(_escape, (yield from self._string()).strip()) or "{}"
         else:
@@ -312,19 +340,22 @@ class ToolParser:
             raise MalformedCallError
         if name:
             self._writer.start_call(name)
-            self._writer.arguments(repaired(text))
-        return repaired(text)
+            self._writer.arguments(repaired(text, self._budget))
+        return repaired(text, self._budget)
+
+    def _schema_of(self, tool: str) -> ArgumentSchema:
+        return ArgumentSchema.of_tool(tool, self._tools, self._budget)
 
     def _frame_tail(self, name: str) -> Tail:
         """What may stand behind the arguments of a call that is a JSON object: the rest of this object."""
-        arguments = ArgumentSchema.of_tool(name, self._tools).names()
+        arguments = self._schema_of(name).names()
 
         def tail(text: str) -> int:
             rest = text.strip()
             if not rest:
                 return 1  # the brace of the call is missing
             found = translated('{"arguments": 0 ' + rest)
-            if found is None or rest[0] not in ",}":
+            if found is None or rest[0] not in ",}/#":
                 return 2
             keys = json.loads(found[0]).keys() - {"arguments", *_IGNORED_KEYS}
             if keys and (not arguments or "name" in keys or keys & arguments):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+GEMMA_QUOTE = '<|"|>'
 JSON_SIGNS = ',:"{}[]'
 _WORDS = "Oslo Rome rm -rf build it's x y path/to/file a=b 10:30 (ok) é 東京 🙂".split()
 _KEYS = "city n path command items options flag text ratio cwd".split()
@@ -144,3 +145,22 @@ def parse_call(text: str) -> Call | None:
         return None
     name, arguments = value.values()
     return (name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
+
+
+def as_gemma(value: object) -> str:
+    """The text of a value as Gemma 4 writes it: keys have no quotes, and strings have quotes of their own."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{as_gemma(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(as_gemma, value)) + "]"
+    return f"{GEMMA_QUOTE}{value}{GEMMA_QUOTE}" if isinstance(value, str) else json.dumps(value)
+
+
+def parse_gemma(text: str) -> dict[str, Any] | None:
+    """The object that `as_gemma` has written; None if the text is not exactly in that form."""
+    pieces = re.split(r'<\|"\|>(.*?)<\|"\|>', text, flags=re.DOTALL)
+    if any('"' in piece for piece in pieces[::2]):
+        return None
+    pieces[::2] = [re.sub(r"([A-Za-z]+):", r'"\1":', piece) for piece in pieces[::2]]
+    pieces[1::2] = [json.dumps(piece) for piece in pieces[1::2]]
+    return parse_object("".join(pieces))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from inflight.parsers.argument_schema import ArgumentSchema
+from inflight.parsers.repair_budget import RepairBudget
 
 ALL = {"null", "boolean", "integer", "number", "string", "array", "object"}
 NUMBER = {"integer", "number"}
@@ -165,4 +166,4 @@ def test_the_schema_of_a_tool(name: str, types: set[str]) -> None:
         {"name": "bare", "parameters": {"properties": {"a": {"type": "array"}}}},
         {"type": "function", "function": {"name": "first", "parameters": {}}},
     ]
-    assert ArgumentSchema.of_tool(name, tools).argument("a").types == types
+    assert ArgumentSchema.of_tool(name, tools, RepairBudget()).argument("a").types == types

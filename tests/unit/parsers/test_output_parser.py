@@ -26,6 +26,7 @@ from inflight.parsers.event_writer import MAX_HELD
 from inflight.parsers.held_value import as_json
 from inflight.parsers.reasoning import Opening
 from inflight.parsers.reasoning_families import REASONING
+from inflight.parsers.repair_budget import RepairBudget
 from inflight.parsers.selector import _TOOL_PARSERS, create_output_parser
 from tests.unit.parsers.family_cases import FAMILIES, PYTHON
 from tests.unit.parsers.habit_cases import HABITS
@@ -377,7 +378,7 @@ def test_white_space_before_a_value_that_is_too_long_to_hold_is_left_out() -> No
     before, after = AROUND["gemma4"]
     for value in ("7", "some text"):
         events = parse(Case("gemma4", "", []).parser(), [f"{before.format('n')}{' ' * (MAX_HELD + 9)}{value}{after}"])
-        assert json.loads(text_of(events[1])) == {"n": json.loads(as_json(value))}
+        assert json.loads(text_of(events[1])) == {"n": json.loads(as_json(value, RepairBudget()))}
 
 
 def test_white_space_that_is_too_long_to_hold_is_shown_with_the_text_before_it() -> None:
@@ -395,27 +396,27 @@ def test_white_space_that_is_too_long_to_hold_is_shown_with_the_text_before_it()
     ],
 )
 def test_values_of_python_become_json(value: object) -> None:
-    assert json.loads(as_json(repr(value))) == value
-    assert as_json(json.dumps(value)) == json.dumps(value)
+    assert json.loads(as_json(repr(value), RepairBudget())) == value
+    assert as_json(json.dumps(value), RepairBudget()) == json.dumps(value)
 
 
 @pytest.mark.parametrize("text", ["{1, 2}", "[b'x']", "{'a': f(1)}", "{'a'}", "[1, nan]", "['a\\", "[Truely]", "it's"])
 def test_what_is_no_value_of_json_is_a_string(text: str) -> None:
-    assert json.loads(as_json(text)) == text
+    assert json.loads(as_json(text, RepairBudget())) == text
 
 
 @pytest.mark.parametrize("unit", ["'", "\\'", '"', "\\", "'\"", "True ", "{"])
 def test_a_long_text_that_looks_like_python_takes_linear_time(unit: str) -> None:
     def seconds(num_chars: int) -> float:
         start = time.thread_time()
-        as_json("[" + unit * (num_chars // len(unit)))
+        as_json("[" + unit * (num_chars // len(unit)), RepairBudget())
         return time.thread_time() - start
 
     assert any(seconds(200_000) < 8 * max(seconds(50_000), 1e-3) for _ in range(3))
 
 
 def test_a_value_that_is_nested_too_deep_is_a_string() -> None:
-    assert as_json("[" * 100_000) == json.dumps("[" * 100_000)
+    assert as_json("[" * 100_000, RepairBudget()) == json.dumps("[" * 100_000)
 
 
 def test_ids_are_of_the_familys_form_and_never_the_same() -> None:

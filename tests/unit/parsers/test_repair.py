@@ -12,11 +12,23 @@ from typing import Any
 
 import pytest
 
-from inflight.interface.events import Event, ToolArgumentsDelta, ToolCallStart
-from tests.unit.parsers.damage import damages, parse_call, parse_object, python_forms, random_arguments, readings
+from inflight.interface.events import ContentDelta, Event, ToolArgumentsDelta, ToolCallStart
+from tests.unit.parsers.damage import (
+    GEMMA_QUOTE,
+    Damage,
+    as_gemma,
+    damages,
+    parse_call,
+    parse_gemma,
+    parse_object,
+    python_forms,
+    random_arguments,
+    readings,
+)
 from tests.unit.parsers.parser_cases import Case, parse
 
-NUM_CALLS = 10_000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 52
+IS_FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
+NUM_CALLS = 10_000 if IS_FULL else 52
 NAME = "run"
 
 
@@ -29,12 +41,14 @@ class Family:
         body: makes the text that is damaged, of the arguments' JSON.
         key: the only argument of the call, if its value is what is damaged. A value that is passed on as text counts as no
         call.
+        quote: around strings.
     """
 
     around: tuple[str, str]
     body: str = "{}"
     parse: Callable[[str], object] = parse_object
     key: str = ""
+    quote: str = '"'
 
     def damaged(self, arguments: str) -> str:
         return self.body.replace("{}", arguments)
@@ -89,6 +103,52 @@ FAMILIES += [
         ),
     )
 ]
+FAMILIES += [
+    (tool, Family((before, after), FRAME.replace("arguments", key), parse_call))
+    for tool, before, after, key in (
+        ("jamba", "<tool_calls>[", "]</tool_calls>", "arguments"),
+        ("nemotron_json", "<TOOLCALL>[", "]</TOOLCALL>", "arguments"),
+        ("granite", "<|tool_call|>[", "]", "arguments"),
+        ("granite-20b-fc", "<function_call> ", "", "arguments"),
+        ("phi4_mini_json", "functools[", "]", "arguments"),
+        ("phi4_mini_json", "<|tool_call|>[", "]<|/tool_call|>", "arguments"),
+        ("internlm", "<|action_start|><|plugin|>", "<|action_end|>", "parameters"),
+        ("gigachat3", "<|function_call|>", "", "arguments"),
+        ("xlam", "[", "]", "arguments"),
+        ("llama4_json", "<|python_start|>", "", "parameters"),
+        ("lfm2", "<|tool_call_start|>[", "]<|tool_call_end|>", "arguments"),
+    )
+]
+FAMILIES += [
+    (tool, Family((before, after)))
+    for tool, before, after in (
+        (
+            "kimi_k2",
+            f"<|tool_calls_section_begin|><|tool_call_begin|>functions.{NAME}:0<|tool_call_argument_begin|>",
+            "<|tool_call_end|><|tool_calls_section_end|>",
+        ),
+        ("functionary_v3_1", f"<function={NAME}>", "</function>"),
+        ("functionary_v3_2", f">>>{NAME}\n", ""),
+        ("llama3_json", f"<function={NAME}>", "</function>"),
+    )
+]
+FAMILIES += [("gemma4", Family((f"<|tool_call>call:{NAME}", "<tool_call|>"), parse=parse_gemma, quote=GEMMA_QUOTE))]
+FAMILIES += [
+    (tool, Family((before, after), key="x"))
+    for tool, before, after in (
+        (
+            "deepseek_v32",
+            f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="{NAME}">\n<｜DSML｜parameter name="x" string="false">',
+            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        ),
+        (
+            "longcat",
+            f"<longcat_tool_call>{NAME}\n<longcat_arg_key>x</longcat_arg_key>\n<longcat_arg_value>",
+            "</longcat_arg_value>\n</longcat_tool_call>",
+        ),
+        ("minicpm5", f'<function name="{NAME}"><param name="x">', "</param></function>"),
+    )
+]
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": NAME, "parameters": {"type": "object", "properties": {"x": {"type": "object"}}}},
@@ -101,6 +161,22 @@ def found_calls(events: list[Event]) -> list[tuple[str, str]]:
     return list(zip(names, texts, strict=True))
 
 
+def damaged_calls(
+    family: Family, arguments: dict[str, Any], draw: random.Random
+) -> tuple[object, list[Damage]]:  # Any: JSON
+    """What a call with these arguments means, and the call with one damage of each kind."""
+    if family.quote == GEMMA_QUOTE:
+        # Words have no quotes here. So a comma or a colon that is missing or moved leaves other words, which nobody can see.
+        written = as_gemma(arguments)
+        found = damages(written, draw, signs="{}[]", quote=GEMMA_QUOTE)
+        kinds = ("dropped", "doubled", "comma at the end")
+        return family.parse(written), [each for each in found if each.kind in kinds and each.text.startswith("{")]
+    written = json.dumps(arguments, ensure_ascii=draw.random() < 0.2, separators=draw.choice([None, None, (",", ":")]))
+    cases = [*damages(family.damaged(written), draw)]
+    cases += [type(each)(each.kind, family.damaged(each.text), each.is_clear) for each in python_forms(arguments)]
+    return family.parse(family.damaged(written)), cases
+
+
 @pytest.mark.parametrize(("tool", "family"), FAMILIES, ids=[f"{tool}-{i}" for i, (tool, _) in enumerate(FAMILIES)])
 def test_a_damaged_call_is_mended_or_no_valid_call(
     tool: str, family: Family, capsys: pytest.CaptureFixture[str]
@@ -111,12 +187,7 @@ def test_a_damaged_call_is_mended_or_no_valid_call(
     missed: list[str] = []
     while num_calls < NUM_CALLS // len(FAMILIES) + 1:
         arguments = random_arguments(draw)
-        written = json.dumps(
-            arguments, ensure_ascii=draw.random() < 0.2, separators=draw.choice([None, None, (",", ":")])
-        )
-        meant = family.parse(family.damaged(written))
-        cases = [*damages(family.damaged(written), draw)]
-        cases += [type(each)(each.kind, family.damaged(each.text), each.is_clear) for each in python_forms(arguments)]
+        meant, cases = damaged_calls(family, arguments, draw)
         for damage in cases:
             if family.parse(damage.text) is not None:
                 continue  # still valid
@@ -133,7 +204,8 @@ def test_a_damaged_call_is_mended_or_no_valid_call(
                 value = parse_object(found)
                 is_text = value is not None and isinstance(value.get(family.key), str)
                 assert value is None or is_text or (name, value) == (NAME, expected), (damage, arguments, found)
-            if damage.is_clear or [meant] == readings(damage.text, family.parse):
+            finds_readings = IS_FULL or (tool, family) in FAMILIES[:6]  # trying all edits takes long
+            if damage.is_clear or (finds_readings and [meant] == readings(damage.text, family.parse)):
                 one[damage.kind] += 1
                 mended[damage.kind] += is_mended
                 if not is_mended:
@@ -143,4 +215,77 @@ def test_a_damaged_call_is_mended_or_no_valid_call(
         print(
             f"\n{tool}: {num_calls} damaged calls, {mended.total()} of {one.total()} with one reading mended ({shares})"
         )
-    assert mended.total() >= 0.95 * one.total() - 1, "\n".join(missed[:20])
+    assert mended.total() >= 0.95 * one.total() - 2, "\n".join(missed[:20])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{“n": 1}',  # a typographic quote instead of a plain one
+        '{"n“: 1, "s": "x"}',
+        '{"n": “x", "s": 1}',
+        '{"s": ["", “x y"]}',
+        '{"s": [26， "x", 1]}',
+        '{"s"： 1, "n": 2}',
+        '{"n":s": 1}',  # a part of a text that is written twice
+        '{"n{"n": 1}',
+        '{"b": [{"n": o": 1}, 2]}',
+        '{"s": "x", "n" 1, "b" [2]}',  # two signs are missing
+        '{"b": [], "n": [{"s"',
+        '{"b":["x",529,],"s":"y"}',  # the comma may come from the middle of the number
+        '{"b": {"n": 23}5, "s": 1}',  # the brace may belong behind the number
+        '{"n",: " and more"}',  # the comma may come from the string
+        '{"s": "x [1}",] "n": 2}',  # so may the bracket
+        '{"s": " {x: [1]"}}',
+        '{"b": {"o": {"n": true}}, "s": "x"}}',  # any of the braces may be too many
+        '{"s":  x {1}", "n": 2}',  # the string may begin with white space
+    ],
+)
+def test_what_has_no_certain_reading_is_passed_on_as_it_was_written(text: str) -> None:
+    case = Case("hermes", f'<tool_call>{{"name": "f", "arguments": {text}}}</tool_call>', [])
+    for pieces in ([case.text], list(case.text)):
+        [(name, arguments)] = found_calls(parse(case.parser(), pieces, is_cut=False))
+        assert name == "f" and parse_object(arguments) is None
+
+
+def test_typographic_quotes_inside_a_text_do_not_hinder_a_repair() -> None:
+    case = Case("hermes", '<tool_call>{"name": "f", "arguments": {"s": "a “b” c，d" "n": 1,}}</tool_call>', [])
+    [(_, arguments)] = found_calls(parse(case.parser(), [case.text], is_cut=False))
+    assert parse_object(arguments) == {"s": "a “b” c，d", "n": 1}
+
+
+@pytest.mark.parametrize("separator", ["; ", ";", ", ", "\n", " "])
+def test_a_damaged_call_before_other_calls_is_mended(separator: str) -> None:
+    damaged = '{"name": "f", "parameters": {"s": "a", "n" 1}}'
+    text = separator.join([damaged, damaged, '{"name": "f", "parameters": {"s": "b", "n": 2}}'])
+    found = found_calls(parse(Case("llama3_json", text, []).parser(), [text], is_cut=False))
+    assert [parse_object(arguments) for _, arguments in found] == [{"s": "a", "n": 1}] * 2 + [{"s": "b", "n": 2}]
+
+
+def test_what_stands_behind_arguments_may_belong_to_them() -> None:
+    for text in ('{"n": 235}1', '{"n": 23}51', '{"b": tru}e'):
+        case = Case("mistral", f"[TOOL_CALLS]f{text}", [])
+        [(_, arguments)] = found_calls(parse(case.parser(), list(case.text), is_cut=False))
+        assert parse_object(arguments) in (None, {"b": True})
+    case = Case("mistral", '[TOOL_CALLS]f{"n": 235}\nDone', [])
+    [(_, arguments)] = found_calls(parse(case.parser(), list(case.text), is_cut=False))
+    assert parse_object(arguments) == {"n": 235}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "f", "arguments": {"n": 1}/* a, b */}',
+        '{"name": "f", "arguments": {"n": 1} // a * b\n}',
+        '{"name": "f" /* x */, "arguments": {"n": 1}, # y\n "id": "z"}',
+        '{"name": "f", "arguments": {"n": 1}}}}',
+        '{"function": {"name": "f", "arguments": {"n": 1}}}',
+    ],
+)
+def test_notes_and_braces_around_arguments_are_left_out(text: str) -> None:
+    for tool, around in (("hermes", "<tool_call>{}</tool_call>"), ("jamba", "<tool_calls>[{}]</tool_calls>")):
+        case = Case(tool, around.replace("{}", text), [])
+        for pieces in ([case.text], list(case.text)):
+            events = parse(case.parser(), pieces, is_cut=False)
+            assert found_calls(events) == [("f", '{"n": 1}')]
+            assert not any(isinstance(event, ContentDelta) for event in events)
