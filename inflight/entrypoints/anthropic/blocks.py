@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from inflight.entrypoints.openai.content_parts import OtherPart
-from inflight.entrypoints.openai.messages import ToolName, result_text
+from inflight.entrypoints.openai.messages import ToolName, result_text, without_empty_list
 from inflight.entrypoints.openai.sampling_fields import Schema
 from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
 
@@ -63,7 +63,7 @@ class ToolUseBlock(StrictModel):
     type: Literal["tool_use"]
     id: str
     name: ToolName
-    input: dict[str, Any]
+    input: Annotated[dict[str, Any], BeforeValidator(without_empty_list)]
     cache_control: CacheControl = None
 
 

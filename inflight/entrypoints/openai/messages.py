@@ -35,18 +35,17 @@ ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
 Role = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
 
 
+def without_empty_list(arguments: object) -> object:
+    """PHP writes an empty object as an empty list."""
+    return {} if arguments == [] else arguments
+
+
 class CalledFunction(StrictModel):
     name: ToolName
-    arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)] | dict[str, Any] | None = optional(
-        "A JSON object, usually as text. Text that is cut or malformed is accepted."
-    )
+    arguments: Annotated[
+        Annotated[str, Field(max_length=MAX_ARGUMENTS)] | dict[str, Any] | None, BeforeValidator(without_empty_list)
+    ] = optional("A JSON object, usually as text. Text that is cut or malformed is accepted.")
     index: int | None = no_effect("Calls are in their order.")
-
-    @field_validator("arguments", mode="before")
-    @classmethod
-    def _read_empty(cls, given: Any) -> Any:  # Any: JSON, not checked yet
-        """PHP writes an empty object as an empty list."""
-        return {} if given == [] else given
 
 
 class ToolCall(StrictModel):
@@ -75,7 +74,9 @@ class OtherCall(StrictModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    id: Any = no_effect("From other models.")
+    id: Annotated[str | None, BeforeValidator(lambda given: given if isinstance(given, str) else None)] = optional(
+        "The id that its result names."
+    )
     type: str = Field(max_length=256, json_schema_extra={"not": {"enum": ["function", "custom"]}})
 
 

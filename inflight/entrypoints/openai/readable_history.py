@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from inflight.entrypoints.openai.content_parts import OtherPart, readable_parts, text_instead
+from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.messages import ChatMessage, OtherCall
 from inflight.entrypoints.openai.protocol import ChatTemplateFields
 from inflight.tokenizer.messages import RESULT_ROLES
+
+_MAY_BE_EMPTY = ("assistant", *RESULT_ROLES)  # roles of messages that may have no content
 
 
 def make_readable(body: ChatTemplateFields) -> list[str]:
@@ -13,7 +16,7 @@ def make_readable(body: ChatTemplateFields) -> list[str]:
     what is left out, for the header of the answer.
 
     Raises:
-        FieldError: the client asks about a medium.
+        FieldError: the client asks about a medium, or a message has no content.
     """
     left_out: list[str] = []
     messages = body.messages or []
@@ -33,6 +36,10 @@ def make_readable(body: ChatTemplateFields) -> list[str]:
             message.tool_calls = [call for call in message.tool_calls if not _is_other(call)]
         if not message.content and not message.tool_calls and message.function_call is None:
             _use_other_text(message, left_out)
+        if message.content is None and message.role not in _MAY_BE_EMPTY:
+            raise FieldError(
+                f"messages[{i}].content", f"messages[{i}] (role {message.role!r}) has no content: add some"
+            )
         found.append(message)
     if body.messages is not None:
         body.messages = found

@@ -138,6 +138,7 @@ class _Messages:
             else:
                 self._add(item.role, content=content)
         elif isinstance(item, ReasoningItem):
+            self.left_out += [f"input[].{place}" for place in item.unread]
             if item.text:  # without text, it is of another server, and encrypted
                 turn = self._turn_without("content", "tool_calls")
                 turn["reasoning_content"] = "\n\n".join(filter(None, (turn.get("reasoning_content"), item.text)))

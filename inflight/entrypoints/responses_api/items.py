@@ -115,6 +115,14 @@ class ReasoningItem(Item):
     encrypted_content: str | None = no_effect("Only OpenAI can read it.")
 
     @property
+    def unread(self) -> list[str]:
+        """The types of parts with a text that is left out."""
+        named = (("content", self.content), ("summary", self.summary))
+        return [
+            f"{name}[] ({part.type})" for name, parts in named for part in parts or () if part.type not in _THOUGHTS
+        ]
+
+    @property
     def text(self) -> str:
         parts = self.content or self.summary or ()
         return "\n\n".join(part.text for part in parts if part.text and part.type in _THOUGHTS)

@@ -32,6 +32,7 @@ def called(arguments: object) -> list[dict[str, Any]]:
         ('{"a": "\\ud83d\\ude42"}', {"a": "🙂"}),
         ('{"a": "x\\ud800", "\\udfff": "\\\\ud800"}', {"a": "x\ufffd", "\ufffd": "\\ud800"}),
         ({"a": 1}, {"a": 1}),
+        ([], {}),
         ("", {}),
         (None, {}),
         ("{}", {}),

@@ -336,3 +336,9 @@ def test_a_part_that_is_an_item_is_a_message() -> None:
     with pytest.raises(FieldError) as refused:
         messages({"role": "user", "content": "q"}, image)
     assert refused.value.param.startswith("input[1]")
+
+
+def test_a_part_of_a_thought_that_is_not_read_is_reported() -> None:
+    parts = [{"type": "summary_text", "text": "S"}, {"type": "unheard_of", "text": "x"}]
+    found = validated({"input": [{"type": "reasoning", "summary": parts}, {"role": "user", "content": "x"}]})
+    assert found.left_out == ("input[].summary[] (unheard_of)",)
