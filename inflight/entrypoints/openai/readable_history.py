@@ -37,9 +37,7 @@ def make_readable(body: ChatTemplateFields) -> list[str]:
         if not message.content and not message.tool_calls and message.function_call is None:
             _use_other_text(message, left_out)
         if message.content is None and message.role not in _MAY_BE_EMPTY:
-            raise FieldError(
-                f"messages[{i}].content", f"messages[{i}] (role {message.role!r}) has no content: add some"
-            )
+            raise FieldError(f"messages[{i}]", f"messages[{i}] (role {message.role!r}) has no content: add some")
         found.append(message)
     if body.messages is not None:
         body.messages = found
