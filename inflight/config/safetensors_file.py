@@ -5,11 +5,13 @@ https://huggingface.co/docs/safetensors describes the format: 8 bytes with the s
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from inflight.errors import CheckpointError
 from inflight.model_advice import unfinished_download
@@ -91,7 +93,7 @@ def _read_index(file: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         entries = {str(name): str(file_name) for name, file_name in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} is no index of safetensors files ({error!r}); download it again") from error
     for name, file_name in entries.items():
         if Path(file_name).name != file_name:
@@ -120,23 +122,35 @@ def model_name(stored_name: str, renames: Sequence[tuple[str, str]]) -> str:
 def read_header(file: Path) -> dict[str, StoredBytes]:
     """
     Raises:
-        CheckpointError: the file cannot be read, or is no safetensors file.
+        CheckpointError: the file cannot be read, is no safetensors file, or has a tensor whose bytes are not in it.
     """
     try:
+        if not file.is_file():  # a pipe, for example, would be waited for
+            raise ValueError("it is not a file")
         with file.open("rb") as opened:
+            num_bytes = os.fstat(opened.fileno()).st_size
             size = int.from_bytes(opened.read(8), "little")
-            if size > _LARGEST_HEADER:
-                raise ValueError(f"its header would have {size} bytes")
+            if size > min(_LARGEST_HEADER, num_bytes - 8):
+                raise ValueError(f"its header would have {size} bytes, and the file has {num_bytes}")
             entries = json.loads(opened.read(size))
         return {
-            str(name): StoredBytes(
-                file, str(entry["dtype"]), tuple(entry["shape"]), *(8 + size + end for end in entry["data_offsets"])
-            )
+            str(name): _stored(file, str(name), entry, 8 + size, num_bytes)
             for name, entry in entries.items()
             if name != "__metadata__"
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read as safetensors: {error}") from error
+
+
+def _stored(file: Path, name: str, entry: Mapping[str, Any], data: int, num_bytes: int) -> StoredBytes:  # Any: JSON
+    """The entry of one tensor. `data`: where the data begin in the file, which has `num_bytes`."""
+    first, last = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if any(type(number) is not int or number < 0 for number in (first, last, *shape)):
+        raise ValueError(f"{name} has the shape {shape!r:.100} and the bytes {first!r:.40} to {last!r:.40}")
+    if not first <= last <= num_bytes - data:
+        raise ValueError(f"{name} should be in the bytes {first} to {last} of the data, which have {num_bytes - data}")
+    return StoredBytes(file, str(entry["dtype"]), shape, data + first, data + last)
 
 
 def have_same_bytes(one: StoredBytes, other: StoredBytes) -> bool:
@@ -154,7 +168,8 @@ def have_same_bytes(one: StoredBytes, other: StoredBytes) -> bool:
             left = one.stop - one.start
             while left > 0:
                 size = min(left, _COMPARED_AT_ONCE)
-                if first.read(size) != second.read(size):
+                read = first.read(size)
+                if len(read) < size or read != second.read(size):  # also if a file has become shorter
                     return False
                 left -= size
     except OSError as error:

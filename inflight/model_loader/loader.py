@@ -15,19 +15,21 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend
-from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
+from inflight.config.architecture import TRANSFORMERS, GatedDeltaSpec, ModelArchitecture
 from inflight.config.engine import ModelConfig
 from inflight.config.pipeline_stage import PipelineStage
 from inflight.config.safetensors_file import have_same_bytes, read_header
 from inflight.config.stored_head import warn_of_another_head
 from inflight.config.weight_format import PLAIN
+from inflight.damaged_files import named_errors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.errors import ConfigError
+from inflight.errors import CheckpointError, ConfigError, UnsupportedModelError
 from inflight.kernels.quantized_weight import QuantizedWeight, select_rows
 from inflight.layers.context import LayerContext, make_context
 from inflight.layers.linear import Linear
@@ -92,15 +94,16 @@ def load_model(
         if architecture.implementation == TRANSFORMERS
         else partial(DecoderForCausalLM, architecture)
     )
-    model = make(later, stage)
+    with named_errors(UnsupportedModelError, model_config.folder, "a model of these sizes"):
+        model = make(later, stage)
+        # tensors on the meta device have shapes but no memory
+        described = model if stage == whole else make(replace(later, device=torch.device("meta")), whole)
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture, model)
-    # tensors on the meta device have shapes but no memory
-    described = model if stage == whole else make(replace(later, device=torch.device("meta")), whole)
     if check_size is not None:
         check_size(weight_sizes(model, described, model_config))
     if source is not None:
-        unlisted = check_weights(source, described)
+        unlisted = _check_source(source, described, model_config.folder)
         if unlisted and tp.rank == 0 and stage.is_last:
             logger.warning("the model does not need these tensors, which no index lists: %s", list_names(unlisted))
     fill = _filler(model_config, source, not_kept)
@@ -111,10 +114,20 @@ def load_model(
     return model
 
 
+def _check_source(source: WeightSource, model: CausalLM, folder: Path) -> list[str]:
+    """As `check_weights`. An error begins with the model's folder or file."""
+    try:
+        return check_weights(source, model)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+
+
 def _filler(model_config: ModelConfig, source: WeightSource | None, not_kept: list[str]) -> _Fill:
     if source is None:
         return partial(_fill_from_seed, seed=model_config.seed)
-    return partial(_fill_from_source, source=source, not_kept=not_kept)
+    quantization = model_config.quantization
+    is_quantized = quantization.layers is not None or quantization.head is not None
+    return partial(_fill_from_source, source=source, not_kept=not_kept, is_quantized=is_quantized)
 
 
 def _load_unit(fill: _Fill, device: torch.device, unit: Loadable, prefix: str) -> None:
@@ -177,6 +190,8 @@ def _check_batch_invariance(context: LayerContext, architecture: ModelArchitectu
     def refusal(reason: str) -> ConfigError:
         return ConfigError(f"batch_invariant=True cannot be kept here: {reason}; leave it out")
 
+    if any(isinstance(each, GatedDeltaSpec) for each in architecture.recurrences):
+        raise refusal("the results of its recurrent layers depend on how the scheduler has cut a prompt into pieces")
     sizes = {architecture.hidden_size}
     sizes |= {module.in_features for module in model.modules() if isinstance(module, Linear)}
     for attention in architecture.attentions:
@@ -224,9 +239,19 @@ def _fill_from_seed(unit: Loadable, prefix: str, *, seed: int) -> None:
             destination.copy_(part if slot.rows is None or part.shape == destination.shape else part[slot.rows])
 
 
-def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_kept: list[str]) -> None:
+def _fill_from_source(
+    unit: Loadable, prefix: str, *, source: WeightSource, not_kept: list[str], is_quantized: bool
+) -> None:
     """Loads a unit's weights from `source`. Appends to `not_kept` the names of quantized weights that become floats because no
-    kernel supports them."""
+    kernel supports them.
+
+    Args:
+        is_quantized: whether weights in floats are quantized afterwards.
+
+    Raises:
+        CheckpointError: such a weight has an element that is NaN or infinite. An integer cannot be that: it would become some
+            other number, and the answers would only be wrong.
+    """
     with source.open() as read:
         for name, slot in unit.weight_slots(prefix):
             if slot.size == 0:
@@ -240,11 +265,22 @@ def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_
             part = read(name, tuple(held))
             if source.tensors[name].is_quantized and not isinstance(part, QuantizedWeight):
                 not_kept.append(name)
+            if is_quantized and isinstance(part, Tensor) and part.dim() > 1:
+                _check_finite(part, name, source)
             if slot.rows is not None:
                 part = select_rows(part, slot.rows)
             if slot.accept is None or not slot.accept(part):
                 floats = _floats(part)
                 slot.destination.copy_(floats.float() + slot.offset if slot.offset else floats)
+
+
+def _check_finite(part: Tensor, name: str, source: WeightSource) -> None:
+    low, high = part.aminmax()  # a NaN is both the smallest and the largest element
+    if not (low.isfinite() and high.isfinite()):
+        raise CheckpointError(
+            f"{source.tensors[name].file}: {name} has elements that are NaN or infinite, which cannot be quantized: the file "
+            "is damaged, or the model was saved after its training had failed; download it again"
+        )
 
 
 def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) -> None:

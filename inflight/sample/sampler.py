@@ -31,8 +31,8 @@ IMPOSSIBLE_TOKEN = -1
 class SamplerOutput:
     """One token per row, still on the device.
 
-    If all logits of a row are -inf at the draw (a grammar admits no token), or one is NaN (a broken model), no token can be
-    drawn. Then the row's token is IMPOSSIBLE_TOKEN (-1), and the request must fail. `logprobs` has only the rows in
+    If all logits of a row are -inf at the draw (a grammar admits no token), or one is NaN or inf (a broken model), no token can
+    be drawn. Then the row's token is IMPOSSIBLE_TOKEN (-1), and the request must fail. `logprobs` has only the rows in
     `logprobs_rows`.
     """
 
@@ -109,5 +109,5 @@ def scaled_rows(logits: Tensor, random: RandomRows) -> Tensor:
 
 
 def possible(tokens: Tensor, scores: Tensor) -> Tensor:
-    """Returns `tokens` as int32, with IMPOSSIBLE_TOKEN where the score is -inf or NaN."""
-    return torch.where(scores > -torch.inf, tokens, IMPOSSIBLE_TOKEN).to(torch.int32)
+    """Returns `tokens` as int32, with IMPOSSIBLE_TOKEN where the score is infinite or NaN."""
+    return torch.where(scores.isfinite(), tokens, IMPOSSIBLE_TOKEN).to(torch.int32)

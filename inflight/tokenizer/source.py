@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from inflight.config.gguf_file import read_gguf
+from inflight.damaged_files import named_errors
+from inflight.errors import TokenizerError
 from inflight.hub import resolve_tokenizer_folder
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
@@ -17,7 +19,8 @@ def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
         ConfigError: there is no tokenizer, or it cannot be read.
     """
     source = _source(model_folder, tokenizer)
-    return gguf_tokenizer(read_gguf(source)) if source.is_file() else folder_tokenizer(source)
+    with named_errors(TokenizerError, source, "its tokenizer"):
+        return gguf_tokenizer(read_gguf(source)) if source.is_file() else folder_tokenizer(source)
 
 
 def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | None) -> ChatTemplate:
@@ -27,7 +30,10 @@ def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | N
         ConfigError: the template cannot be read, or is not valid.
     """
     source = _source(model_folder, tokenizer)
-    return gguf_chat_template(read_gguf(source), given) if source.is_file() else ChatTemplate.from_folder(source, given)
+    with named_errors(TokenizerError, source, "its chat template"):
+        if source.is_file():
+            return gguf_chat_template(read_gguf(source), given)
+        return ChatTemplate.from_folder(source, given)
 
 
 def _source(model_folder: Path, tokenizer: str | None) -> Path:

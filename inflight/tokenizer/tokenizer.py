@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import tokenizers
 from tokenizers import AddedToken
 
-from inflight.errors import InvalidRequestError, TokenizerError
+from inflight.errors import TokenizerError
+from inflight.tokenizer.failures import decoding_failure, encoding_failure
 from inflight.tokenizer.fewest_tokens import FewestTokens, components_of
 from inflight.tokenizer.incremental import ByteLevelDecoder, IncrementalDecoder
 from inflight.tokenizer.window_decoder import WindowDecoder
@@ -66,21 +67,22 @@ class Tokenizer:
         """Token ids of `text`. `add_special_tokens`: add the tokens of the tokenizer's post-processor (usually a BOS).
 
         Raises:
-            InvalidRequestError: the text contains a lone surrogate, which is not a Unicode character.
+            InvalidRequestError: the text contains a lone surrogate, or the library cannot encode it.
         """
         try:
             text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                f"the text holds a lone surrogate at character {error.start}: it is not valid Unicode"
-            ) from error
-        # `encode_batch` releases the interpreter lock. A million characters take a second, in which other threads must run.
-        encoded: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+            # `encode_batch` releases the interpreter lock. A million characters take a second, in which other threads must run.
+            encoded: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:
+            raise encoding_failure(error) from None
         return encoded
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of the tokens. Ids without a token (a model's vocabulary may have such padding) add no text."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        try:
+            return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        except BaseException as error:
+            raise decoding_failure(error) from None
 
     def decode_token(self, token_id: int) -> str:
         """The text that a token adds inside a longer text, with its leading space. "�" if it is only a part of a character."""

@@ -23,6 +23,7 @@ _TABLE = """
   0     foreign_parameters
   0     foreign_variables  envs
   0     counted_warning
+  0     damaged_files      errors
   0     handshake
   0     line_writer
   0     list_checks        errors

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
+from inflight.damaged_files import named_errors
 from inflight.engine.request.input_processor import InputProcessor
+from inflight.errors import ConfigError
 from inflight.hub import read_generation_config
 from inflight.tokenizer.source import read_chat_template, read_tokenizer
 
@@ -60,11 +62,12 @@ def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcess
     if not args.skip_tokenizer_init:
         tokenizer = read_tokenizer(config.model.folder, args.tokenizer)
         chat_template = read_chat_template(config.model.folder, args.tokenizer, args.chat_template)
-    return InputProcessor(
-        config,
-        tokenizer,
-        chat_template,
-        read_generation_config(config.model.folder),
-        seed=0 if args.seed is None else args.seed,
-        use_generation_defaults=args.generation_config == "auto",
-    )
+    with named_errors(ConfigError, config.model.folder, "its tokens and generation_config.json"):
+        return InputProcessor(
+            config,
+            tokenizer,
+            chat_template,
+            read_generation_config(config.model.folder),
+            seed=0 if args.seed is None else args.seed,
+            use_generation_defaults=args.generation_config == "auto",
+        )

@@ -22,7 +22,9 @@ from inflight.config.overrides import ineffective_overrides, merge_overrides
 from inflight.config.resolve import resolve
 from inflight.config.stored_head import resolve_head
 from inflight.config.unknown_family import describe_model
+from inflight.damaged_files import named_errors
 from inflight.engine.start.generation_defaults import model_eos_token_ids, warn_of_unknown_fields
+from inflight.errors import UnsupportedModelError
 from inflight.hub import read_generation_config, resolve_model_folder
 from inflight.structured_output.backend import GrammarBackend
 from inflight.structured_output.loader import load_backend
@@ -43,13 +45,15 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
     warn_of_unknown_fields(args.override_generation_config or {})
     if args.structured_outputs_backend not in LLGUIDANCE:
         logger.warning("structured_outputs_backend=%r: llguidance serves instead", args.structured_outputs_backend)
-    return resolve(
-        args,
-        folder=folder,
-        architecture=_describe(args, folder),
-        machine=detect_machine(args.device),
-        timeout_seconds=envs.execute_model_timeout_seconds(),
-    )
+    machine = detect_machine(args.device)
+    with named_errors(UnsupportedModelError, folder, "its configuration"):
+        return resolve(
+            args,
+            folder=folder,
+            architecture=_describe(args, folder),
+            machine=machine,
+            timeout_seconds=envs.execute_model_timeout_seconds(),
+        )
 
 
 def _describe(args: EngineArgs, folder: Path) -> ModelArchitecture:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Mapping, Sequence
 
 from inflight.entrypoints.openai.responses import LogprobColumns, PromptLogprobs, TokenLogprob, TopLogprob
+from inflight.errors import EngineError
 from inflight.outputs import Logprob
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -97,4 +99,10 @@ def prompt_logprobs(rows: Sequence[PositionLogprobs | None]) -> PromptLogprobs:
 
 
 def finite(value: float) -> float:
+    """
+    Raises:
+        EngineError: the value is NaN, because a logit of the model was infinite or NaN.
+    """
+    if math.isnan(value):
+        raise EngineError("a log-probability is not a number: the model's logits are not finite")
     return max(value, LOWEST)

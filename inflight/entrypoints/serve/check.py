@@ -13,11 +13,12 @@ from inflight.config.resolve import find_conflicts
 from inflight.config.safetensors_file import check_files_exist
 from inflight.config.unknown_family import describe_model
 from inflight.config.weight_room import check_room, find_room
+from inflight.damaged_files import named_errors
 from inflight.engine.start.generation_defaults import default_sampling_params, eos_token_ids
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.tls import make_ssl_context
-from inflight.errors import CheckpointError, ConfigError
+from inflight.errors import CheckpointError, ConfigError, UnsupportedModelError
 from inflight.hub import (
     can_download,
     read_config,
@@ -55,13 +56,15 @@ def model_problems(args: EngineArgs) -> list[str]:
     found += _problems_of(lambda: _check_generation_config(args, source))
     found += _problems_of(lambda: _check_weight_files(args, source))
     try:
-        config = merge_overrides(read_model_config(source, args.max_model_len), args.config_overrides)
-        architecture = describe_model(config, args.model_impl, gguf=source if source.is_file() else None)
+        with named_errors(UnsupportedModelError, source, "its configuration"):
+            config = merge_overrides(read_model_config(source, args.max_model_len), args.config_overrides)
+            architecture = describe_model(config, args.model_impl, gguf=source if source.is_file() else None)
         machine = detect_machine(args.device)  # raises ConfigError if an environment variable is wrong
+        with named_errors(UnsupportedModelError, source, "its configuration"):
+            found += find_conflicts(args, folder=source, architecture=architecture, machine=machine)
+            return found + _problems_of(lambda: _check_room(args, source, architecture, machine))
     except ConfigError as error:
         return [*found, str(error)]
-    found += find_conflicts(args, folder=source, architecture=architecture, machine=machine)
-    return found + _problems_of(lambda: _check_room(args, source, architecture, machine))
 
 
 def _check_room(args: EngineArgs, source: Path, architecture: ModelArchitecture, machine: Machine) -> None:

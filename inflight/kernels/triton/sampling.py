@@ -50,6 +50,7 @@ IMPOSSIBLE_TOKEN = tl.constexpr(-1)
 
 _NAN_KEY = tl.constexpr(0x7FFFFFFF)
 _NO_LOGIT_KEY = tl.constexpr(-0x7F800001)  # the key of -inf
+_INFINITE_KEY = tl.constexpr(0x7F800000)  # the key of inf
 _PADDING_KEY = tl.constexpr(-0x80000000)  # below all keys
 _LAST_ID = tl.constexpr(0x7FFFFFFF)
 _NO_WINNER = tl.constexpr(-0x8000000000000000)
@@ -240,7 +241,7 @@ def choose_kernel(
     bests = tl.load(best + row * num_blocks + blocks, mask=blocks < num_blocks, other=_NO_WINNER)
     winner = tl.max(bests, 0)
     key = (winner >> 32).to(tl.int32)
-    possible = (key > _NO_LOGIT_KEY) & (key < _NAN_KEY)
+    possible = (key > _NO_LOGIT_KEY) & (key < _INFINITE_KEY)
     if possible & (tl.load(column + stride * MODE) == RESTRICTED):
         top = logit_of(key)
         masses = tl.load(mass + row * num_blocks + blocks, mask=blocks < num_blocks, other=0.0)

@@ -81,15 +81,16 @@ def read_config(model_config: ModelConfig) -> PreTrainedConfig:
             is_same = merged.get("model_type") == content.get("model_type")
             config_class = type(config) if is_same else CONFIG_MAPPING[merged["model_type"]]
             config = config_class.from_dict(merged, name_or_path=str(folder))
-    except (ValueError, KeyError, ImportError, AttributeError) as error:
+    except Exception as error:  # also its own errors of fields, which have no common class
         if not trusts and "trust_remote_code" in str(error):
             raise UnsupportedModelError(
                 f"transformers does not know {model_config.architecture.name}; the model brings Python files of its own "
                 "(auto_map in config.json): read them, and set trust_remote_code=True (--trust-remote-code) to run them"
             ) from error
+        reason = (str(error).splitlines() or [repr(error)])[0]
         raise UnsupportedModelError(
             f"config.json: {_not_native(model_config)}transformers {transformers_version} cannot read this configuration; "
-            f"a newer transformers may: {str(error).splitlines()[0]}{native_refusal(model_config.architecture)}"
+            f"a newer transformers may: {reason}{native_refusal(model_config.architecture)}"
         ) from error
     assert isinstance(config, PreTrainedConfig)
     return config

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inflight import LLM
 from inflight.config.engine import QuantizationConfig
-from inflight.errors import ConfigError
+from inflight.errors import CheckpointError, ConfigError
 from tests.support.full_context_attention import load, run_prompt
 from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 PROMPT = torch.arange(40)
+EMBEDDING = "model.embed_tokens.weight"
 needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 
 
@@ -90,3 +93,37 @@ def test_batch_invariance_is_promised_or_refused(folder: Path, monkeypatch: pyte
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
     with pytest.raises(ConfigError, match=r"cannot be kept here: its linear layers"):
         load(folder, QuantizationConfig(), batch_invariant=True)
+
+
+@needs_kernels
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.q_proj.weight", EMBEDDING]
+)
+def test_a_weight_that_is_not_finite_is_not_quantized(folder: Path, tmp_path: Path, name: str, value: float) -> None:
+    """It would become some number, and the answers would only be wrong."""
+    damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))
+    tensors = load_file(damaged / "model.safetensors")
+    tensors[name][1, 2] = value
+    save_file(tensors, damaged / "model.safetensors")
+    for config in (
+        QuantizationConfig(layers="int8"),
+        QuantizationConfig(layers="int4"),
+        QuantizationConfig(head="int8"),
+    ):
+        with pytest.raises(
+            CheckpointError, match=f"{name} has elements that are NaN or infinite, which cannot be quantized"
+        ):
+            load(damaged, config)
+    load(damaged, QuantizationConfig())  # in floats, each answer that meets it ends with an error
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2"])
+def test_batch_invariance_of_recurrent_layers(family: str, tmp_path: Path) -> None:
+    """The gated delta rule computes in chunks, whose sums depend on where the scheduler has cut. A short convolution does not:
+    there the only reason is the attention, a stand-in here."""
+    model = write_model(FAMILY_CONFIGS[family][0], tmp_path / "model", seed=1)
+    reason = "its attention" if family == "lfm2" else "the results of its recurrent layers"
+    with pytest.raises(ConfigError, match=f"batch_invariant=True cannot be kept here: {reason}"):
+        load(model, QuantizationConfig(), batch_invariant=True)

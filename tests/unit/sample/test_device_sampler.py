@@ -31,7 +31,7 @@ rows = st.builds(
     seed=st.integers(0, 2**64 - 1) | st.sampled_from([0, 2**63, 2**64 - 1]),
     position=st.integers(0, 2**31 - 1) | st.integers(0, 3),
 )
-kinds = st.sampled_from(["normal", "normal", "flat", "steep", "equal", "few", "none", "nan"])
+kinds = st.sampled_from(["normal", "normal", "flat", "steep", "equal", "few", "none", "nan", "inf"])
 
 
 def logits_of(kind: str, vocab_size: int, seed: int) -> Tensor:
@@ -45,6 +45,8 @@ def logits_of(kind: str, vocab_size: int, seed: int) -> Tensor:
     logits = logits.bfloat16().float()
     if kind == "nan":
         logits[seed % vocab_size] = torch.nan
+    if kind == "inf":
+        logits[seed % vocab_size] = torch.inf
     return logits
 
 
@@ -121,13 +123,15 @@ def test_a_flat_row_of_top_p_lists_groups_until_its_share_is_reached() -> None:
 
 
 def test_greedy_takes_the_first_of_equals_and_no_nan() -> None:
-    logits = torch.full((5, 150), -2.0)
+    logits = torch.full((6, 150), -2.0)
     logits[0, [149, 70, 71]] = 3.0
     logits[1, [130, 5]] = torch.tensor([0.0, -0.0])
     logits[2] = -torch.inf
     logits[3, 149] = torch.nan
     logits[4] = -torch.finfo(torch.float32).max
-    assert device_tokens_of(logits, [Row(GREEDY)] * 5, **SIZES) == [70, 5, IMPOSSIBLE_TOKEN, IMPOSSIBLE_TOKEN, 0]
+    logits[5, 7] = torch.inf
+    none = IMPOSSIBLE_TOKEN
+    assert device_tokens_of(logits, [Row(GREEDY)] * 6, **SIZES) == [70, 5, none, none, 0, none]
 
 
 def test_slots_come_twice_and_that_never_written_is_greedy() -> None:

@@ -210,8 +210,10 @@ def test_an_impossible_row_is_minus_1_and_hurts_no_other() -> None:
     rows = [Row(kinds[i % 4], seed=i) for i in range(12)]
     expected = tokens_of(logits, rows)
     logits[4:8] = -torch.inf
-    logits[8:12, 77] = torch.nan
-    assert tokens_of(logits, rows) == expected[:4] + [-1] * 8
+    for wrong in (torch.nan, torch.inf):
+        logits[8:12, 77] = wrong
+        assert tokens_of(logits, rows) == expected[:4] + [-1] * 8
+        assert tokens_of(logits.repeat(40, 1), rows * 40) == (expected[:4] + [-1] * 8) * 40, "a large batch"
     assert tokens_of(logits[4:8], rows[4:8]) == [-1] * 4
     assert tokens_of(logits[4:5], rows[4:5]) == [-1]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from inflight.entrypoints.openai.logprobs import LOWEST, CompletionLogprobs, chat_logprobs, prompt_logprobs
+from inflight.errors import EngineError
 from inflight.outputs import Logprob
 from tests.support.fakes_tokenizer import byte_tokenizer
 from tests.unit.entrypoints.openai.outputs import row
@@ -62,3 +65,10 @@ def test_a_prompts_logprobs_are_by_token_id() -> None:
     assert first is None and second is not None
     assert second["6"] == {"logprob": LOWEST, "rank": 2, "decoded_token": "b"}
     assert list(second) == ["7", "5", "6"]
+
+
+def test_a_log_probability_that_is_no_number_is_an_error_of_the_engine() -> None:
+    """A logit was infinite. JSON has no NaN."""
+    row = {7: Logprob(logprob=float("nan"), rank=1, decoded_token="a")}
+    with pytest.raises(EngineError, match="logits are not finite"):
+        chat_logprobs([row], 1, None)

@@ -1,0 +1,21 @@
+"""What the errors of the `tokenizers` library mean to a request."""
+
+from inflight.damaged_files import is_panic
+from inflight.errors import InvalidRequestError
+
+
+def encoding_failure(error: BaseException) -> BaseException:
+    """Returns the error of a request whose text cannot be encoded because of `error`; `error` itself, if it has another reason.
+
+    The library panics, for example, if the regular expression of its pre-tokenizer gives up: at a text of millions of blanks.
+    """
+    if isinstance(error, UnicodeEncodeError):
+        return InvalidRequestError(
+            f"the text holds a lone surrogate at character {error.start}: it is not valid Unicode"
+        )
+    return InvalidRequestError(f"the tokenizer cannot encode this text: {error}") if is_panic(error) else error
+
+
+def decoding_failure(error: BaseException) -> BaseException:
+    """The same for token ids that cannot be decoded."""
+    return InvalidRequestError(f"the tokenizer cannot decode these tokens: {error}") if is_panic(error) else error
