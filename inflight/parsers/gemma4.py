@@ -1,12 +1,14 @@
-"""The tool parser of Gemma 4. It turns the arguments of a call, which look like JSON without quotes, into JSON.
+"""The tool parsers of Gemma 4 and FunctionGemma. They turn the arguments of a call, which look like JSON without quotes, into
+JSON.
 
     <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3,units:[<|"|>km<|"|>]}<tool_call|>
 
-Text between two `<|"|>` is a string without escapes. A bare word before a colon is a key. Any other bare word is a value; the
-tool's schema decides its type. Strings in the quotes of JSON are read too.
+Text between two `<|"|>` (FunctionGemma: `<escape>`) is a string without escapes. A bare word before a colon is a key. Any other
+bare word is a value; the tool's schema decides its type. Strings in the quotes of JSON are read too.
 """
 
 import re
+from typing import ClassVar
 
 from inflight.parsers.arguments_reader import ArgumentsReader
 from inflight.parsers.event_writer import MalformedCallError
@@ -17,8 +19,16 @@ _NAME = re.compile(r"[^\s<{\"']+")
 
 
 class Gemma4ToolParser(ToolParser):
+    """
+    Attributes:
+        quote: around strings.
+        end: the tag behind a call.
+    """
+
     marker, second_marker = "<|tool_call>", "call:"
-    ends = ("<tool_call|>", "<|tool_call>")
+    end: ClassVar[str] = "<tool_call|>"
+    ends = (end, marker)
+    quote: ClassVar[str] = '<|"|>'
     after_marker = ("call:",)
 
     def _marked_call(self, marker: str) -> Steps[None]:
@@ -33,8 +43,24 @@ class Gemma4ToolParser(ToolParser):
         self._writer.start_call(name)
         schema = self._schema_of(name)
         arguments = ArgumentsReader(
-            self._reader, self._writer.arguments, self.ends, self._budget, quote='<|"|>', schema=schema
+            self._reader, self._writer.arguments, self.ends, self._budget, quote=self.quote, schema=schema
         )
         yield from arguments.read()
         yield from self._hold_blanks()
-        yield from self._expect("<tool_call|>")
+        yield from self._expect(self.end)
+
+
+class FunctionGemmaToolParser(Gemma4ToolParser):
+    """For FunctionGemma, a Gemma 3. Behind its calls it writes the tag with which results begin.
+
+    <start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call><start_function_response>
+    """
+
+    marker = "<start_function_call>"
+    end = "<end_function_call>"
+    ends = (end, marker)
+    quote = "<escape>"
+
+    def _marked_call(self, marker: str) -> Steps[None]:
+        yield from super()._marked_call(marker)
+        yield from self._hold_literal("<start_function_response>")

@@ -137,6 +137,7 @@ MARKUPS = (
     ),
     # the grammar writes the arguments as JSON, which the parser reads too
     ToolMarkup("gemma4", "<|tool_call>", "<|tool_call>call:", "", "<tool_call|>"),
+    ToolMarkup("functiongemma", "<start_function_call>", "<start_function_call>call:", "", "<end_function_call>"),
     ToolMarkup(
         "openai",
         "<|channel|>commentary to=functions.",

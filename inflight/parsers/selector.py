@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from inflight.config.reasoning import ReasoningConfig
 from inflight.errors import ConfigError, TokenizerError
-from inflight.parsers.gemma4 import Gemma4ToolParser
+from inflight.parsers.gemma4 import FunctionGemmaToolParser, Gemma4ToolParser
 from inflight.parsers.harmony import HarmonyParser
 from inflight.parsers.json_between_tags import (
     ApertusToolParser,
@@ -77,6 +77,7 @@ _TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "deepseek_v32": DeepSeekV32ToolParser,
     "deepseek_v4": DeepSeekV4ToolParser,
     "ernie45": HermesToolParser,
+    "functiongemma": FunctionGemmaToolParser,
     "functionary_v3_1": FunctionaryV31ToolParser,
     "functionary_v3_2": FunctionaryV32ToolParser,
     "gemma4": Gemma4ToolParser,

@@ -33,6 +33,7 @@ _SIGNS = {
     "glm45": re.compile(rf"<tool_call>{_NAME}\s*<arg_key>"),
     "minimax_m2": re.compile(rf'<minimax:tool_call>\s*<invoke name="{_NAME}">'),
     "gemma4": re.compile(rf"<\|tool_call>call:{_NAME}\{{"),
+    "functiongemma": re.compile(rf"<start_function_call>call:{_NAME}\{{"),
     "openai": re.compile(rf"to=functions\.{_NAME}\b"),
     "deepseek_v3": re.compile(f"function<｜tool▁sep｜>{_NAME}"),
     "deepseek_v31": re.compile(f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>"),

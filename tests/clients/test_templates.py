@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from inflight.entrypoints.openai.chat_presenter import _message
 from inflight.entrypoints.openai.messages import template_messages
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.written_answer import REASONING_FIELDS, written_answer
 from inflight.errors import InvalidRequestError
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.tokenizer.chat_template import ChatTemplate
@@ -115,7 +115,7 @@ def test_tools_in_which_something_is_absent(name: str) -> None:
 def test_our_own_answers_can_be_sent_back(name: str) -> None:
     template = template_of(name)
     arguments = ['{"city": "TextOslo"}', "{}", '{"city": "Os']
-    for thought in ([], [ReasoningDelta("Thought")]):
+    for thought, names in (([], ()), *(([ReasoningDelta("Thought")], names) for names in REASONING_FIELDS.values())):
         for said in ([], [ContentDelta("TextAnswer")]):
             for num_calls in range(4):
                 events: list[Event] = [*thought, *said]
@@ -123,7 +123,7 @@ def test_our_own_answers_can_be_sent_back(name: str) -> None:
                 for i in range(num_calls):
                     events += [ToolCallStart(i, f"call_{i}", "get_weather"), ToolArgumentsDelta(i, arguments[i])]
                     results.append(result(f"TextResult{i}", f"call_{i}"))
-                given = [user(), _message(events), *results, user("TextMore")]
+                given = [user(), written_answer(events).as_message(names), *results, user("TextMore")]
                 body = ChatCompletionRequest.model_validate({"messages": json.loads(json.dumps(given))})
                 for tools in lists_of_tools(name):
                     prompt = template.render(template_messages(body.messages), tools=tools)

@@ -435,6 +435,13 @@ GEMMA = [
     Case(
         "gemma4", "<|tool_call>call:f{é:ü, k:1} \n<tool_call|> x", [*calls(("f", '{"é": "ü", "k": 1}')), *content(" x")]
     ),
+    Case(
+        "functiongemma",
+        'Wait.<start_function_call>call:f{s:<escape>a {"b"}, c<escape>,n:1,o:{k:[<escape><escape>,true]}}<end_function_call>'
+        "<start_function_call>call:g{}<end_function_call><start_function_response>",
+        [*content("Wait."), *calls(("f", '{"s": "a {\\"b\\"}, c", "n": 1, "o": {"k": ["", true]}}'), ("g", "{}"))],
+    ),
+    Case("functiongemma", "<start_function_call>call:f{s:<escape>a<esc", calls(("f", '{"s": "a<esc'))),
     Case("gemma4", '<|tool_call>call:f{s:<|"|>a<|', calls(("f", '{"s": "a<|'))),
     Case("gemma4", "<|tool_call>call:f{n:12", calls(("f", '{"n": 12'))),
     Case("gemma4", "<|tool_call>call:f{n:tru", calls(("f", '{"n": tru'))),

@@ -187,6 +187,13 @@ TEMPLATES: dict[str, tuple[str, DetectedParsers]] = {
     ),
     "deepseek v3.1": (QWEN_THOUGHT + V31_CALLS + END, DetectedParsers("deepseek_v31", "qwen3", MARKUPS[7])),
     "gemma 4": (GEMMA_CALLS + END, DetectedParsers("gemma4", "gemma4", default_markup("gemma4"))),
+    "functiongemma": (
+        GEMMA_CALLS.replace("<|tool_call>", "<start_function_call>")
+        .replace("<tool_call|>", "<end_function_call>")
+        .replace('<|"|>', "<escape>")
+        + END,
+        DetectedParsers("functiongemma", "gemma4", default_markup("functiongemma")),
+    ),
     "gpt-oss": (
         HARMONY_TURNS.replace("CONTENT", "final"),
         DetectedParsers("openai", "openai_gptoss", default_markup("openai")),
