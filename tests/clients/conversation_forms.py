@@ -46,6 +46,19 @@ def parts(*texts: str) -> list[Message]:
     return [{"type": "text", "text": text} for text in texts]
 
 
+def older_call(arguments: Any = None, name: str = "get_weather", **more: Any) -> Message:
+    function = {"name": name, "arguments": {"city": "TextOslo"} if arguments is None else arguments}
+    return {"role": "assistant", "content": None, "function_call": function, **more}
+
+
+def older_result(text: Any = "TextResult", name: str = "get_weather") -> Message:
+    return {"role": "function", "name": name, "content": text}
+
+
+def custom_call(call_id: str = FIRST) -> Message:
+    return {"id": call_id, "type": "custom", "custom": {"name": "shell", "input": "TextCommand"}}
+
+
 BOTH = (call(), call("get_time", SECOND, "TextRome"))
 
 
@@ -188,6 +201,27 @@ FORMS = (
         [user(), answer([{"type": "thinking", "thinking": "Thought"}, *parts("TextAnswer")]), user("TextMore")],
     ),
     Form("only a thought as a part", [user(), answer([{"type": "thinking", "thinking": "Thought"}]), user("TextMore")]),
+    Form("an older call", [user(), older_call(), older_result()]),
+    Form(
+        "an older call, text as arguments",
+        [user(), older_call('{"city": "TextOslo"}'), older_result(), user("TextMore")],
+    ),
+    Form(
+        "older calls in a loop",
+        [user(), older_call(), older_result("TextA"), older_call(name="get_time"), older_result("TextB", "get_time")],
+    ),
+    Form("an older call with text", [user(), older_call(content="TextAnswer"), older_result({"found": "TextA"})]),
+    Form("an older result without a call", [user("TextA"), older_result("TextB"), user("TextC")]),
+    Form("a call of a custom tool", [user(), calling(custom_call()), result(), answer(), user("TextMore")]),
+    Form(
+        "custom and other calls",
+        [user(), calling(custom_call(SECOND), call()), result("TextA", SECOND), result("TextB")],
+        order=("TextUser", "TextA", "TextB"),
+    ),
+    Form("another role", [{"role": "document", "content": "TextDocument"}, user(), answer(), user("TextMore")]),
+    Form("another role later", [user(), answer(), {"role": "critic", "content": "TextCritic"}, user("TextMore")]),
+    Form("another role last", [user(), answer(), {"role": "critic", "content": parts("TextCritic")}]),
+    Form("another role behind a result", [user(), calling(), result(), {"role": "critic", "content": "TextCritic"}]),
     Form("an empty question", [user(""), answer(), user("TextMore")]),
     Form("an empty system message", [system(""), user()]),
 )
@@ -207,7 +241,7 @@ def all_texts(form: Form) -> list[str]:
     """The texts of all messages and calls, without an order."""
     found: list[str] = []
     for message in form.messages:
-        found += _words(message.get("content")) + _words(message.get("tool_calls"))
+        found += [word for name in ("content", "tool_calls", "function_call") for word in _words(message.get(name))]
     return [word for word in found if word.startswith("Text")]
 
 
