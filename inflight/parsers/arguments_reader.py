@@ -1,12 +1,10 @@
 """`ArgumentsReader`: reads the arguments of a call as models write them, and writes an object of JSON.
 
-Valid JSON is written unchanged, and what has only one meaning as JSON (`DialectReader`). Both are written while the text
-arrives,
-but `LAG` characters late, so that a fault can still be mended where it is. At a fault the rest of the arguments is held.
-If only one
-reading of it is possible (`find_reading`), this is written. Otherwise the rest is written exactly as the model wrote it.
-Then the
-whole is no JSON, and the client can tell the model so.
+Valid JSON is written unchanged. Other text that has only one meaning as JSON is written as this JSON (`DialectReader`). Both
+are written while the text arrives, but `LAG` characters late, so that a fault can still be mended where it is. After a fault
+nothing is written until the arguments have ended. If only one reading of the rest is possible (`find_reading`), this reading
+is written. Otherwise the rest is written exactly as the model wrote it. Then the arguments are no JSON, and the client can
+answer the model that they are malformed.
 """
 
 import json

@@ -2,12 +2,12 @@
 
     city="Oslo", days=3, units=['km', None], options={"wind": True})   ->   {"city": "Oslo", "days": 3, ...}
 
-The text is read while it arrives; only numbers and words are held until they end. Beside Python, this is read, because it has
-no second reading: a line break in a string, an apostrophe between two letters of a string, a comma that is missing before
-`name=` or is written twice, and a missing parenthesis at the end.
+The text is read while it arrives; only numbers and words wait until they end. Some text that is not Python is read, too,
+because only one reading of it is possible: a line break in a string, an apostrophe between two letters of a string, a comma
+that is missing before `name=` or is written twice, and a missing parenthesis at the end.
 
 Everything else is doubtful: `a="x, b="y"` has more than one reading. Then nothing is guessed. The rest of the call is passed on
-as the model wrote it, so that the arguments are not valid JSON. The client sees this, and tells the model.
+as the model wrote it, so that the arguments are not valid JSON. The client sees this, and can answer the model so.
 """
 
 import json

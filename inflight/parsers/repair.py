@@ -1,18 +1,15 @@
 """`find_reading`: what a model meant by JSON that is damaged, if only one reading is possible.
 
-A reading is the text after one edit that `DialectReader` reads to its end. Edits are looked for in this order, and only
-the first
-kind that gives any reading counts:
+A reading is the text after one edit, if `DialectReader` reads this text to its end. Edits are tried in this order, and only
+the first kind that gives any reading counts:
 
 1. A comma, colon, quote or bracket is added, taken away or moved.
 2. The brackets that are missing at the end of the text are added.
 3. Quotes inside a string are escaped, if words stand on both of their sides.
 
-If the readings of a kind are different values, nobody knows what the model meant, and there is no reading. So nothing is
-invented.
-An edit lies before the first token that cannot follow or at it, because an edit behind it would not help. The work is
-bounded: if a
-text needs more, it has no reading.
+If the readings of a kind are different values, it is not certain what the model meant, and `find_reading` returns none of
+them. So nothing is invented. An edit is made at the first wrong token or before it, because an edit behind it would not help.
+The work is bounded: for a text that needs more, `find_reading` returns nothing.
 """
 
 import json

@@ -69,7 +69,7 @@ _TOKENS = {
     "phi4_mini_json": "'<|tool|>'",
     "minicpm3": "<|tool_call_start|>\\n```python",
 }
-# reasoning parser -> a sign in the text that tells the model how to think
+# reasoning parser -> a pattern of the instructions with which a template says how to think
 _THOUGHT_INSTRUCTIONS = {
     "granite3_3": re.compile(r"<think></think>.{,80}<response></response>", re.DOTALL),
     "granite": re.compile(r"Here is my thought process:.{,200}Here is my response:", re.DOTALL),
@@ -104,7 +104,7 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
 
 
 def shows_tools(template: ChatTemplate) -> bool:
-    """Whether the template writes a request's tools into the prompt. True also if it refuses the question that it is asked."""
+    """Whether the template writes a request's tools into the prompt. Also True if it refuses to be rendered."""
     prompt = render_or_nothing(template, [QUESTION], tools=[_TOOL])
     return not prompt or _NAME in prompt
 

@@ -1,16 +1,14 @@
 """`ToolParser`: finds the tool calls in a text. This base class reads calls that are JSON objects, as most families write them.
 
-Such a call is `{"name": "f", "arguments": {...}}` (Llama writes `parameters`). The call starts when its name
-is known and its arguments begin. Then the arguments are passed on as they arrive. Valid JSON does not change, and other text
-becomes valid JSON if it has only one reading (`ArgumentsReader`). If the arguments come before the name, or there are
-none, the call starts at the end of
-the object.
+Such a call is `{"name": "f", "arguments": {...}}` (Llama writes `parameters`). The call starts when its name is known and its
+arguments begin. Then the arguments are passed on as they arrive. Valid JSON does not change, and other text becomes valid JSON
+if it has only one reading (`ArgumentsReader`). If the arguments come before the name, or there are none, the call starts at the
+end of the object.
 
-If text is malformed before a call has started, it becomes content, unchanged. A damaged call becomes the
-call that it can only mean, if there is one (`repair`). A call that has started is never taken back, and its arguments are
-a JSON
-object or, if they have no reading or more than one, what the model wrote. If max_tokens cut them, they end where the text ends.
-If other text than the closing markup follows the arguments, this text is content. If the text ends within the closing markup,
+If text is malformed before a call has started, it becomes content, unchanged. But if the text is a damaged call that has only
+one reading (`repair`), it becomes this call. A call that has started is never taken back. Its arguments are a JSON object; or,
+if they have no reading or more than one, what the model wrote. If max_tokens cut them, they end where the text ends. If other
+text than the closing markup follows the arguments, this text is content. If the text ends within the closing markup,
 this part of the markup is dropped. A call of a tool that the request does not have is passed on too. The client must answer
 such a call with an error.
 """
