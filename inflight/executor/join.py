@@ -189,10 +189,12 @@ class RankAcceptor:
         no_hello = partial(self._dismiss, peer, host, f"it sent no Hello within {MAX_HELLO_SECONDS:g} s")
         self._strangers[peer] = self._io.loop.call_later(MAX_HELLO_SECONDS, no_hello)
 
-    def _dismiss(self, peer: Unproven | IoStream, host: str, reason: str) -> None:
+    def _dismiss(self, peer: Unproven | IoStream, host: str, reason: str, *, is_stranger: bool = True) -> None:
+        """`is_stranger`: whether the peer has not proved the token, so that its warnings are counted."""
         if (timer := self._strangers.pop(peer, None)) is not None:
             timer.cancel()  # it holds the peer
-            self._warning.log("a connection from %s was dropped: %s", host, reason)
+            warn = self._warning.log if is_stranger else logger.warning
+            warn("a connection from %s was dropped: %s", host, reason)
             peer.close()
 
     def _decide(self, unproven: Unproven, host: str, answer: Acceptance) -> None:
@@ -221,7 +223,7 @@ class RankAcceptor:
         refusal = self._foreign(hello) or self._refusal(hello)
         if refusal:
             stream.send(encode(Refused(reason=refusal)).buffers())
-            self._dismiss(stream, host, refusal)
+            self._dismiss(stream, host, refusal, is_stranger=False)
             return
         self._strangers.pop(stream).cancel()
         stream.send(encode(Welcome(max_silence_seconds=self._max_silence_seconds)).buffers())
