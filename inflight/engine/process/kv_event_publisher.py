@@ -22,6 +22,10 @@ from inflight.interface.block_events import CLEARED, BlockEvent
 logger = logging.getLogger(__name__)
 
 END = (-1).to_bytes(8, "big", signed=True)
+MAX_REPLAYED = 256  # messages of an answer that wait for a peer; more are sent when it has read some of them
+MAX_ASKING = 64  # requests for older messages that wait, because one is answered at a time
+POLL_MILLISECONDS = 10  # how often to look whether the peer has read
+MAX_UNREAD_SECONDS = 5.0  # an answer ends if its peer reads nothing for so long
 MAX_RECEIVED_BYTES = 4096  # a peer that sends more in one frame is cut off
 
 
@@ -41,14 +45,16 @@ class KVEventPublisher:
         self._number = 0
         self._is_losing = self._is_closing = False
         self._linger = 0
+        self._asking: deque[tuple[bytes, int]] = deque()  # (peer, number of the first message that it wants)
+        self._answer: deque[list[bytes]] = deque()  # the rest of the answer that is sent now
+        self._answer_time = 0.0  # when the peer took a message of it
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._events = self._open(zmq.XPUB, config.endpoint, config.hwm)
         self._events.setsockopt(zmq.XPUB_MANUAL, 1)  # `_note_subscription` accepts only those to the topic
         self._replay = None
         if config.replay_endpoint is not None:
-            # An answer has up to `buffer_steps` messages and the end. Twice so many may wait, because ZeroMQ notes only after
-            # each half of this number that a peer has read messages, and drops what is too much.
-            self._replay = self._open(zmq.ROUTER, config.replay_endpoint, 2 * (config.buffer_steps + 1))
+            self._replay = self._open(zmq.ROUTER, config.replay_endpoint, MAX_REPLAYED)
+            self._replay.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an error, if no more messages may wait for a peer
         self._wake = os.eventfd(0)
         self.publish([CLEARED])  # before the thread can answer a request for the messages so far
         self._thread = threading.Thread(target=self._run, name="inflight-kv-events", daemon=True)
@@ -97,13 +103,15 @@ class KVEventPublisher:
         for awaited in filter(None, (self._wake, self._events, self._replay)):
             poller.register(awaited, zmq.POLLIN)
         while not self._is_closing:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(POLL_MILLISECONDS if self._answer else None))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
                 self._send_waiting()
             if self._events in ready:
                 self._note_subscription(self._events.recv())
             if self._replay is not None and self._replay in ready:
+                self._take_question(self._replay)
+            if self._replay is not None:
                 self._send_again(self._replay)
         self._send_waiting()
         self._context.destroy(linger=self._linger)
@@ -124,13 +132,34 @@ class KVEventPublisher:
     def _send(self, number: int, payload: bytes) -> None:
         self._events.send_multipart([self._topic, number.to_bytes(8, "big"), payload])
 
-    def _send_again(self, replay: zmq.Socket[bytes]) -> None:
+    def _take_question(self, replay: zmq.Socket[bytes]) -> None:
         frames = replay.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
             logger.debug("a request for events of the prefix cache is not one number of 8 bytes")
-            return
-        subscriber, first = frames[0], int.from_bytes(frames[2], "big")
-        for number, payload in self._kept:
-            if number >= first:
-                replay.send_multipart([subscriber, b"", number.to_bytes(8, "big"), payload])
-        replay.send_multipart([subscriber, b"", END, b""])
+        elif len(self._asking) >= MAX_ASKING or any(peer == frames[0] for peer, _ in self._asking):
+            logger.debug("a request for events of the prefix cache is dropped: too many wait")
+        else:
+            self._asking.append((frames[0], int.from_bytes(frames[2], "big")))
+
+    def _send_again(self, replay: zmq.Socket[bytes]) -> None:
+        """Send older messages, as many as the peer takes. So one answer at a time is in memory, and a peer that does not read
+        has at most MAX_REPLAYED messages."""
+        while self._answer or self._asking:
+            if not self._answer:
+                peer, first = self._asking.popleft()
+                kept = [
+                    [peer, b"", number.to_bytes(8, "big"), payload] for number, payload in self._kept if number >= first
+                ]
+                self._answer.extend([*kept, [peer, b"", END, b""]])
+                self._answer_time = time.monotonic()
+            try:
+                while self._answer:
+                    replay.send_multipart(self._answer[0], zmq.DONTWAIT)
+                    self._answer.popleft()
+                    self._answer_time = time.monotonic()
+            except zmq.Again:
+                if time.monotonic() - self._answer_time < MAX_UNREAD_SECONDS:
+                    return
+                self._answer.clear()
+            except zmq.ZMQError:  # the peer has left
+                self._answer.clear()

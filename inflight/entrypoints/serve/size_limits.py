@@ -4,11 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+from typing import NamedTuple
 
 from inflight.entrypoints.serve.asgi import ASGIApp, Message, Receive, Scope, Send, header_of, send_error
 from inflight.entrypoints.serve.settings import ServerSettings
 
+# Python keeps a text with 1, 2 or 4 bytes for each character, as its widest character needs. So one wide character makes a
+# whole text four times as large when the body is parsed. It may be written as UTF-8, or as an escape of JSON.
+_WIDE = re.compile(rb"[\xf0-\xf4]|\\u[dD][89a-fA-F]")
+_MIDDLE = re.compile(rb"[\xc4-\xef]|\\u")
+_VALUE_BYTES = 9  # for each list, object and item: they take more memory than their text, in proportion to texts
+_OBJECT_VALUES = 5  # an object takes the memory of so many other values
 LINGER_SECONDS = 2.0  # time for a client to send the rest of a body that is refused
+
+
+class ParsedSize(NamedTuple):
+    """How many bytes a body counts as, so far. The memory of a parsed body is at most about four times this number, whatever
+    the body has: texts of ASCII, of wide characters, or many small lists."""
+
+    received: int = 0
+    width: int = 1
+    num_values: int = 0
+    last: bytes = b""  # the last bytes, which may be the beginning of an escape
+
+    @property
+    def num_bytes(self) -> int:
+        return self.received * self.width + self.num_values * _VALUE_BYTES
+
+    def with_chunk(self, chunk: bytes) -> ParsedSize:
+        width, searched = self.width, self.last + chunk
+        if width < 4 and _WIDE.search(searched):
+            width = 4
+        elif width < 2 and _MIDDLE.search(searched):
+            width = 2
+        num_values = self.num_values + sum(map(chunk.count, (b"[", b",")))
+        num_values += _OBJECT_VALUES * chunk.count(b"{")
+        return ParsedSize(self.received + len(chunk), width, num_values, searched[-3:])
 
 
 class SizeLimits:
@@ -17,7 +49,8 @@ class SizeLimits:
     the bodies of all requests together are too large, the status is 503. If the app has already begun to read a refused body,
     it receives a disconnect, and what it sends after that is dropped.
 
-    The bytes of a body count until the app has answered the request, because the app may hold them until then.
+    The bytes of a body count until the app has answered the request, because the app may hold them until then. For the limit of
+    all bodies together they count as they are when they are parsed (`ParsedSize`), because this is what takes memory.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -48,16 +81,22 @@ class SizeLimits:
 
     async def _count_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         num_bytes, refused, started = 0, False, False
+        parsed = ParsedSize()
 
         async def bounded_receive() -> Message:
-            nonlocal num_bytes, refused
+            nonlocal num_bytes, refused, parsed
             if refused:
                 return {"type": "http.disconnect"}
             message = await receive()
-            added = len(message.get("body", b""))
-            if num_bytes + added <= self._max_body_bytes and self._total + added <= self._max_total:
-                num_bytes += added
-                self._total += added
+            chunk = message.get("body", b"")
+            added, larger = len(chunk), parsed.with_chunk(chunk)
+            total = self._total - parsed.num_bytes + larger.num_bytes
+            # a body that is alone may be larger when it is parsed
+            is_room = total <= self._max_total or (
+                self._total == parsed.num_bytes and num_bytes + added <= self._max_total
+            )
+            if num_bytes + added <= self._max_body_bytes and is_room:
+                num_bytes, self._total, parsed = num_bytes + added, total, larger
                 return message
             refused = True
             if not started:
@@ -76,7 +115,7 @@ class SizeLimits:
         try:
             await self._app(scope, bounded_receive, unless_refused)
         finally:
-            self._total -= num_bytes
+            self._total -= parsed.num_bytes
 
     async def _refuse(self, scope: Scope, send: Send, status: int) -> None:
         message, kind, code = self._refusals[status]

@@ -228,3 +228,39 @@ def test_a_port_that_is_taken() -> None:
     message = r"tcp://\*:\d+ cannot be used: Address already in use .*; give an address"
     with published() as (_, _context, config), pytest.raises(ConfigError, match=message):
         KVEventPublisher(config, 0)
+
+
+def test_peers_that_do_not_read_take_little_memory_and_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer at a time is in memory; an answer that nobody reads ends."""
+    monkeypatch.setattr(kv_event_publisher, "MAX_UNREAD_SECONDS", 0.2)
+    with published(buffer_steps=2000) as (publisher, context, config):
+        for number in range(1, 2000):
+            publisher.publish([blocks_stored(number, None, list(range(1000)))])
+        assert config.replay_endpoint is not None
+        deaf = []
+        for _ in range(5):
+            deaf.append(connect(context, zmq.DEALER, config.replay_endpoint))
+            deaf[-1].setsockopt(zmq.RCVHWM, 1)
+            deaf[-1].send_multipart([b"", bytes(8)])
+        reader = connect(context, zmq.DEALER, config.replay_endpoint)
+        found = replayed(reader, 5)
+        assert [number for number, _ in found] == list(range(5, 2000))
+        assert len(publisher._asking) + len(publisher._answer) <= 5 + 2001
+        assert [number for number, _ in replayed(reader, 1990)] == list(range(1990, 2000)), "and again"
+
+
+def test_requests_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Peer:
+        def __init__(self) -> None:
+            self.number = 0
+
+        def recv_multipart(self) -> list[bytes]:
+            self.number += 1
+            return [b"%d" % (self.number // 2), b"", bytes(8)]  # each of them asks twice
+
+    with published() as (publisher, _, _config):
+        peer = Peer()
+        for _ in range(1000):
+            publisher._take_question(peer)  # type: ignore[arg-type]
+        assert len(publisher._asking) == kv_event_publisher.MAX_ASKING == len({each for each, _ in publisher._asking})
+        publisher._asking.clear()
