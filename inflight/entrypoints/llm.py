@@ -33,6 +33,7 @@ from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.errors import ConfigError
 from inflight.outputs import RequestOutput
+from inflight.processes.object_end import call_in_forks
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
 from inflight.tokenizer.user_tokenizer import UserTokenizer
@@ -43,7 +44,7 @@ NO_TIME_LIMITS = {"target_inter_token_latency": "none", "max_step_time": "none"}
 
 
 class LLM:
-    """A model that is ready to generate text. The end of a `with` block calls `close`.
+    """A model that is ready to generate text. `close`, the end of a `with` block, or `del llm` ends it.
 
         with LLM("path/to/model") as llm:
             for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
@@ -66,7 +67,8 @@ class LLM:
             logger.warning("%s", note)
         self._request_ids = itertools.count()
         self._has_hinted = False
-        self._turn = threading.Lock()  # held by the call that uses the engine
+        self._free_turn()
+        call_in_forks(self._free_turn)
         self._engine = _make_engine(
             EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **own_arguments(engine_args)})
         )
@@ -198,13 +200,11 @@ class LLM:
         return None if tokenizer is None else UserTokenizer(tokenizer, self._engine.chat_template)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a request without sampling parameters: `SamplingParams()` with the values of
-        generation_config.json."""
+        """The parameters of a request that has none: `SamplingParams()` with the values of generation_config.json."""
         return replace(self._engine.default_params)
 
     def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
-        """Forget the KV blocks of earlier prompts, so that no later prompt uses them. Those in host memory and in tiers
-        (docs/kv-cache-tiers.md) are kept, unless `reset_connector` is set."""
+        """Forget the KV blocks of earlier prompts. With `reset_connector` also those in tiers (docs/kv-cache-tiers.md)."""
         with self._turn:
             self._engine.reset_prefix_cache(reset_connector=reset_connector)
 
@@ -221,8 +221,7 @@ class LLM:
             return self.llm_engine.core.collective_rpc(method, args, kwargs, timeout=timeout)
 
     def timeline_events(self) -> dict[str, list[Event]]:
-        """The phases of the last steps, with their times. The keys are "engine" and the names of the ranks on this machine
-        ("rank 0", ...)."""
+        """The phases of the last steps, with their times, for "engine" and the ranks of this machine ("rank 0", ...)."""
         with self._turn:
             return self.llm_engine.timeline_events()
 
@@ -246,6 +245,9 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _free_turn(self) -> None:
+        self._turn = threading.Lock()  # held by the call that uses the engine. A forked process needs a new one
 
     def _hint_at_chat(self, outputs: Sequence[RequestOutput]) -> None:
         """Log a hint, once, if the model has ended a prompt of `generate` at once: many chat models do so with a question."""

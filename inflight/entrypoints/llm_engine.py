@@ -23,6 +23,7 @@ from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.errors import ConfigError, EngineClosedError
 from inflight.executor.executor import Executor
 from inflight.outputs import RequestOutput
+from inflight.processes.object_end import close_with
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
 
@@ -42,7 +43,7 @@ class LLMEngine(OfflineEngine):
         self.core = core
         self.executor = executor
         self._output_processor = OutputProcessor(input_processor.tokenizer)
-        self._is_closed = False
+        self._keep_open = close_with(self, core.close)
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> "LLMEngine":
@@ -122,8 +123,7 @@ class LLMEngine(OfflineEngine):
         self.core.abort_requests(self._output_processor.abort(request_ids).requests_to_abort)
 
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
-        """Returns the events of `first_step` and later steps, if the timelines still contain them. The keys are "engine",
-        "rank 0", "rank 1" and so on.
+        """Returns for "engine", "rank 0" and so on the events of `first_step` and later ones that the timelines contain.
 
         This method first commits the steps in flight. Ranks on other machines are left out, because their clocks differ.
         With external_launcher every engine must call this method, and gets its own events under "engine".
@@ -138,10 +138,10 @@ class LLMEngine(OfflineEngine):
         self.core.reset_prefix_cache(reset_connector=reset_connector)
 
     def close(self) -> None:
-        self._is_closed = True
+        self._keep_open()
         self.core.close()
 
     def _check_open(self) -> None:
-        if self._is_closed:
-            raise EngineClosedError("the engine was closed; make a new one")
+        if self.core.is_closed:
+            raise EngineClosedError("the engine was closed, or belongs to another process; make a new one")
         self.core.check_alive()

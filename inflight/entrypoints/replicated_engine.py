@@ -6,6 +6,8 @@ on at the others.
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from functools import partial
 from queue import Empty, Queue
 from typing import Any, TypeVar, Unpack
 
@@ -19,6 +21,7 @@ from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.errors import EngineClosedError
 from inflight.outputs import RequestOutput
 from inflight.processes.io_thread import IoThread
+from inflight.processes.object_end import close_with
 from inflight.sampling_params import SamplingParams
 
 T = TypeVar("T")
@@ -46,6 +49,7 @@ class ReplicatedEngine(OfflineEngine):
         self._added: list[ProcessedRequest] = []  # `step` starts them
         self._news: Queue[RequestOutput | Exception] = Queue()
         self._reading: dict[str, asyncio.Task[None]] = {}  # request id -> the task that waits for its output
+        self._keep_open = close_with(self, partial(_close, self._io, self._engine))
 
     # Any: what a coroutine yields and receives is not used here
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -117,11 +121,15 @@ class ReplicatedEngine(OfflineEngine):
         self._run(self._engine.reset_prefix_cache(reset_connector=reset_connector))
 
     def close(self) -> None:
-        try:
-            self._run(self._engine.close())
-        except EngineClosedError:
-            return
-        self._io.stop()
+        self._keep_open()
+        _close(self._io, self._engine)
+
+
+def _close(io: IoThread, engine: AsyncLLM) -> None:
+    if not io.is_closed:
+        with suppress(RuntimeError):  # another thread closes it, too
+            io.run_coroutine(engine.close())
+        io.stop()
 
 
 async def _others_ended() -> None:

@@ -28,6 +28,7 @@ from inflight.executor.step_protocol import StepProtocol
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.start_up import EpochCommand, EpochReply, JoinEpoch, Listening, Ready
 from inflight.interface.worker import Rendezvous
+from inflight.processes.object_end import call_in_forks
 from inflight.processes.recovery_limits import RecoveryLimits
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Executor(StepProtocol):
         self.starting: set[int] = set()
         self._shut_down = threading.Lock()  # the first call of `shutdown` acquires it and never releases it
         self._kv_cache_configs: list[KVCacheConfig] | None = None
+        call_in_forks(self._disown)
 
     # -- start-up, in this order; each is idempotent -----------------------------------------------------------
 
@@ -114,6 +116,10 @@ class Executor(StepProtocol):
             self._table.close()
             self.meeting.close()
             self._terminate()
+
+    def _disown(self) -> None:
+        """In a forked process: the ranks and the streams to them belong to the parent, so `shutdown` must not touch them."""
+        self._shut_down.acquire(blocking=False)
 
     # -- recovery: recovery.py calls all methods but the first two -------------------------------------------------------
 

@@ -196,7 +196,8 @@ def _text(resources: Mapping[str, float]) -> str:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the executor's process
+    for number in (signal.SIGINT, signal.SIGHUP):  # the executor's process handles Ctrl-C and the end of the terminal
+        signal.signal(number, signal.SIG_IGN)
     name_process(sys.argv[1])
     os.dup2(2, 1)  # to stderr, because Ray prints what actors print, and the engine's stdout is for results
     stream = BlockingStream(socket.socket(fileno=int(sys.argv[2])))

@@ -44,7 +44,8 @@ COMMANDS = (ExecuteModel, ProvideGrammarOutput, RpcCall, BeginEpoch, JoinEpoch)
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the executor's process
+    for number in (signal.SIGINT, signal.SIGHUP):  # the executor's process handles Ctrl-C and the end of the terminal
+        signal.signal(number, signal.SIG_IGN)
     name_worker(sys.argv[1])
     stream_socket = socket.socket(fileno=int(sys.argv[2]))
     stream = BlockingStream(stream_socket)

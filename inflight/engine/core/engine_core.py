@@ -22,6 +22,7 @@ from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.statistics import FaultStatus
 from inflight.interface.step import SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
+from inflight.processes.object_end import call_in_forks
 from inflight.scheduler.scheduler import Scheduler
 from inflight.structured_output.manager import StructuredOutputManager
 
@@ -39,6 +40,7 @@ class EngineCore(StepLoop):
     Attributes:
         cached_names, block_events: the names and the tokens of blocks that have joined and left the prefix cache; None if
             nobody wants to know.
+        is_closed: whether `close` was called, or the engine belongs to a process from which this one was forked.
         on_fault_status: called when a recovery of the ranks begins and when it ends. By default it does nothing.
     """
 
@@ -72,6 +74,8 @@ class EngineCore(StepLoop):
         self._has_peers = parallel.world_size > 1
         self._fault_tolerance = config.fault_tolerance
         self._faults = FaultRecord()
+        self.is_closed = False
+        call_in_forks(self._disown)
 
     def set_wake(self, wake: Callable[[], None]) -> None:
         """Any thread calls `wake`, which must not block, when a rank has died or a transfer of KV blocks goes on. Then call
@@ -172,8 +176,15 @@ class EngineCore(StepLoop):
             return False
         return True
 
+    def _disown(self) -> None:
+        """In a forked process: send nothing to the ranks, and do not wait for threads that exist only in the parent."""
+        self.is_closed = True
+        self._death = RankError("this process was forked, and the engine belongs to its parent", rank=0)
+        self._grammars = None
+
     def close(self) -> None:
         """Shut down the executor and the threads that compile grammars. Idempotent."""
+        self.is_closed = True
         self._executor.shutdown()
         if self._grammars is not None:
             self._grammars.close()

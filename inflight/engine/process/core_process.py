@@ -16,8 +16,8 @@ it, so that a new request can be planned. No front end can delay a step. Side ef
 3. If a step fails, its requests end with an error, and the loop continues. If the core cannot continue after the failure, the
    process sends the reason to the front ends and ends. The owner starts another process, unless the exit code is EXIT_GIVEN_UP:
    then the ranks needed too many recoveries. The process also notices the death of a rank (a worker) without requests.
-4. The process and its workers ignore SIGINT and SIGTERM, because a terminal or a supervisor sends these to the whole process
-   group. A front end that gets such a signal can let its requests finish first.
+4. The process and its workers ignore SIGINT, SIGTERM and SIGHUP, because a terminal or a supervisor sends these to the whole
+   process group. A front end that gets such a signal can let its requests finish first, or read its files again.
 5. If the front ends are on another machine, a thread of head_links.py connects to them, or ends the process (EXIT_HEAD_LOST).
 """
 
@@ -363,7 +363,7 @@ ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache, EndDamagedEngine)
 
 def main() -> int:
     start = time.perf_counter()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     name_process(sys.argv[1])
     control = ControlSocket(socket.socket(fileno=int(sys.argv[2])))

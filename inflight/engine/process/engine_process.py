@@ -200,6 +200,8 @@ class EngineProcess:
 
     def _close_sockets(self) -> None:
         for ours in (self._control, *self.sockets.values()):
+            with contextlib.suppress(OSError):  # the other end is gone
+                ours.shutdown(socket.SHUT_RDWR)  # a process that was forked from this one may keep a copy open
             ours.close()
 
     def _pass_socket(self, number: int, num_deaths: int) -> socket.socket:

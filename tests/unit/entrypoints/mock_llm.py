@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.shared.mock_executor import MockTokensWorker
 from inflight.config.engine import EngineConfig
+from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.timeline import Timeline
@@ -27,6 +28,13 @@ class TimedWorker(MockTokensWorker):
 class TimedExecutor(UniProcExecutor):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config, TimedWorker)
+
+
+class TimedProcesses(MultiprocExecutor):
+    """Its ranks are processes."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config, f"{__name__}:TimedWorker")
 
 
 def mock_arguments(**more: Any) -> dict[str, Any]:

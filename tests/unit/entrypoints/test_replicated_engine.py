@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from inflight.engine.serving.replicas import Replicas
 from inflight.entrypoints.replicated_engine import ReplicatedEngine
 from inflight.errors import ConfigError, EngineClosedError, EngineDeadError, InvalidRequestError
 from inflight.outputs import RequestOutput
-from tests.support.processes import children, have_ended
+from tests.support.processes import children, exists, have_ended
 from tests.support.waits import wait_until
 
 OPTIONS: dict[str, Any] = {"num_threads": 1, "kv_cache_memory_bytes": 1 << 24, "max_model_len": 512, "dtype": "float32"}
@@ -132,3 +133,20 @@ def test_a_start_that_fails_leaves_nothing() -> None:
         LLM(data_parallel_size=2, **{**OPTIONS, "kv_cache_memory_bytes": 1 << 10})
     assert have_ended(set(children(os.getpid())) - before, 60)
     wait_until(lambda: set(threading.enumerate()) <= threads)
+
+
+def test_replicas_end_with_the_last_reference_beside_a_forked_process(caplog: pytest.LogCaptureFixture) -> None:
+    processes = children(os.getpid())
+    llm: LLM | None = LLM(data_parallel_size=2, **OPTIONS)
+    started = set(children(os.getpid())) - set(processes)
+    assert len(started) >= 2
+    if (child := os.fork()) == 0:  # it has copies of all sockets
+        signal.pause()
+    try:
+        del llm
+        gc.collect()
+        assert not any(exists(pid) for pid in started)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert "did not end in time" not in caplog.text

@@ -96,7 +96,7 @@ def test_signals_to_the_group_leave_the_engine_to_its_front_end() -> None:
         async with mock_engine() as engine:
             stream = await submit(engine, "a", "x", endless(60))
             await stream.__anext__()
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 os.kill(pid_of(engine), number)
             assert reasons_of(await read(stream)) == ["length"]
             pid = pid_of(engine)
