@@ -8,6 +8,7 @@ types and `nullable`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
@@ -22,6 +23,7 @@ _ALL = frozenset({"null", "boolean", "integer", "number", "string", "array", "ob
 # class of a value -> its types in JSON Schema; the first that fits counts, because each bool is an int, too
 _TYPE_NAMES = {NoneType: "null", bool: "boolean", int: "integer number", float: "number", str: "string", list: "array"}
 NULLS = ("null", "None")
+_COLON = re.compile(":")
 _MAX_DEPTH = 16  # of references and branches inside each other; deeper ones are ignored
 
 
@@ -37,6 +39,7 @@ class ArgumentSchema:
     node: Any = None  # Any: JSON
     root: Any = None
     budget: RepairBudget = field(default_factory=RepairBudget, repr=False, compare=False)
+    _names_by_size: dict[int, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
     # the types that were found before, by the id of the schema: a schema may be reached in very many ways
     _known_types: dict[int, frozenset[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -63,6 +66,16 @@ class ArgumentSchema:
         """The names of the arguments that the schema declares, in its order."""
         names = (name for part in self._parts(self.node) for name in _mapping(part.get("properties")))
         return list(dict.fromkeys(names))
+
+    def has_key_in(self, text: str) -> bool:
+        """Whether the name of an argument and a colon stand in a text, as in `Oslo days:3`."""
+        if not self._names_by_size:
+            for name in self.ordered_names():
+                self._names_by_size.setdefault(len(name), set()).add(name)
+        colons = [found.start() for found in _COLON.finditer(text)]
+        return any(
+            text[max(at - size, 0) : at] in names for size, names in self._names_by_size.items() for at in colons
+        )
 
     def argument(self, name: str) -> ArgumentSchema:
         found: list[Any] = []

@@ -234,8 +234,8 @@ class DialectReader:
     def _own_value(self, word: str) -> str | None:
         """The JSON of a value in a text with the family's own quote; None if a comma before the next key is missing in it."""
         level, schema = self.level, self._value_schema()
-        names = level.schema.names() if level is not None and level.schema is not None else ()
-        is_broken = word.endswith(":") or _TWO_WORDS.match(word) or any(f"{name}:" in word for name in names)
+        has_key = level is not None and level.schema is not None and level.schema.has_key_in(word)
+        is_broken = has_key or word.endswith(":") or _TWO_WORDS.match(word)
         return None if is_broken or schema is None else schema.read_word(word.strip())
 
     def _wait(self, at: int, most: int) -> bool:

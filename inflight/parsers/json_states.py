@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -36,7 +35,7 @@ class ValueSchema(Protocol):
 
     def item(self) -> ValueSchema: ...
 
-    def names(self) -> Collection[str]: ...
+    def has_key_in(self, text: str) -> bool: ...
 
     def read_word(self, text: str) -> str: ...
 

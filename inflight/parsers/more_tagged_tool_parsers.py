@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from inflight.parsers.argument_schema import ArgumentSchema
 from inflight.parsers.event_writer import MalformedCallError
-from inflight.parsers.tagged_tool_parsers import Glm45ToolParser, TaggedToolParser
+from inflight.parsers.tagged_tool_parsers import Glm45ToolParser, KeyTags, TaggedToolParser
 from inflight.parsers.text_reader import Steps
 
 _CDATA, _END_OF_CDATA = "<![CDATA[", "]]>"
@@ -39,10 +39,10 @@ class DeepSeekV32ToolParser(TaggedToolParser):
             return
         self._type = self._types[(yield from self._expect(*self._types))]
 
-    def _value(self, schema: ArgumentSchema, missing: Collection[str]) -> Steps[None]:
+    def _value(self, schema: ArgumentSchema, missing: Collection[str], key_tags: KeyTags) -> Steps[None]:
         if self._type is not None:
             schema = ArgumentSchema({"type": self._type} if self._type else {}, budget=self._budget)
-        yield from super()._value(schema, missing)
+        yield from super()._value(schema, missing, key_tags)
 
 
 class DeepSeekV4ToolParser(DeepSeekV32ToolParser):
@@ -62,9 +62,9 @@ class MiniCpm5ToolParser(TaggedToolParser):
     before_key, after_key, after_value = '<param name="', ('">',), "</param>"
     after_call = "</function>"
 
-    def _value(self, schema: ArgumentSchema, missing: Collection[str]) -> Steps[None]:
+    def _value(self, schema: ArgumentSchema, missing: Collection[str], key_tags: KeyTags) -> Steps[None]:
         if not (yield from self._reader.literal(_CDATA)):
-            yield from super()._value(schema, missing)
+            yield from super()._value(schema, missing, key_tags)
             return
         value = schema.held_value(self._writer.arguments)
         if not (yield from self._reader.until(value.write, _END_OF_CDATA)):

@@ -34,6 +34,7 @@ _PREFIX = re.compile(r"\b[bBfFrRuU]+['\"]")  # of a string of Python
 _TYPOGRAPHIC_QUOTES = "“”„"
 _TYPOGRAPHIC_SIGNS = re.compile("[“”„，：；]")  # perhaps written instead of a sign of JSON
 _COMPACT = re.compile(r'"\s*:[^\s]')  # no white space stands before values
+_STEPS_OF_OWN_TOKEN = 4  # with a quote of the family, because schemas decide the types of words
 _NEAR = 200  # characters
 _MOST_INNER_QUOTES = 200
 # Text behind the value -> how many edits it needs itself: 0, 1 or more.
@@ -182,7 +183,7 @@ class _Search:
         self._budget.spend(num_chars=len(text))
         is_open = True
         while is_open:
-            self._budget.spend(1)
+            self._budget.spend(_STEPS_OF_OWN_TOKEN if self._quote else 1)
             is_open = self._reader.step()
         return self._reader
 

@@ -10,17 +10,24 @@ key. A closing tag ends a value only if it is followed by a tag that may come ne
 
 import json
 import re
-from collections.abc import Collection
-from typing import ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from inflight.parsers.argument_schema import ArgumentSchema
-from inflight.parsers.event_writer import MalformedCallError
-from inflight.parsers.text_reader import Following, Steps
+from inflight.parsers.event_writer import EventWriter, MalformedCallError
+from inflight.parsers.text_reader import Following, Literals, Steps, TextReader
 from inflight.parsers.tool_parser import ToolParser
 
 _NAME = re.compile(r'[^<>"\r\n]+')
 _PLAIN = re.compile(r"[^<\n]+")
 _NO_TAG = re.compile(r"[^<]+")
+
+
+class KeyTags(NamedTuple):
+    """The texts with which the arguments of a tool begin, such as `<parameter=city>`. `keys`: such a text -> the argument."""
+
+    keys: Mapping[str, str]
+    literals: Literals
 
 
 class TaggedToolParser(ToolParser):
@@ -46,6 +53,12 @@ class TaggedToolParser(ToolParser):
     after_call: ClassVar[str]
     end: ClassVar[str] = ""
     has_line_breaks: ClassVar[bool] = False
+
+    def __init__(
+        self, reader: TextReader, writer: EventWriter, tools: Sequence[Mapping[str, Any]]
+    ) -> None:  # Any: JSON
+        super().__init__(reader, writer, tools)
+        self._key_tags: dict[str, KeyTags] = {}  # by tool
 
     def _marked_call(self, marker: str) -> Steps[None]:
         is_marked = marker == self.marker
@@ -78,6 +91,7 @@ class TaggedToolParser(ToolParser):
         self._writer.start_call(name)
         schema = self._schema_of(name)
         missing = schema.names()
+        key_tags = self._key_tags_of(name, missing)
         opening = "{"
         try:
             while tag in self._keys:
@@ -90,7 +104,7 @@ class TaggedToolParser(ToolParser):
                 self._writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
                 opening = ", "
                 missing.discard(key)
-                yield from self._value(schema.argument(key), missing)
+                yield from self._value(schema.argument(key), missing, key_tags)
                 tag = yield from self._next_tag()
         except MalformedCallError:
             if not (yield from self._reader.is_at_cut()):
@@ -98,6 +112,13 @@ class TaggedToolParser(ToolParser):
             raise
         self._writer.accept()
         self._writer.arguments("{}" if opening == "{" else "}")
+
+    def _key_tags_of(self, tool: str, keys: Collection[str]) -> KeyTags:
+        if tool not in self._key_tags:
+            around = [(tag + quote, quote + self.after_key[0]) for tag in self._keys for quote in ("", *self._quotes)]
+            texts = {f"{before}{key}{behind}": key for key in keys for before, behind in around}
+            self._key_tags[tool] = KeyTags(texts, Literals(texts))
+        return self._key_tags[tool]
 
     def _expect_tags(self, *tags: str) -> Steps[None]:
         for tag in filter(None, tags):
@@ -138,22 +159,17 @@ class TaggedToolParser(ToolParser):
                 self._writer.hold(self._reader.take(1))
         return ""
 
-    def _value(self, schema: ArgumentSchema, missing: Collection[str]) -> Steps[None]:
+    def _value(self, schema: ArgumentSchema, missing: Collection[str], key_tags: KeyTags) -> Steps[None]:
         """Read an argument up to its closing tag. A closing tag may also be a part of the value, so it counts only if it is
         followed by something that may come after the value.
 
         Args:
             missing: the arguments that have not come yet. The closing tag may be missing before one of them.
+            key_tags: of all arguments.
         """
         value = schema.held_value(self._writer.arguments)
         outer = dict.fromkeys(self._outer)
         ends: dict[str, Following | None] = {
-            **{
-                f"{tag}{quote}{key}{quote}{self.after_key[0]}": None
-                for key in missing
-                for tag in self._keys
-                for quote in ("", *self._quotes)
-            },
             self.end or self.after_call: {self.marker: None},
             self.after_call: outer,
             self.after_value: {**dict.fromkeys(self._keys), self.after_call: outer if self.end else None, **outer},
@@ -167,6 +183,11 @@ class TaggedToolParser(ToolParser):
                 value.write(piece)
                 continue
             newline = "\n" if self.has_line_breaks and (yield from self._reader.comes("\n<")) else ""
+            key_tag = yield from self._reader.comes_of(key_tags.literals, len(newline))
+            if key_tag and key_tags.keys[key_tag] in missing:
+                self._reader.take(len(newline))
+                value.end()
+                return
             tag = (yield from self._reader.comes(*(newline + end for end in ends))).removeprefix(newline)
             if tag and (yield from self._reader.follows({tag: ends[tag]})):
                 self._reader.take(len(newline) + (len(tag) if tag == self.after_value else 0))

@@ -72,6 +72,7 @@ class ToolParser:
         self._writer = writer
         self._tools = tools
         self._budget = RepairBudget()
+        self._schemas: dict[str, ArgumentSchema] = {}  # by tool
         self.later_thoughts = LaterThoughts(reader, writer, "", "")
         # the last character of the content before a marker, white space aside; "" at the beginning and after a call
         self._before = ""
@@ -342,7 +343,9 @@ class ToolParser:
         return repaired(text, self._budget)
 
     def _schema_of(self, tool: str) -> ArgumentSchema:
-        return ArgumentSchema.of_tool(tool, self._tools, self._budget)
+        if tool not in self._schemas:
+            self._schemas[tool] = ArgumentSchema.of_tool(tool, self._tools, self._budget)
+        return self._schemas[tool]
 
     def _frame_tail(self, name: str) -> Tail:
         """What may stand behind the arguments of a call that is a JSON object: the rest of this object."""

@@ -1,5 +1,6 @@
 """All repairs in one answer have one bound."""
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -98,3 +99,41 @@ def test_more_than_there_is_cannot_be_spent() -> None:
     assert not budget.is_left
     with pytest.raises(TooMuchWorkError):
         budget.spend(1)
+
+
+def num_calls(parser: str, text: str, num_arguments: int) -> int:
+    """How many functions are called while the text of a call of a tool with so many arguments is read."""
+    properties = {f"argument_{i}": {"type": "string"} for i in range(num_arguments)}
+    tool = {"type": "function", "function": {"name": NAME, "parameters": {"type": "object", "properties": properties}}}
+    output_parser = Case(parser, text, [], options={"tools": [tool]}).parser()
+    count = [0]
+
+    def see(_: object, event: str, __: object) -> None:
+        count[0] += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(see)
+    try:
+        output_parser.push(text)
+        output_parser.finish()
+    finally:
+        sys.setprofile(before)
+    return count[0]
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("qwen3_coder", f"<tool_call><function={NAME}><parameter=argument_1>" + "<" * 500),
+        ("qwen3_coder", f"<tool_call><function={NAME}>" + "<parameter=argument_1>a\n</parameter>" * 40),
+        ("glm45", f"<tool_call>{NAME}<arg_key>argument_1</arg_key><arg_value>" + "<arg" * 200),
+        ("minicpm5", f'<function name="{NAME}">' + '<param name="argument_1">a</param>' * 40),
+        ("gemma4", f"<|tool_call>call:{NAME}{{" + "argument_1:a word," * 100 + "}<tool_call|>"),
+        ("lfm2", f"<|tool_call_start|>[{NAME}(argument_1=" + "'a' 'b' " * 100),
+        ("lfm2", f"<|tool_call_start|>[{NAME}(argument_1='" + "', '" * 100),
+        ("hermes", f'<tool_call>{{"name": "{NAME}", "arguments": {{"argument_1": "a" 1}}}}</tool_call>' * 40),
+    ],
+)
+def test_a_tool_with_many_arguments_is_read_as_fast_as_one_with_few(parser: str, text: str) -> None:
+    few = num_calls(parser, text, 10)
+    assert num_calls(parser, text, 1000) - few < few / 2 + 40 * 1000

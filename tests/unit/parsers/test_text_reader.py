@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from inflight.parsers.text_reader import Following, Steps, TextReader
+from inflight.parsers.text_reader import Following, Literals, Steps, TextReader
 
 T = TypeVar("T")
 MAX_BLANKS = 256
@@ -163,3 +163,50 @@ def test_what_follows(text: str, follows: bool) -> None:
     for pieces in [[text]] if len(text) > MAX_BLANKS - 2 else splits(text):
         found: tuple[Any, ...] = read(lambda reader: reader.follows(NAME), pieces)
         assert found[:2] == (follows, text), pieces
+
+
+def test_one_of_many_literals() -> None:
+    literals = Literals(["<a>", "<ab>", "<b", "<abc>"])
+    assert literals.longest == 5
+    assert [literals.at("x<ab><b<a>", position) for position in range(10)] == [
+        "",
+        "<ab>",
+        "",
+        "",
+        "",
+        "<b",
+        "",
+        "<a>",
+        "",
+        "",
+    ]
+    assert [text for text in ("", "<", "<a", "<ab", "<abd", "<abc>", "a") if literals.may_begin_with(text)] == [
+        "",
+        "<",
+        "<a",
+        "<ab",
+        "<abc>",
+    ]
+    assert Literals([]).longest == 0 and not Literals([]).may_begin_with("<") and not Literals([]).at("<", 0)
+
+
+@pytest.mark.parametrize("num_chars", [1, 2, 20])
+def test_one_of_many_literals_comes_in_pieces(num_chars: int) -> None:
+    reader = TextReader()
+    found: list[str] = []
+
+    def steps() -> Steps[None]:
+        while (yield from reader.peek()):
+            literal = yield from reader.comes_of(Literals(["<ab>", "<b>"]), 1)
+            found.append(literal)
+            reader.take(1)
+
+    run = steps()
+    next(run)
+    text = "x<ab>.<a<b>"
+    for i in range(0, len(text), num_chars):
+        reader.push(text[i : i + num_chars])
+        next(run)
+    reader.finish()
+    assert list(run) == []
+    assert found == ["<ab>", "", "", "", "", "", "", "<b>", "", "", ""]
