@@ -1,12 +1,11 @@
 """`CpuDevice`: host memory, one thread that runs the tasks in order, and one thread that runs the work of `drain`.
 
-Only the thread for tasks opens parallel regions, because OpenMP creates a separate pool of threads for every thread that opens
-one. With two pools, the process would have more pool threads than cores. If this happens once, all pool threads sleep between
-regions instead of spinning, until the process ends. Then each region of torch, and each step of the kernels, begins after 40 us
-instead of 1 us (libgomp, `gomp_managed_threads`).
+Only the thread for tasks opens parallel regions, because OpenMP creates a pool of threads for every thread that opens one. With
+two pools there would be more pool threads than cores. Then all pool threads sleep between regions, until the process ends, and
+each region of torch and each step of the kernels begins after 40 us instead of 1 us (libgomp, `gomp_managed_threads`).
 
 Side effects:
-1. The constructor tells the C library's allocator to keep freed memory.
+1. From the constructor to `close`, the C library's allocator keeps freed memory.
 2. The two threads start when they are first used. They end in `close`.
 3. `set_num_threads` also sets the size of the pools that torch starts later in this process.
 """
@@ -34,7 +33,7 @@ class CpuDevice(Device):
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-compute")
         self._drain = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-drain")
         self._closed = False
-        host_memory.keep_freed()
+        self._kept = host_memory.KeptMemory()
 
     def available_memory_bytes(self) -> int:
         return available_bytes()
@@ -86,6 +85,7 @@ class CpuDevice(Device):
         self._closed = True
         self._compute.shutdown(wait=True, cancel_futures=True)
         self._drain.shutdown(wait=True)
+        self._kept.release()
 
 
 def _use_threads(num_threads: int) -> None:
