@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 from inflight.parsers.held_value import HeldValue, as_json
-from inflight.parsers.repair_budget import RepairBudget
+from inflight.parsers.repair_budget import RepairBudget, TooMuchWorkError
 from inflight.structured_output.patterns import pattern_search
 from inflight.structured_output.references import referred, with_local_references
 
@@ -27,21 +27,51 @@ _COLON = re.compile(":")
 _MAX_DEPTH = 16  # of references and branches inside each other; deeper ones are ignored
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentSchema:
+class _Declared(NamedTuple):
+    """What a schema says about the names of an object. Each number is the place of the part of the schema that says it.
+
+    Attributes:
+        named: by name, the schemas of this name.
+        patterns: (place, whether a name fits, the schema of these names).
+        others: the first schema for names that the parts before it do not know.
     """
+
+    named: dict[str, list[tuple[int, Any]]]  # Any: JSON
+    patterns: list[tuple[int, Callable[[str], bool], Any]]
+    others: tuple[int, Any] | None
+
+
+@dataclass(slots=True)
+class _Known:
+    """What has been found in the schema of one tool, which may be reached in very many ways. Schemas are named by their id.
+
+    Attributes:
+        types: by schema.
+        parts: by the schemas that hold together for an argument.
+    """
+
+    types: dict[int, frozenset[str]] = field(default_factory=dict)
+    parts: dict[tuple[int, ...], ArgumentSchema] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ArgumentSchema:
+    """A schema may have thousands of parts, and a text thousands of values. So what is found in a schema is kept.
+
     Attributes:
         node: the schema of the argument; None if the tool has no such argument.
         root: the schema of all arguments of the tool. A "$ref" is a path in it.
-        budget: for the repair of damaged values.
+        budget: for the repair of damaged values, and for the comparison of values with schemas.
     """
 
     node: Any = None  # Any: JSON
     root: Any = None
     budget: RepairBudget = field(default_factory=RepairBudget, repr=False, compare=False)
     _names_by_size: dict[int, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    # the types that were found before, by the id of the schema: a schema may be reached in very many ways
-    _known_types: dict[int, frozenset[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: _Known = field(default_factory=_Known, repr=False, compare=False)
+    _known_arguments: dict[str, ArgumentSchema] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known_item: ArgumentSchema | None = field(default=None, init=False, repr=False, compare=False)
+    _known_declared: _Declared | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def of_tool(
@@ -64,8 +94,7 @@ class ArgumentSchema:
 
     def ordered_names(self) -> list[str]:
         """The names of the arguments that the schema declares, in its order."""
-        names = (name for part in self._parts(self.node) for name in _mapping(part.get("properties")))
-        return list(dict.fromkeys(names))
+        return list(self._declared().named)
 
     def has_key_in(self, text: str) -> bool:
         """Whether the name of an argument and a colon stand in a text, as in `Oslo days:3`."""
@@ -78,22 +107,49 @@ class ArgumentSchema:
         )
 
     def argument(self, name: str) -> ArgumentSchema:
-        found: list[Any] = []
-        for part in self._parts(self.node):
-            properties, patterns = _mapping(part.get("properties")), _mapping(part.get("patternProperties"))
-            if name in properties:
-                found.append(properties[name])
-            found += [schema for pattern, schema in patterns.items() if pattern_search(pattern)(name)]
-            if not found and isinstance(part.get("additionalProperties"), Mapping):
-                found.append(part["additionalProperties"])
-        if not found:
+        if name not in self._known_arguments:
+            self._known_arguments[name] = self._find_argument(name)
+        return self._known_arguments[name]
+
+    def _find_argument(self, name: str) -> ArgumentSchema:
+        declared = self._declared()
+        places = declared.named.get(name, []) + [(at, node) for at, fits, node in declared.patterns if fits(name)]
+        places.sort(key=lambda place: place[0])
+        if declared.others is not None and (not places or declared.others[0] < places[0][0]):
+            places.insert(0, declared.others)
+        if not places:
             return ArgumentSchema(budget=self.budget)
-        return ArgumentSchema(found[0] if len(found) == 1 else {"anyOf": found}, self.root, self.budget)
+        return self._part([node for _, node in places])
+
+    def _declared(self) -> _Declared:
+        if self._known_declared is None:
+            named: dict[str, list[tuple[int, Any]]] = {}
+            patterns: list[tuple[int, Callable[[str], bool], Any]] = []
+            others: tuple[int, Any] | None = None
+            for at, part in enumerate(self._parts(self.node)):
+                for name, node in _mapping(part.get("properties")).items():
+                    named.setdefault(name, []).append((at, node))
+                for pattern, node in _mapping(part.get("patternProperties")).items():
+                    patterns.append((at, pattern_search(pattern), node))
+                if others is None and isinstance(part.get("additionalProperties"), Mapping):
+                    others = at, part["additionalProperties"]
+            self._known_declared = _Declared(named, patterns, others)
+        return self._known_declared
+
+    def _part(self, nodes: list[Any]) -> ArgumentSchema:
+        """The schema of values that one of `nodes` admits."""
+        key = tuple(map(id, nodes))
+        if key not in self._known.parts:
+            node = nodes[0] if len(nodes) == 1 else {"anyOf": nodes}
+            self._known.parts[key] = ArgumentSchema(node, self.root, self.budget, self._known)
+        return self._known.parts[key]
 
     def item(self) -> ArgumentSchema:
         """The schema of the items, if the argument is a list."""
-        found = [part["items"] for part in self._parts(self.node) if isinstance(part.get("items"), Mapping)]
-        return ArgumentSchema(found[0] if found else None, self.root, self.budget)
+        if self._known_item is None:
+            found = (part["items"] for part in self._parts(self.node) if isinstance(part.get("items"), Mapping))
+            self._known_item = self._part([next(found, None)])
+        return self._known_item
 
     @property
     def types(self) -> frozenset[str]:
@@ -115,7 +171,7 @@ class ArgumentSchema:
             return self.read_word(text)
         if "null" in types and text in NULLS:
             return "null"
-        if not self._fits(self.node, text, 0, {}) and self._admits(other := as_json(text, self.budget)):
+        if not self._admits_value(text) and self._admits(other := as_json(text, self.budget)):
             return other
         return json.dumps(text, ensure_ascii=False)
 
@@ -132,7 +188,14 @@ class ArgumentSchema:
         return json.dumps(text, ensure_ascii=False) if "string" in self.types else word
 
     def _admits(self, value: str) -> bool:
-        return self._fits(self.node, json.loads(value), 0, {})
+        return self._admits_value(json.loads(value))
+
+    def _admits_value(self, value: Any) -> bool:
+        """Whether the schema admits the value, as far as types, `const` and `enum` say; also True if the work is too much."""
+        try:
+            return self._fits(self.node, value, 0, {})
+        except TooMuchWorkError:
+            return True
 
     def _parts(self, node: Any) -> Iterator[Mapping[str, Any]]:
         """The schema, and the schemas that its "$ref", "allOf", "anyOf" and "oneOf" add, each once."""
@@ -157,10 +220,10 @@ class ArgumentSchema:
     def _types(self, node: Any, depth: int) -> frozenset[str]:
         if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
             return _ALL
-        if id(node) not in self._known_types:
-            self._known_types[id(node)] = _ALL  # where it refers to itself
-            self._known_types[id(node)] = self._find_types(node, depth)
-        return self._known_types[id(node)]
+        if id(node) not in self._known.types:
+            self._known.types[id(node)] = _ALL  # where it refers to itself
+            self._known.types[id(node)] = self._find_types(node, depth)
+        return self._known.types[id(node)]
 
     def _find_types(self, node: Mapping[str, Any], depth: int) -> frozenset[str]:
         declared = node.get("type")
@@ -179,10 +242,13 @@ class ArgumentSchema:
         return (found | {"null"} if node.get("nullable") is True else found) or _ALL
 
     def _fits(self, node: Any, value: Any, depth: int, known: dict[int, bool]) -> bool:
-        """Whether the schema admits the value, as far as types, `const` and `enum` say.
+        """As `_admits_value`.
 
         Args:
             known: what was found before for this value, by the id of the schema.
+
+        Raises:
+            TooMuchWorkError: the budget is spent.
         """
         if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
             return True
@@ -192,6 +258,8 @@ class ArgumentSchema:
         return known[id(node)]
 
     def _find_fit(self, node: Mapping[str, Any], value: Any, depth: int, known: dict[int, bool]) -> bool:
+        # a comparison and a part of a path take less than a step
+        self.budget.spend(1 + len(_list(node, "enum")) // 32 + len(str(node.get("$ref", ""))) // 32)
         if value is None and node.get("nullable") is True:
             return True
         if not _type_names(value) & self._types(node, depth):

@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from inflight.parsers import selector, tool_parser
+from inflight.parsers.argument_schema import ArgumentSchema
 from inflight.parsers.json_dialect import DialectReader
 from inflight.parsers.repair_budget import RepairBudget, TooMuchWorkError
 from inflight.parsers.tool_parser import ToolParser
@@ -88,6 +90,39 @@ def test_values_in_tags_share_the_bound_with_calls(count_steps: Callable[[], int
     text = f"<tool_call><function={NAME}>{values}</function></tool_call>"
     parse(Case("qwen3_coder", text, [], options={"tools": [TOOL]}).parser(), [text], is_cut=False)
     assert count_steps() <= NUM_STEPS + 4 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("tool", "call", "argument"),
+    [
+        ("qwen3_coder", "<tool_call><function=run>{}</function></tool_call>", "<parameter=x>{}</parameter>"),
+        ("glm45", "<tool_call>run\n{}</tool_call>", "<arg_key>x</arg_key><arg_value>{}</arg_value>"),
+    ],
+)
+def test_the_work_with_a_large_schema_does_not_grow_with_the_number_of_values(
+    tool: str, call: str, argument: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_branches, num_values = 50, 100
+    work = [0]
+    find_types, find_fit = ArgumentSchema._find_types, ArgumentSchema._find_fit
+
+    def counted_types(*given: Any) -> frozenset[str]:
+        work[0] += 1
+        return find_types(*given)
+
+    def counted_fit(*given: Any) -> bool:
+        work[0] += 1
+        return find_fit(*given)
+
+    monkeypatch.setattr(ArgumentSchema, "_find_types", counted_types)
+    monkeypatch.setattr(ArgumentSchema, "_find_fit", counted_fit)
+    monkeypatch.setattr(tool_parser, "RepairBudget", lambda: RepairBudget(NUM_STEPS))
+    branches = [{"type": ["integer", "string"], "const": f"v{i}"} for i in range(num_branches)]
+    parameters = {"type": "object", "properties": {"x": {"anyOf": branches}}}
+    asked = [{"type": "function", "function": {"name": NAME, "parameters": parameters}}]
+    text = call.replace("{}", "".join(argument.replace("{}", str(i)) for i in range(num_values)))
+    parse(Case(tool, text, [], options={"tools": asked}).parser(), [text], is_cut=False)
+    assert num_branches < work[0] <= NUM_STEPS + 2 * num_branches + num_values
 
 
 def test_more_than_there_is_cannot_be_spent() -> None:
