@@ -1,7 +1,7 @@
-"""Named errors for files of strangers that make Python, or a library, raise whatever it can.
+"""`named_errors`: whatever Python or a library raises because of a damaged file becomes an error that names the file.
 
-A model's folder comes from anybody. Each reader checks what it reads, and says what is wrong. Behind these checks
-`named_errors` catches what they have missed: no user sees a traceback because of a number in a file.
+Anybody can have made a model's folder. Each reader checks what it reads, and says what is wrong. `named_errors` catches what
+these checks miss, so that no user sees a traceback because of a number in a file.
 """
 
 import contextlib

@@ -7,7 +7,8 @@
 A proof is an HMAC-SHA-256 under the token (RFC 2104), over the side that proves, the purpose of the connection, who connects,
 both nonces and, if `address` is given, the address at which the acceptor was reached. So a proof is worth nothing in another
 connection, for another purpose or for the other side. With an address, it is also worth nothing to a process that relays the
-bytes from another address. Who only listens, or has connected without the token, gets no proof that a guess could be tried on.
+bytes from another address. A connector without the token gets no proof on which it could try guesses of the token. Who reads
+the packets, or listens in place of the acceptor, gets one: so the token must be long and random.
 
 What follows is not encrypted. So a process that can change packets on the network between the two is not kept out.
 
@@ -58,7 +59,8 @@ class Acceptance:
         self._received += received
 
     def judge(self, token_of: Callable[[bytes], bytes | None]) -> tuple[bytes | None, bytes]:
-        """Call it once, when no byte is missing. `token_of`: the token of who connects; None if nobody of this name may.
+        """Check the proof. Call this once, when no byte is missing. `token_of`: name of the connector -> its token; None if
+        nobody with this name may connect.
 
         Returns:
             who has proved to connect, or None; and the verdict, which the caller sends in both cases.

@@ -1,8 +1,8 @@
 """LineWriter: writes lines to a descriptor in a thread of its own, so that nobody waits for a slow reader of the log.
 
-A pipe that nobody reads (a paused terminal, a log driver that hangs) takes 64 KiB, and then a write waits for ever. So no
-thread of ours but that of the writer writes to it: the others only add lines to a bounded queue. What does not fit is dropped
-and counted, and the count is reported when lines are written again.
+A pipe that nobody reads (a paused terminal, a log driver that hangs) takes 64 KiB, and then a write waits for ever. So only the
+thread of the writer writes to it: other threads add lines to a bounded queue. What does not fit is dropped and counted, and the
+count is reported when lines are written again.
 
 The thread writes to the descriptor, not to a stream such as sys.stdout. While a pipe is full, a write to the stream would hold
 the lock of the stream, and every `print` of other threads would wait for this lock.

@@ -24,7 +24,7 @@ from inflight.line_writer import LineWriter
 
 logger = logging.getLogger(__name__)
 
-# A traceback is left out if the same one was logged less than so many seconds ago: a client may cause an error again and again.
+# A traceback is left out if the same one was logged within this time: a client may cause an error again and again.
 REPEAT_SECONDS = 10.0
 _MAX_KINDS = 64  # of tracebacks that are remembered
 # How long the end of a process, or a line of the command itself, waits until the log is written.

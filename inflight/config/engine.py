@@ -61,8 +61,8 @@ class CacheConfig:
 
     On a GPU, weights, activations and cache together get at most the share `memory_utilization` of all memory. On a CPU,
     activations and cache get at most this share of what the weights leave of the free memory. If `usual_sequence_len` is set,
-    too, the cache gets at most the memory that `max_num_seqs` sequences of this length need. If `num_blocks` is set, an engine
-    before this one had so many blocks on each rank: this one takes as many, and measures nothing.
+    too, the cache gets at most the memory that `max_num_seqs` sequences of this length need. `num_blocks` is the number of
+    blocks that an engine before this one had on each rank: if it is set, this engine takes as many, and measures nothing.
 
     `dtype` is the dtype of keys and values: the model's dtype, "int8" or "float8_e4m3fn". Of recurrent layers, the prefix cache
     has the state after every `state_checkpoint_tokens` tokens, and after prompts and answers. `num_states`: how many states a

@@ -1,7 +1,8 @@
 """Whether a model's weights fit into the memory that is free, and what to do if they do not. Imports no torch.
 
-`inflight serve --check` reckons the size of the weights from the headers of their files. A rank asks again when it has made its
-model (`MemoryBudget`), because then it knows the exact size. So the sizes here are lower bounds: what fits is never refused.
+`inflight serve --check` computes the size of the weights from the headers of their files. A rank asks again when it has made
+its model (`MemoryBudget`), because then it knows the exact size. So the sizes here are lower bounds: what fits is never
+refused.
 """
 
 import json
@@ -18,7 +19,7 @@ from inflight.config.safetensors_file import INDEX_FILE, StoredBytes, find_files
 from inflight.config.weight_format import PLAIN
 from inflight.errors import CheckpointError, OutOfMemoryError
 
-_INT4_BYTES = 0.5  # of a weight, without scales
+_INT4_BYTES = 0.5  # bytes of a weight, without scales
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _OF_DECODER = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
 
@@ -105,7 +106,7 @@ def _num_bytes(tensors: dict[str, StoredBytes], element: int, layer: float) -> i
 
 def _tensors_of_decoder(folder: Path, architecture: ModelArchitecture) -> dict[str, StoredBytes]:
     """The tensors that the engine loads, by their names; those of a part for images, for example, are left out. Empty if a file
-    with weights is missing or damaged, which another check tells."""
+    with weights is missing or damaged: another check reports this."""
     with suppress(CheckpointError):
         named = [
             (model_name(name, architecture.renames), tensor)

@@ -7,7 +7,7 @@ the token:
     on one machine         "file FOLDER": the token is in a folder that only this user can open, until all ranks have met
     on several machines    "nonce HEX": the token is the HMAC of the nonce under INFLIGHT_CLUSTER_TOKEN
 
-Which of the two it is, every rank knows from its launcher, not from the store. On one machine the ranks only connect over
+Every rank knows from its launcher, not from the store, which of the two applies. On one machine the ranks only connect over
 loopback, whatever the store says. A rank that connects proves the token, and so does the rank that accepts (socket_channel.py).
 """
 

@@ -80,7 +80,7 @@ def open_mesh(
 
     Args:
         token: the secret that ranks need to connect to each other. It must not be in the store.
-        only_host: the host of all ranks, whatever the store says; None if it is the store that knows the hosts.
+        only_host: the host of all ranks, whatever the store says; None: the hosts are those in the store.
     """
 
     def address_of(peer: int) -> tuple[str, int]:

@@ -25,7 +25,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # no bytes or no inodes are left, or the us
 _OBJECT = re.compile(r"/[0-9a-f]{64}\Z")
 _TEMPORARY = re.compile(r"/[0-9a-f]{64}\.[0-9a-f]{16}\.tmp\Z")
 _NUM_PARTS = 256
-_MAX_OLDEST = 2**17  # so many of the oldest objects are known after a listing: 30 MB
+_MAX_OLDEST = 2**17  # how many of the oldest objects a listing keeps in memory: 30 MB
 _PAUSE = 9  # the thread pauses this many times as long as it lists
 
 
@@ -40,7 +40,7 @@ class FolderRoom:
 
     Args:
         max_bytes: the limit for the objects of the folder. 0: half of what is free and what they take.
-        num_shards: the disk is divided among so many folders.
+        num_shards: the number of folders among which the disk is divided.
         stale_seconds: a temporary file that is older was left by a dead writer.
     """
 
@@ -69,8 +69,8 @@ class FolderRoom:
         self._thread.join(1.0)
 
     def reserve(self, num_bytes: int) -> bool:
-        """Make room for an object, by deleting those that were not used for longest. Returns False if there is no room now: the
-        object must not be stored.
+        """Make room for an object, by deleting the least recently used ones. Returns False if there is no room now: the object
+        must not be stored.
 
         Raises:
             OSError: the folder cannot be written.
@@ -81,7 +81,8 @@ class FolderRoom:
         return True
 
     def free(self, num_bytes: int) -> bool:
-        """Delete objects of so many bytes, because the disk is full. Returns False if none is known that could go.
+        """Delete objects with at least `num_bytes` in all, because the disk is full. Returns False if no more objects are
+        known.
 
         Raises:
             OSError: the folder cannot be written.
@@ -164,7 +165,7 @@ class FolderRoom:
                         os.unlink(entry.path)
 
     def _delete_oldest(self) -> int:
-        """Delete the object that was not used for longest. Returns its bytes; 0 if none is known."""
+        """Delete the least recently used object. Returns its bytes; 0 if none is known."""
         while True:
             with self._lock:
                 found = self._oldest.pop() if self._oldest else None

@@ -4,8 +4,8 @@
     folder/3f/3f09….0123456789abcdef.tmp            an object that is being written; it is renamed when it is whole
 
 Files are read and written with O_DIRECT, past the page cache, where the file system can do that. `FolderRoom` counts the bytes,
-and deletes the objects that were not used for longest when there is no room, or when the disk is full. Nothing is synced: after
-a power failure the digests tell which objects are whole. Other files in the folder are left alone.
+and deletes the least recently used objects when there is no room, or when the disk is full. Nothing is synced: after a power
+failure the digests tell which objects are whole. Other files in the folder are left alone.
 """
 
 import os
@@ -27,7 +27,7 @@ class FsTier(Tier):
     """
     Args:
         shard: the folder within `config.path` for this rank's objects.
-        num_shards: `config.max_bytes` is divided among so many such folders.
+        num_shards: the number of such folders among which `config.max_bytes` is divided.
 
     Raises:
         ConfigError: the folder cannot be made.

@@ -43,7 +43,7 @@ class ArgumentsReader:
         budget: of the answer, for the repair of damaged arguments.
         quote, schema: as in `DialectReader`.
         tail: which text may stand behind the arguments.
-        num_braces: how many objects of JSON have the arguments in them. So many closing braces stand behind the arguments.
+        num_braces: how many JSON objects are around the arguments, and so how many closing braces stand behind them.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class ArgumentsReader:
         return "".join(self._text)[max(end - num_chars, 0) : end]
 
     def _may_have_one_too_many(self) -> bool:
-        """Whether the brace that is too many may be one in the arguments, or may belong into one of their strings."""
+        """Whether the superfluous brace may be one in the arguments, or may belong into one of their strings."""
         text = "".join(self._text)[: self._dialect.position - self._text_start]
         strings = _STRINGS.findall(text)
         return any(lacks_bracket(each, "}") for each in strings) or "}" in _STRINGS.sub("", text).rstrip("}] \t\r\n")

@@ -76,9 +76,8 @@ class HeldValue:
 
 
 def as_json(text: str, budget: RepairBudget) -> str:
-    """Returns the JSON for a value that a model has written without quotes. An object or a list is read as the arguments
-    of a call
-    are (`repair`), also in a block of Markdown. Any other text, and one that has more than one reading, is a string."""
+    """Returns the JSON for a value that a model has written without quotes. An object or a list is read like the arguments of a
+    call (`repair`), also in a block of Markdown. Any other text, and one that has more than one reading, is a string."""
     word = _PYTHON_WORDS.get(text, text)
     if _is_json(word):
         return word

@@ -99,7 +99,7 @@ class _Search:
         self._found: dict[str, list[Reading]] = {}  # by value, in one form: the readings with the fewest edits
         self._fewest = 99
         self._signs: set[str] = set()  # the signs that these readings add
-        self._is_doubtful = False  # whether one of these readings is hardly what the model meant
+        self._is_doubtful = False  # whether one of these readings is probably not what the model meant
 
     def find(self) -> Reading | None:
         if not self._budget.is_left:
@@ -113,7 +113,7 @@ class _Search:
             is_code = self._text.startswith("\\", self._error) or _PREFIX.match(self._text, self._error - 1)
             is_code = is_code or _TYPOGRAPHIC_SIGNS.search(self._text, self._error, self._limit + 1)
             if is_code or (self._found and not self._fewest):
-                return None if is_code else self._only()  # nothing that JSON knows; or no edit is needed
+                return None if is_code else self._only()  # this is not meant as JSON, or needs no edit
             for edited in (self._one_edit, self._closers_at_end, self._inner_quotes):
                 edited()
                 if self._found:
@@ -129,7 +129,7 @@ class _Search:
         return next((each for each in readings if each.value.startswith(self._written)), None)
 
     def _is_in_a_string(self, sign: str) -> bool:
-        """Whether a sign that is missing stands in a string nearby. Then it may have come there from its place."""
+        """Whether the missing character stands in a string nearby. Then it may have moved there from its place."""
         if sign not in tuple(",:{}[]"):
             return False
         return any(sign in string for string in self._near_strings())
@@ -200,12 +200,12 @@ class _Search:
         self, text: str, end: int, num_added: int, num_edits: int, added: str = "", *, is_doubtful: bool = False
     ) -> None:
         is_edited = num_edits > 0
-        # two damages of the structure have too many readings, and not all of them are tried
+        # two faults of the structure have too many readings, and not all of them are tried
         is_doubtful = is_doubtful or (is_edited and self._reader.num_commas > 0)
         num_edits += self._reader.num_commas + self._reader.num_guesses
         if num_edits > self._fewest:
             return
-        self._budget.spend(1, num_chars=32 * len(text))  # read again, wholly
+        self._budget.spend(1, num_chars=32 * len(text))  # the whole text is read again
         found = translated(text[:end], quote=self._quote, schema=self._schema, may_miss_commas=True)
         if found is None:
             return
@@ -236,7 +236,7 @@ class _Search:
         self._moves()
 
     def _may_come_from_a_value(self, at: int, char: str) -> bool:
-        """Whether a sign that is too many may belong into a string or a number nearby, and not be written twice."""
+        """Whether a superfluous character may belong into a string or a number nearby, and is not simply written twice."""
         if char not in ",:":
             return any(lacks_bracket(string, char) for string in self._near_strings())
         before, behind = self._text[max(at - 16, 0) : at], self._text[at + 1 : at + 16]
@@ -318,8 +318,8 @@ class _Search:
         return sorted(found, key=lambda each: -each[0])
 
     def _places_of_quotes(self, at: int) -> list[int]:
-        """Where a quote may be missing at a token that begins at `at`. White space behind a sign is usually not a part of a
-        string. But if there is more of it than between other tokens, nobody knows."""
+        """Where a quote may be missing at a token that begins at `at`. White space behind a bracket, colon or comma is usually
+        not a part of a string. But if there is more of it than between other tokens, this is not certain."""
         text = self._text
         blanks = _BLANKS.match(text, at)
         if blanks is None or self._quote or text[at - 1] not in _STRUCTURE:
@@ -385,7 +385,7 @@ class _Search:
 
 
 def _has_odd_key(value: object) -> bool:
-    """Whether a key has a sign of JSON in it, so that a quote is hardly meant where it is."""
+    """Whether a key contains a bracket, colon or comma, so that a quote is probably at the wrong place."""
     if isinstance(value, list):
         return any(map(_has_odd_key, value))
     return isinstance(value, dict) and any(
@@ -394,8 +394,8 @@ def _has_odd_key(value: object) -> bool:
 
 
 def _has_odd_quote(value: object) -> bool:
-    """Whether one of two typographic quotes is missing in a string. Then the model has perhaps written the other one instead
-    of `"`."""
+    """Whether one of two typographic quotes is missing in a string. Then the model may have written the other one instead of
+    `"`."""
     if isinstance(value, list):
         return any(map(_has_odd_quote, value))
     if isinstance(value, dict):
@@ -404,7 +404,7 @@ def _has_odd_quote(value: object) -> bool:
 
 
 def lacks_bracket(text: str, bracket: str) -> bool:
-    """Whether a text has fewer brackets of this kind than of the kind that goes with it."""
+    """Whether a text has fewer brackets of this kind than of the opposite kind."""
     pair = next((pair for pair in ("{}", "[]", "()") if bracket in pair), "")
     return bool(pair) and text.count(bracket) < text.count(pair.replace(bracket, ""))
 

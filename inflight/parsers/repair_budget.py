@@ -7,7 +7,7 @@ the same call.
 """
 
 MAX_STEPS = 60_000  # one search for the only reading of a call of 250 characters took 41,000 at most
-_CHARS_PER_STEP = 256  # reading or copying so many characters takes about as long as one step
+_CHARS_PER_STEP = 256  # reading or copying this many characters takes about as long as one step
 
 
 class TooMuchWorkError(Exception):

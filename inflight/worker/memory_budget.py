@@ -7,7 +7,7 @@ On a CPU all ranks of all replicas of the machine share its memory. Together the
     weights of all ranks + slabs of all replicas (kv_offloading_size) + KV caches and working memory of all ranks
 
 Weights and slabs have a size that is known, and are refused if they do not fit. The share is for the rest: so a model whose
-weights need more than the share runs, if there is memory for it. All this is reckoned from the free memory before the start
+weights need more than the share runs, if there is memory for it. All this is computed from the free memory before the start
 (`DeviceConfig.free_host_bytes`), because a rank that starts later, or again, finds less: the others have taken theirs.
 """
 

@@ -22,8 +22,8 @@ from inflight.engine.serving.engine_client import EngineClient, EngineState
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.kv_cache.block_hash import NAME_BYTES
 
-# A token that one replica has cached and another one would have to compute counts as so many tokens when the two are compared.
-# A second copy of a prompt takes time and memory of the machine, so what it gains must be more than what it costs.
+# When replicas are compared, a token that a replica would have to compute counts as this many tokens. A second copy of a prompt
+# takes time and memory of the machine, so what it gains must be more than what it costs.
 COMPUTING = 1.5
 
 

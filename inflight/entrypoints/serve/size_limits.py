@@ -15,7 +15,7 @@ from inflight.entrypoints.serve.settings import ServerSettings
 _WIDE = re.compile(rb"[\xf0-\xf4]|\\u[dD][89a-fA-F]")
 _MIDDLE = re.compile(rb"[\xc4-\xef]|\\u")
 _VALUE_BYTES = 9  # for each list, object and item: they take more memory than their text, in proportion to texts
-_OBJECT_VALUES = 5  # an object takes the memory of so many other values
+_OBJECT_VALUES = 5  # an object takes as much memory as this many other values
 LINGER_SECONDS = 2.0  # time for a client to send the rest of a body that is refused
 
 

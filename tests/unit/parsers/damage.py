@@ -1,6 +1,5 @@
 """Valid calls that are damaged once, and which readings a damaged call has: found by trying all single edits with a strict
-parser,
-without the code under test."""
+parser, without the code under test."""
 
 from __future__ import annotations
 
@@ -108,9 +107,8 @@ def _gaps(pieces: list[str], quote: str) -> list[int]:
 
 
 def readings(text: str, parse: Callable[[str], object], signs: str = JSON_SIGNS) -> list[object]:
-    """The different values from which one damage leads to this text: a sign is added, taken away or moved. `parse` returns
-    None for
-    what is not valid."""
+    """The different values from which one damage leads to this text: a sign is added, taken away or moved. `parse` returns None
+    for what is not valid."""
     found: dict[str, object] = {}
 
     def note(edited: str) -> None:
