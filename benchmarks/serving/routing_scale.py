@@ -18,7 +18,7 @@ import random
 import statistics
 import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from benchmarks.shared.report import print_table
@@ -30,9 +30,18 @@ from inflight.engine.serving.routing import Router
 from inflight.interface.serving import CachedBlocks
 from inflight.interface.statistics import SchedulerStats
 from inflight.kv_cache.block_hash import NAME_BYTES
+from inflight.sampling_params import SamplingParams
 
 BLOCK_SIZE, FIRST_TOKENS, TURN_TOKENS = 16, 608, 80
 WAITING = 8  # requests for each replica that have not been computed, on average
+
+
+@dataclass
+class OneToken:
+    """The fields of a sequence that the router reads. It has one token, because the simulation is about prompts."""
+
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1))
+    emitted_token_ids: tuple[int, ...] = ()
 
 
 @dataclass
@@ -42,7 +51,8 @@ class Prompt:
     request_id: str
     block_names: bytes
     prompt_token_ids: range
-    sequences: tuple[None] = (None,)
+    sequences: tuple[OneToken] = (OneToken(),)
+    params: SamplingParams = field(default_factory=SamplingParams)
 
 
 class Replica:
@@ -53,6 +63,7 @@ class Replica:
     def __init__(self, index: int, num_blocks: int) -> None:
         self.index = self.number = index
         self.admission, self.cached = Admission(QueueLimits(), 256), CachedIndex()
+        self.admission.lengths.mean = 1.0
         self.computed = self.num_found = 0
         self._num_blocks, self._num_received = num_blocks, 0
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
@@ -62,7 +73,7 @@ class Replica:
         names = [prompt.block_names[i : i + NAME_BYTES] for i in range(0, len(prompt.block_names), NAME_BYTES)]
         num_cached = next((i for i, name in enumerate(names) if name not in self._blocks), len(names)) * BLOCK_SIZE
         tokens = len(prompt.prompt_token_ids) - num_cached
-        self.admission.sent(1, len(prompt.prompt_token_ids), num_cached)
+        self.admission.sent(1, len(prompt.prompt_token_ids), tokens + 1)
         self.num_found, self.computed = self.num_found + num_cached, self.computed + tokens
         self._num_received += 1
         self._queue.append(tokens)

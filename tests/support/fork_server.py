@@ -43,6 +43,7 @@ import sys
 import tempfile
 import threading
 import types
+import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
@@ -429,6 +430,8 @@ def _run(request: ForkRequest) -> int:
     while options[0] in ("-P", "-u"):  # `_become` has done what they say
         options.pop(0)
     sys.orig_argv = [sys.executable, *request.arguments]
+    # runpy warns if a module has been imported before. A new interpreter has imported none, so it writes nothing to stderr.
+    warnings.filterwarnings("ignore", message=".* found in sys.modules", category=RuntimeWarning)
     try:
         match options:
             case ["-m", module, *arguments]:

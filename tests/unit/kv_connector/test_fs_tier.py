@@ -49,8 +49,8 @@ def data(number: int) -> memoryview:
 
 
 def numbers(folder: Path, most: int = 100) -> list[int]:
-    """The objects that are there."""
-    there = {path.name for path in folder.rglob("*")}
+    """The objects that are there. Parts of the folder may be removed meanwhile."""
+    there = {file for _, _, files in os.walk(folder) for file in files}
     return [number for number in range(most) if name(number).hex() in there]
 
 

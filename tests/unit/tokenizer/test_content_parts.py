@@ -49,8 +49,8 @@ def turn(role: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("source", "roles", "expected"),
     [
-        (KIMI, ("user", "system", "assistant", "tool", "function"), "ab"),
-        (PLAIN, ("user", "system", "assistant", "tool", "function"), "a\nb"),
+        (KIMI, ("user", "system", "assistant", "tool"), "ab"),
+        (PLAIN, ("user", "system", "assistant", "tool"), "a\nb"),
         (LOOP, ("user", "system", "assistant", "tool"), "[a][b]"),
         (OF_THE_USER, ("user",), "ab"),
         (OF_THE_USER, ("system", "assistant", "tool"), "a\nb"),
