@@ -197,7 +197,7 @@ class ApertusToolParser(_JsonBetweenTags):
         yield from self._hold_blanks()
         yield from self._expect(":")
         yield from self._hold_blanks()
-        yield from self._arguments(name, in_object=True)
+        yield from self._arguments(name, num_braces=1)
         yield from self._hold_blanks()
         if not (yield from self._reader.comes(*self.ends)):
             yield from self._expect("}")

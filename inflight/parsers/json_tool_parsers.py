@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from inflight.parsers.event_writer import MalformedCallError
 from inflight.parsers.text_reader import Steps
-from inflight.parsers.tool_parser import ToolParser
+from inflight.parsers.tool_parser import BRACES, ToolParser
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _NAME = re.compile(r"[^\s\[\]{}\"]+")
@@ -21,7 +21,6 @@ _LLAMA_MARKERS = (
     '{"type"',
     "{'name'",
 )  # with which a call begins behind other text
-_BRACES = re.compile(r"[} \t\r\n]+")
 _CALL_ID = re.compile(r"[A-Za-z0-9]+")
 
 
@@ -81,14 +80,14 @@ class HermesToolParser(ToolParser):
     def _end_of_unmarked(self) -> Steps[None]:
         """Hold what may stand behind a call that has no tag of its own. Braces, a fence and a closing tag are markup."""
         self._writer.end_call()
-        braces = yield from self._hold_run(_BRACES)
+        braces = yield from self._hold_run(BRACES)
         fence = yield from self._hold_literal("```", "</tool_call>", "</tools>")
         if fence or "}" in braces:
             self._writer.end_call()
         yield from self._hold_blanks()
 
     def _end_of_calls(self) -> Steps[None]:
-        yield from self._hold_run(_BRACES)  # the model may write too many braces
+        yield from self._hold_run(BRACES)  # the model may write too many braces
         yield from self._hold_fence()
         yield from self._expect("</tool_call>")
         self._writer.end_call()

@@ -35,7 +35,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character, which cannot 
 _LONGEST_NAME = 256  # characters, with the white space around it
 _MOST_BEFORE_NAME = 160  # characters in which the first key of a damaged call is, and without a marker also its name
 _DAMAGED_CALL = re.compile(r"\{.{0,40}?(?:name|arguments|parameters|type|id)", re.DOTALL)
-_BRACES = re.compile(r"[} \t\r\n]+")
+BRACES = re.compile(r"[} \t\r\n]+")
 _NEXT_CALL = re.compile(r"[,;]?\s*\{|\]")
 _IGNORED_KEYS = ("id", "type")  # keys of a call that are not used
 
@@ -76,7 +76,6 @@ class ToolParser:
         self.later_thoughts = LaterThoughts(reader, writer, "", "")
         # the last character of the content before a marker, white space aside; "" at the beginning and after a call
         self._before = ""
-        self._is_nested = False  # the call is an object in another object
         functions = (tool.get("function", tool) for tool in tools)
         self._tool_names = {function.get("name") for function in functions if isinstance(function, Mapping)}
 
@@ -192,7 +191,6 @@ class ToolParser:
                 cannot follow.
         """
         num_held, num_calls = self._writer.num_held, self._writer.num_started
-        self._is_nested = False
         try:
             yield from self._object(is_unmarked=is_unmarked)
         except MalformedCallError:
@@ -250,12 +248,13 @@ class ToolParser:
             return name, json.dumps(arguments, ensure_ascii=False), reading.end
         return None
 
-    def _object(self, *, is_unmarked: bool) -> Steps[None]:
+    def _object(self, *, is_unmarked: bool, num_braces: int = 1) -> Steps[None]:
         """Read a call that is a JSON object. Text after its arguments is held.
 
         Args:
             is_unmarked: whether no marker says that the object is a call. Then it must have a name and arguments. Otherwise
                 keys that a call does not have are left out, and {} is written as missing arguments.
+            num_braces: how many objects are open behind the arguments: this one, and those around it.
 
         Raises:
             MalformedCallError: the text is not a call; or the call has started, and after its arguments comes something that
@@ -275,12 +274,11 @@ class ToolParser:
                 name = yield from self._string()
                 self._check_name(name, is_unmarked=is_unmarked)
             elif key in ("arguments", "parameters") and arguments is None:
-                arguments = yield from self._arguments(name, in_object=True)
+                arguments = yield from self._arguments(name, num_braces=num_braces)
                 is_started = bool(name)
             elif key == "function" and not name and (yield from self._reader.comes("{")):
-                self._is_nested = True
-                yield from self._object(is_unmarked=is_unmarked)  # the form of a call in a request
-                self._is_nested = False
+                # the form of a call in a request
+                yield from self._object(is_unmarked=is_unmarked, num_braces=num_braces + 1)
                 is_started = True
             elif key == "name" or (is_unmarked and key not in _IGNORED_KEYS):
                 raise MalformedCallError
@@ -304,27 +302,22 @@ class ToolParser:
         while separator == ",":
             yield from self._hold_blanks()
             yield from self._call(is_unmarked=is_unmarked)
-            yield from self._hold_run(_BRACES)  # the model may write too many braces
+            yield from self._hold_run(BRACES)  # the model may write too many braces
             separator = yield from self._expect(",", "]")
 
     def _check_name(self, name: str, *, is_unmarked: bool) -> None:
         if not name or not name.isprintable():
             raise MalformedCallError
 
-    def _arguments(self, name: str, *, in_object: bool = False) -> Steps[str]:
+    def _arguments(self, name: str, *, num_braces: int = 0) -> Steps[str]:
         """Read the arguments of a call. If the name is known, start the call and pass the arguments on. If `name` is "", the
         name comes later: hold the arguments and return them. They may be null, and they may be the text of an object."""
         char = yield from self._reader.peek()
         if char == "{" and name:
             self._writer.start_call(name)
-            tail = self._frame_tail(name) if in_object else plain_tail
+            tail = self._frame_tail(name) if num_braces else plain_tail
             reader = ArgumentsReader(
-                self._reader,
-                self._writer.arguments,
-                self.ends,
-                self._budget,
-                tail=tail,
-                num_braces=in_object + self._is_nested,
+                self._reader, self._writer.arguments, self.ends, self._budget, tail=tail, num_braces=num_braces
             )
             yield from reader.read()
             return ""
