@@ -117,7 +117,7 @@ class Admission:
         `work`: the tokens of prompt and sequences that the engine has to compute."""
         self._num_sent += num_sequences
         self._sent.append((self._num_sent, num_tokens, work))
-        self._sent_work += self._sent[-1][2]
+        self._sent_work += work
         self._num_queued_tokens += self._queued_tokens(self._num_sent, num_tokens)
 
     def restarted(self) -> None:
